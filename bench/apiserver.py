@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, config
-from dra_kubeletplugin.local.apiserver import ApiServer, Tokens
+from dra_kubeletplugin.localcluster.apiserver import ApiServer, Tokens
 
 ROOT = Path(__file__).parents[1]
 

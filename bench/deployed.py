@@ -21,7 +21,7 @@ from bench.apiserver import ROOT, Api
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES
-from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.testing import ClaimSpec
 from dra_kubeletplugin.testing.pods import claim
 from dra_kubeletplugin.testing.ports import free_port

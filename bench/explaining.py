@@ -23,8 +23,8 @@ from typing import Any
 
 import yaml
 
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.apiserver.certificate import write as make_certificate
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver.certificate import write as make_certificate
 
 JSON = dict[str, Any]
 API = "resource.k8s.io/v1"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dra_kubeletplugin import Host
-from dra_kubeletplugin.host import described
+from dra_kubeletplugin.host.fake import sysfs
 
 CARDS, EACH = 8, 128
 AIM = 150.0  # milliseconds, for finding them with every attribute
@@ -42,7 +42,7 @@ def machine(folder: Path) -> Host:
         }
         for i in range(CARDS)
     ]
-    return Host(described.build(folder / "sys", {"functions": cards}))
+    return Host(sysfs.build(folder / "sys", {"functions": cards}))
 
 
 def bare(host: Host) -> int:

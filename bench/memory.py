@@ -23,7 +23,7 @@ STEPS = (
     "grpc.aio",
     "google.protobuf.descriptor_pool",
     "dra_kubeletplugin",
-    "dra_kubeletplugin.plugin",
+    "dra_kubeletplugin.plugin.node",
     "dra_kubeletplugin.cli.run",
 )
 _BY_IMPORT = """

@@ -13,9 +13,9 @@ from typing import Any
 
 from dra_kubeletplugin._proto import dra_v1_pb2, dra_v1_pb2_grpc
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.testing import ClaimSpec
 from dra_kubeletplugin.testing.pods import claim, device_class
 

@@ -17,7 +17,7 @@ from bench.drivers import ANSWERED, TOLD
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube import Reflector
-from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 
 IDLE = 10.0  # seconds
 _QUIET = 1.0  # seconds without a write after which a publication has ended

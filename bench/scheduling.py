@@ -17,8 +17,8 @@ from typing import Any
 
 from dra_kubeletplugin.kube import KubeClient, Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from dra_kubeletplugin.local import memory
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster import gc_tuning
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 JSON = dict[str, Any]
 DRIVER = "bench.example.com"
@@ -97,7 +97,7 @@ async def measure(workload: Workload) -> tuple[float, float]:
         client = KubeClient(cluster.config)
         try:
             await _prepare(client, workload)
-            memory.settle()  # as `dra dev` does
+            gc_tuning.settle()  # as `dra dev` does
             async with _scheduled(client, delete="pod-" if workload.steady else "") as bound:
                 await _pods(client, workload, "before", workload.before)
                 await bound(workload.before)

@@ -232,7 +232,9 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--no-faults", action="store_true", help="kills only")
     args = parser.parse_args()
-    logging.getLogger("dra_kubeletplugin.local").setLevel(logging.ERROR)  # its kubelet complains of what we do to it
+    logging.getLogger("dra_kubeletplugin.localcluster").setLevel(
+        logging.ERROR
+    )  # its kubelet complains of what we do to it
     print(f"{args.kills} random kills, seed {args.seed}", flush=True)
     rolling = args.kills // 4
     for updates, count in ((False, args.kills - rolling), (True, rolling)):

@@ -15,13 +15,14 @@ from typing import Any
 
 import yaml
 
-from dra_kubeletplugin import errors_page
+from dra_kubeletplugin.base import errors_page
+from dra_kubeletplugin.base.settings.page import page as settings_page
+from dra_kubeletplugin.base.telemetry import metrics
 from dra_kubeletplugin.cli import reference
-from dra_kubeletplugin.deploying import monitoring, source
-from dra_kubeletplugin.host import described, description, parts
-from dra_kubeletplugin.observe import metrics
-from dra_kubeletplugin.resources import gates, releases
-from dra_kubeletplugin.settings.page import page as settings_page
+from dra_kubeletplugin.host import model as parts
+from dra_kubeletplugin.host.fake import schema, sysfs
+from dra_kubeletplugin.packaging.manifests import monitoring, source
+from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
 
 ROOT = Path(__file__).parents[1]
 ALERTS = monitoring.FOLDER / "alerts.yaml"
@@ -81,7 +82,7 @@ _MODULES = {
         "objects": "claim, template, pod, device_class",
         "what came of it": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
     },
-    "dra_kubeletplugin.cluster": {
+    "dra_kubeletplugin.analysis": {
         "a cluster": "take, Snapshot, Gap, with_events, from_files",
         "why": "explain, waiting, Explanation, State, Kind, NodeGroup, RequestOnNodes, Reason, Example, Change, ClaimState, HeldDevice",
         "would it fit": "simulate, Simulation, Placement, Fit",
@@ -152,7 +153,7 @@ def permissions() -> str:
 
 _HOSTS = """# Described hosts
 
-Generated from `src/dra_kubeletplugin/host/description.py` by `make docs`: its example has every key, and a test builds it.
+Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
 A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
 `@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --record` writes one of the machine that it runs on. Machines
@@ -175,7 +176,7 @@ is named with its line, all at once.
 
 def example() -> str:
     """The YAML in the docstring that is the format's definition."""
-    found = re.search(r"::\n\n(.*?)\n\n(?=\S)", description.__doc__ or "", re.DOTALL)
+    found = re.search(r"::\n\n(.*?)\n\n(?=\S)", schema.__doc__ or "", re.DOTALL)
     assert found
     return "\n".join(line[4:] for line in found[1].splitlines())
 
@@ -268,9 +269,9 @@ def listed(values: Sequence[float]) -> str:
 
 
 def hosts() -> str:
-    head, _, rest = (description.__doc__ or "").partition("::\n")
+    head, _, rest = (schema.__doc__ or "").partition("::\n")
     return _HOSTS.format(
-        machines=", ".join(f"`{name}`" for name in described.machines()),
+        machines=", ".join(f"`{name}`" for name in sysfs.machines()),
         head=head.split("\n\n", 2)[1].strip().replace("``", "`") + ":\n",
         example=example(),
         rest=rest[rest.index("\n\nA class") :].strip().replace("``", "`"),
@@ -281,24 +282,26 @@ def hosts() -> str:
 # --- releases ---------------------------------------------------------------------------------------
 
 _STAGES = {
-    releases.Stage.ABSENT: " ",
-    releases.Stage.ALPHA: "alpha, off",
-    releases.Stage.BETA_OFF: "beta, off",
-    releases.Stage.BETA: "beta, on",
-    releases.Stage.STABLE: "stable",
+    kubernetes_releases.Stage.ABSENT: " ",
+    kubernetes_releases.Stage.ALPHA: "alpha, off",
+    kubernetes_releases.Stage.BETA_OFF: "beta, off",
+    kubernetes_releases.Stage.BETA: "beta, on",
+    kubernetes_releases.Stage.STABLE: "stable",
 }
 
 
 def of_gates() -> str:
     def rows() -> Iterator[str]:
-        for name in releases.gates():
-            stages = " | ".join(_STAGES[releases.stage(name, r)] for r in releases.RELEASES)
+        for name in kubernetes_releases.gates():
+            stages = " | ".join(_STAGES[kubernetes_releases.stage(name, r)] for r in kubernetes_releases.RELEASES)
             here = (
-                releases.NOT_HERE.get(name, "yes").replace("it has no", "no: it has no").replace("its ", "no: its ", 1)
+                kubernetes_releases.NOT_HERE.get(name, "yes")
+                .replace("it has no", "no: it has no")
+                .replace("its ", "no: its ", 1)
             )
             yield f"| `{name}` | {stages} | {here} |"
 
-    return table(f"| gate | {' | '.join(releases.RELEASES)} | in the local cluster |", rows())
+    return table(f"| gate | {' | '.join(kubernetes_releases.RELEASES)} | in the local cluster |", rows())
 
 
 def without() -> str:
@@ -306,8 +309,8 @@ def without() -> str:
 
     def rows() -> Iterator[str]:
         for gate, what, device in _USES:
-            assert gate in gates.gates_of(device), (gate, gates.gates_of(device))
-            left = gates.without(device, {gate})
+            assert gate in gated_fields.gates_of(device), (gate, gated_fields.gates_of(device))
+            left = gated_fields.without(device, {gate})
             if isinstance(left, str):
                 done = f"not published: {left.partition(' is off, and ')[2]}"
             else:
@@ -316,39 +319,39 @@ def without() -> str:
 
         for gate, what, option in _OPTIONS:
             of_all = {option: True}
-            assert gates.gates_of_options(of_all) == {gate}
-            elsewhere = gates.options_without(of_all, {gate}, of_this_node=False)
+            assert gated_fields.gates_of_options(of_all) == {gate}
+            elsewhere = gated_fields.options_without(of_all, {gate}, of_this_node=False)
             done = "the pool is published without it"
             if isinstance(elsewhere, str):
                 done += f"; one that is no node's own is not published: {elsewhere.partition(' is off, and ')[2]}"
             yield f"| `{gate.value}` | {what} | {done} |"
 
-    assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gates.Gate)
+    assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gated_fields.Gate)
     return table("| gate | a device with | where the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
 _GROUPED = [{**_COUNTERS[0], "compatibilityGroups": ["whole"]}]
 _OPTIONS = [
-    (gates.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
-    (gates.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
+    (gated_fields.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
+    (gated_fields.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
 ]
-_USES: list[tuple[gates.Gate, str, dict[str, Any]]] = [
-    (gates.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
-    (gates.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
+_USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
+    (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
+    (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
     (
-        gates.Gate.TAINTS,
+        gated_fields.Gate.TAINTS,
         "a taint with effect NoSchedule or NoExecute",
         {"taints": [{"key": "unhealthy", "effect": "NoSchedule"}]},
     ),
-    (gates.Gate.TAINTS, "a taint with effect None", {"taints": [{"key": "note", "effect": "None"}]}),
-    (gates.Gate.SHARING, "`allowMultipleAllocations`", {"allowMultipleAllocations": True}),
-    (gates.Gate.BINDING, "binding conditions", {"bindingConditions": ["attached"]}),
-    (gates.Gate.BINDING, "`bindsToNode` alone", {"bindsToNode": True}),
-    (gates.Gate.LISTS, "an attribute with several values", {"attributes": {"cpus": {"ints": [0, 1]}}}),
-    (gates.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
+    (gated_fields.Gate.TAINTS, "a taint with effect None", {"taints": [{"key": "note", "effect": "None"}]}),
+    (gated_fields.Gate.SHARING, "`allowMultipleAllocations`", {"allowMultipleAllocations": True}),
+    (gated_fields.Gate.BINDING, "binding conditions", {"bindingConditions": ["attached"]}),
+    (gated_fields.Gate.BINDING, "`bindsToNode` alone", {"bindsToNode": True}),
+    (gated_fields.Gate.LISTS, "an attribute with several values", {"attributes": {"cpus": {"ints": [0, 1]}}}),
+    (gated_fields.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
     (
-        gates.Gate.NODE_RESOURCES,
+        gated_fields.Gate.NODE_RESOURCES,
         "cpu or memory of the node in it",
         {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
     ),
@@ -363,8 +366,8 @@ def dropped(device: Mapping[str, Any], left: Mapping[str, Any]) -> str:
 
 def of_releases() -> str:
     def rows() -> Iterator[str]:
-        for release in releases.RELEASES:
-            found = releases.Features.of(release, {})
+        for release in kubernetes_releases.RELEASES:
+            found = kubernetes_releases.Features.of(release, {})
             ways = found.kubelet
             yield (
                 f"| {release} | {', '.join(sorted(found.served))} | {', '.join(found.slice_fields)} | {', '.join(found.taint_rules)} | "

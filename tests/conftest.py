@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dra_kubeletplugin.local.runtime import runc
-from dra_kubeletplugin.resources import releases
+from dra_kubeletplugin.localcluster.runtime import runc
+from dra_kubeletplugin.resourceapi import kubernetes_releases
 
 from .packaging import images
 
@@ -50,7 +50,7 @@ def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Switches on what a test is about, for every cluster that it starts."""
     names = {name for marker in request.node.iter_markers("gates") for name in marker.args}
     if names:
-        monkeypatch.setenv(releases.GATES_VARIABLE, ",".join(f"{name}=true" for name in sorted(names)))
+        monkeypatch.setenv(kubernetes_releases.GATES_VARIABLE, ",".join(f"{name}=true" for name in sorted(names)))
 
 
 @pytest.fixture(autouse=True)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     )
     from .errors import DraError, PermanentError, RetryableError
     from .host import Host, PciFunction
-    from .resources.amounts import Capacity, NodeResource, RequestPolicy
-    from .resources.gates import Gate
-    from .resources.partitions import Partition, Partitioned, Profile, partitions
-    from .resources.pools import Nodes, Pool
-    from .resources.quantity import Quantity
-    from .resources.types import CounterSet, Device, Taint
-    from .resources.version import Version
+    from .resourceapi.amounts import Capacity, NodeResource, RequestPolicy
+    from .resourceapi.gated_fields import Gate
+    from .resourceapi.partitions import Partition, Partitioned, Profile, partitions
+    from .resourceapi.pools import Nodes, Pool
+    from .resourceapi.quantity import Quantity
+    from .resourceapi.types import CounterSet, Device, Taint
+    from .resourceapi.version import Version
 
 _NAMES = {
     ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
@@ -44,13 +44,13 @@ _NAMES = {
     "PreparedDevice RecoveredClaim Role",
     ".errors": "DraError PermanentError RetryableError",
     ".host": "Host PciFunction",
-    ".resources.amounts": "Capacity NodeResource RequestPolicy",
-    ".resources.gates": "Gate",
-    ".resources.partitions": "Partition Partitioned Profile partitions",
-    ".resources.pools": "Nodes Pool",
-    ".resources.quantity": "Quantity",
-    ".resources.types": "CounterSet Device Taint",
-    ".resources.version": "Version",
+    ".resourceapi.amounts": "Capacity NodeResource RequestPolicy",
+    ".resourceapi.gated_fields": "Gate",
+    ".resourceapi.partitions": "Partition Partitioned Profile partitions",
+    ".resourceapi.pools": "Nodes Pool",
+    ".resourceapi.quantity": "Quantity",
+    ".resourceapi.types": "CounterSet Device Taint",
+    ".resourceapi.version": "Version",
 }
 """Where names are. They are imported when they are asked for: whoever wants one module does not pay for all."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

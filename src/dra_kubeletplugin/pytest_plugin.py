@@ -40,9 +40,9 @@ import pytest
 
 if TYPE_CHECKING:
     from .driver import Driver
-    from .local.kubelet import Timers
-    from .testing.handles import Api, Cluster, Kubelet, Node
-    from .testing.thread import LoopThread
+    from .localcluster.kubelet import Timers
+    from .testing.facade import Api, Cluster, Kubelet, Node
+    from .testing.sync_async import LoopThread
 
 _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
@@ -97,7 +97,7 @@ class _Wanted:
 
 
 def _check_names(given: Collection[str]) -> None:
-    from .settings import Settings
+    from .base.settings import Settings
 
     own = [f.name for f in dataclasses.fields(_Wanted) if f.name not in {"settings", "here", "said"}]
     known = [*own, *(f.name for f in dataclasses.fields(Settings))]
@@ -122,7 +122,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
         if name in given and not isinstance(given[name], types):
             _refuse(f"@pytest.mark.dra({name}={given[name]!r}): give {wanted}")
     if timers := given.get("timers"):
-        from .local.kubelet import Timers
+        from .localcluster.kubelet import Timers
 
         if not isinstance(timers, Timers):
             _refuse(f"@pytest.mark.dra(timers={timers!r}): give dra_kubeletplugin.testing.Timers(...)")
@@ -177,7 +177,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def _dra_thread() -> Iterator[LoopThread]:
-    from .testing.thread import LoopThread
+    from .testing.sync_async import LoopThread
 
     thread = LoopThread()
     yield thread
@@ -203,11 +203,11 @@ def local_cluster(
     request: pytest.FixtureRequest, _dra_thread: LoopThread, _dra_server: Path | None
 ) -> Iterator[Cluster]:
     """A cluster of its own for each test."""
-    from .local.cluster import LocalCluster
+    from .localcluster.cluster import LocalCluster
     from .testing.api import AsyncApi
     from .testing.controlplane import emptied
-    from .testing.handles import Cluster
-    from .testing.thread import Scope
+    from .testing.facade import Cluster
+    from .testing.sync_async import Scope
 
     wanted = _Wanted.of(request)
 
@@ -235,10 +235,10 @@ def node(
 ) -> Iterator[Node[Any]]:
     """The driver under test on the first node, registered and published."""
     from .driver import check, load_driver
-    from .host import described
-    from .testing.handles import Node
+    from .host.fake import sysfs
+    from .testing.facade import Node
     from .testing.node import on_node
-    from .testing.thread import Scope
+    from .testing.sync_async import Scope
 
     wanted = _Wanted.of(request)
     if not wanted.driver:
@@ -252,7 +252,7 @@ def node(
         with _told():
             host = wanted.host
             if isinstance(host, str):
-                host = described.find(host, wanted.said["host"], wanted.here)
+                host = sysfs.find(host, wanted.said["host"], wanted.here)
             running = on_node(
                 local_cluster.inner,
                 driver,

@@ -30,13 +30,14 @@ from dra_kubeletplugin import (
     RetryableError,
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
-from dra_kubeletplugin.claims import State, Store, keeper, rows, schema
-from dra_kubeletplugin.claims.folder import Folder
-from dra_kubeletplugin.claims.judge import Judge
-from dra_kubeletplugin.claims.keeper import Keeper
+from dra_kubeletplugin.claims import State, Store
 from dra_kubeletplugin.claims.reconcile import Reconciler
-from dra_kubeletplugin.claims.recovery import Recovery
-from dra_kubeletplugin.kubelet import NodeService
+from dra_kubeletplugin.claims.store import database, rows, schema
+from dra_kubeletplugin.claims.store.database import Keeper
+from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.claims.store.recovery import Recovery
+from dra_kubeletplugin.claims.transitions import Judge
+from dra_kubeletplugin.plugin.grpc import NodeService
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
 FAULTS = HARDWARE.parent / "faults"
@@ -270,8 +271,8 @@ def instrument() -> None:
         (Keeper, "_set_aside", "repair: {} setting aside"),
         (Keeper, "_make", "repair: {} making"),
         (Folder, "retire", "repair: {} last name"),
-        (keeper, "fill", "repair: {} filling"),
-        (keeper, "connect", "repair: {} opening"),
+        (database, "fill", "repair: {} filling"),
+        (database, "connect", "repair: {} opening"),
         (schema, "_step", "migration: {} step"),
         (Reconciler, "_orphans", "reconcile: {} orphans"),
     ):

@@ -99,11 +99,11 @@ _write = os.write  # which is no step
 
 
 def _instrument(order: Order) -> None:
-    from dra_kubeletplugin.claims import schema
     from dra_kubeletplugin.claims.reconcile import Reconciler
+    from dra_kubeletplugin.claims.store import schema
+    from dra_kubeletplugin.devices.slices import Publisher
     from dra_kubeletplugin.kube import KubeClient
-    from dra_kubeletplugin.kubelet import NodeService, UnixServer
-    from dra_kubeletplugin.slices import Publisher
+    from dra_kubeletplugin.plugin.grpc import NodeService, UnixServer
 
     steps = _Steps(order)
     sys.addaudithook(steps.hook)
@@ -204,8 +204,8 @@ def _tell(line: str) -> None:
 
 if __name__ == "__main__":
     import dra_kubeletplugin.cli.run  # what every plugin would import
-    import dra_kubeletplugin.kubelet
-    import dra_kubeletplugin.own_page  # noqa: F401
+    import dra_kubeletplugin.plugin.grpc
+    import dra_kubeletplugin.plugin.status_page  # noqa: F401
 
     gc.freeze()
     _serve()

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dra_kubeletplugin.errors import MetadataError
-from dra_kubeletplugin.host import described
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.claims import PrepareError
+from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError
 from dra_kubeletplugin.metadata.document import decode
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.crash.proxy import Proxy

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, Pool, PreparedDevice
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimRef, Claims
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.http1 import HttpResponse
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.settings import Settings
 
 NAME = "one.example.com"
 

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims import in_place, metadata, rows
-from dra_kubeletplugin.claims.files import Files
+from dra_kubeletplugin.base import rewrite
+from dra_kubeletplugin.claims import metadata_files as metadata
+from dra_kubeletplugin.claims.claim_files import Files
+from dra_kubeletplugin.claims.store import rows
 from tests.crash.rooms import Api, Room, room
 from tests.crash.stores import DRIVER
 
@@ -94,7 +96,7 @@ def instrument() -> None:
         ftruncate(fd, length)
 
     metadata.updated, Files.note, Files.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
-    in_place.os.pwrite, in_place.os.ftruncate = written, cut  # type: ignore[assignment]
+    rewrite.os.pwrite, rewrite.os.ftruncate = written, cut  # type: ignore[assignment]
 
     def read(db: Any, uid: str) -> Any:
         seen.append(uid)

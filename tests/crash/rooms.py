@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 
 from dra_kubeletplugin import Device, Driver, Host, Pool
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.boundary import Metadata, Page
+from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.http1 import HttpResponse
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.settings import Settings
 
 
 class Api:

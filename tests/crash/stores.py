@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from dra_kubeletplugin import Device
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims.amounts import Supply, draws_of
-from dra_kubeletplugin.claims.files import note_of
-from dra_kubeletplugin.claims.keeper import Keeper
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims.capacity import Supply, draws_of
+from dra_kubeletplugin.claims.claim_files import note_of
+from dra_kubeletplugin.claims.instances import ProcessLock
 from dra_kubeletplugin.claims.record import InFlight
-from dra_kubeletplugin.claims.schema import make_tables
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.database import Keeper
+from dra_kubeletplugin.claims.store.schema import make_tables
 
 DRIVER = "d.example.com"
 BOOT = "boot"

@@ -28,13 +28,13 @@ from bench.node import ROOT, allocate
 from dra_kubeletplugin._proto import dra_v1_pb2 as pb
 from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.errors import describe
-from dra_kubeletplugin.host import described
+from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.kubelet import socket_paths
-from dra_kubeletplugin.kubelet.sockets import is_live
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.plugins import dial
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.plugin.grpc import socket_paths
+from dra_kubeletplugin.plugin.grpc.sockets import is_live
 from dra_kubeletplugin.testing.pods import device_class
 from tests.crash.forks import Order
 
@@ -157,7 +157,7 @@ class Node:
         self.registry.mkdir()
         self.log = folder / "log"
         self.log.touch()
-        described.build(folder / "sys", {"functions": []})
+        sysfs.build(folder / "sys", {"functions": []})
         self.over: list[Ref] = []  # claims of pods that have ended
         self._registrations: dict[Path, Path] = {}
         self._started: list[Plugin] = []

@@ -17,7 +17,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimRef
-from dra_kubeletplugin.claims.judge import Undo
+from dra_kubeletplugin.claims.transitions import Undo
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.testing import node_with

@@ -16,7 +16,7 @@ import pytest
 
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import device_class, pod
 
 pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dra_kubeletplugin import Device, Quantity
-from dra_kubeletplugin.claims import Record, State, rows
-from dra_kubeletplugin.claims.amounts import Hold, draws_of, read_takes, shortage, takes_json
-from dra_kubeletplugin.claims.judge import Fresh, Judge, Repeat, Stale, Undo
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.transitions import Fresh, Judge, Repeat, Stale, Undo
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.crash.stores import BOOT, DRIVER, Stocked, in_memory
 

@@ -21,8 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, folder, keeper, rows
-from dra_kubeletplugin.claims.schema import SCHEMA
+from dra_kubeletplugin.claims import Record
+from dra_kubeletplugin.claims.store import database, folder, rows
+from dra_kubeletplugin.claims.store.schema import SCHEMA
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError, RecordsNewerError
 from tests.crash.stores import a_record, add, instance, with_file, write_back
 
@@ -225,7 +226,7 @@ async def test_an_exception_in_the_repair_leaks_no_transaction_and_no_file_and_t
         raise OSError(5, "Input/output error")
 
     async with instance(path.parent) as store:
-        monkeypatch.setattr(folder if where == "sync_file" else keeper, where, fails)
+        monkeypatch.setattr(folder if where == "sync_file" else database, where, fails)
         with pytest.raises(RecordsError, match="Input/output error"):
             await store.all()
         assert not list(path.parent.glob(".records.db.new-*"))
@@ -265,7 +266,7 @@ async def test_an_exception_in_the_merge_leaks_no_transaction(
         raise MemoryError("no memory")
 
     async with instance(path.parent, wait=0.5) as store, instance(path.parent, wait=0.5) as other:
-        monkeypatch.setattr(keeper, "fill", fails)
+        monkeypatch.setattr(database, "fill", fails)
         with pytest.raises(RecordsError, match="no memory"):
             await store.all()
         monkeypatch.undo()

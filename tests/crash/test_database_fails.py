@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import PreparedDevice, RecoveredClaim
-from dra_kubeletplugin.claims import Record, rows
-from dra_kubeletplugin.claims.schema import _MIGRATIONS, SCHEMA, connect, transaction
+from dra_kubeletplugin.claims import Record
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.schema import _MIGRATIONS, SCHEMA, connect, transaction
 from dra_kubeletplugin.errors import RecordsError, RecordsNewerError
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.crash.stores import a_record, add, open_store

@@ -14,9 +14,9 @@ import pytest
 from grpc.aio import _server
 
 from dra_kubeletplugin import Device, Host
-from dra_kubeletplugin.claims import schema
+from dra_kubeletplugin.claims.store import schema
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.kubelet import UnixServer
+from dra_kubeletplugin.plugin.grpc import UnixServer
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call

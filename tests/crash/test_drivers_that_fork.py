@@ -90,7 +90,7 @@ async def test_after_a_kill_the_work_of_the_dead_plugin_is_undone_though_its_for
 FORKS = 30
 CHILDREN = """
 import asyncio, os, pathlib, sys, time
-from dra_kubeletplugin.kubelet import UnixServer
+from dra_kubeletplugin.plugin.grpc import UnixServer
 import grpc.aio
 
 folder = pathlib.Path(sys.argv[1])

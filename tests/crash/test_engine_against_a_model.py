@@ -32,13 +32,13 @@ from dra_kubeletplugin import (
     PreparedDevice,
     RecoveredClaim,
 )
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimRef, Claims, State
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
-from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.settings import Settings
 from tests.crash.rooms import Api
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from dra_kubeletplugin.claims.processes import Opened, ProcessLock
-from dra_kubeletplugin.claims.schema import SCHEMA
+from dra_kubeletplugin.claims.instances import Opened, ProcessLock
+from dra_kubeletplugin.claims.store.schema import SCHEMA
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 

@@ -11,7 +11,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.inventory import GONE
+from dra_kubeletplugin.devices.inventory import GONE
 from tests.crash.harness import DRIVER, Box, box
 
 pytestmark = [

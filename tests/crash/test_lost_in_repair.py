@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import Record, Store, folder, keeper, rows, schema
+from dra_kubeletplugin.claims import Record, Store
+from dra_kubeletplugin.claims.store import database, folder, rows, schema
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.crash.stores import a_record, damage_holds, open_store
 
-REPAIR = {module.__file__ for module in (keeper, folder, schema)}
+REPAIR = {module.__file__ for module in (database, folder, schema)}
 Harm = Callable[[Path], object]
 
 

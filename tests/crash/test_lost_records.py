@@ -17,8 +17,9 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store, folder, keeper, recovery, rows
-from dra_kubeletplugin.claims.judge import RECOVER
+from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims.store import database, folder, recovery, rows
+from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.errors import (
     DeviceHeldError,
     DraError,
@@ -359,7 +360,7 @@ async def test_of_two_claims_with_one_device_the_later_has_it_where_the_log_of_t
 async def test_who_opens_a_file_whose_log_is_removed_at_that_moment_neither_writes_nor_takes_it_for_damaged(
     tmp_path: Path, parts: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = keeper.connect
+    connect = database.connect
 
     def removed(path: Path, wait: float) -> Any:
         monkeypatch.undo()
@@ -369,7 +370,7 @@ async def test_who_opens_a_file_whose_log_is_removed_at_that_moment_neither_writ
     async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
         for i in range(40):  # pages that are in the log alone
             await add(first, a_record(f"u-{i}", f"d-{i}"))
-        monkeypatch.setattr(keeper, "connect", removed)
+        monkeypatch.setattr(database, "connect", removed)
         with pytest.raises(RecordsBusyError, match="or its log was removed"):
             await add(second, a_record("lost", "d-x"))
         await first.look()
@@ -406,7 +407,7 @@ async def test_a_removed_file_that_cannot_be_copied_is_made_anew_from_notes(
         await store.all()
         await add(store, with_file(tmp_path, "a", "d-0"))
         remove(tmp_path)
-        monkeypatch.setattr(keeper, "clone", twice)
+        monkeypatch.setattr(database, "clone", twice)
         assert [r.uid for r in await store.all()] == ["a"]
         assert await store.recovering()
 
@@ -593,7 +594,7 @@ WRONG: dict[str, Any] = {
 async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
     tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", (0.01, 0.01))
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_AGAIN", (0.01, 0.01))
     api, driver = Api(), knowing(answer)
     if isinstance(answer, BaseException):
 
@@ -622,7 +623,7 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
 async def test_the_driver_is_asked_for_another_instance_that_died_before_it_could_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_FOR_OTHERS", 0.01)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_FOR_OTHERS", 0.01)
     api = Api()
     async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
         asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
@@ -643,8 +644,8 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_SLOW", 0.05)
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.3)
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._ASK_AGAIN", (0.01, 0.01))
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START", 0.3)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_AGAIN", (0.01, 0.01))
     go, calls = threading.Event(), []
 
     def hangs() -> list[RecoveredClaim]:

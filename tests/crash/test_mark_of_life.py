@@ -18,7 +18,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
+from dra_kubeletplugin.claims.instances import Opened, Owned, ProcessLock
 from dra_kubeletplugin.testing import node_with
 from tests.crash.harness import DRIVER, ROOT, box
 from tests.crash.rooms import until
@@ -28,7 +28,7 @@ STARTS = 400
 STARTER = """
 import sys
 from pathlib import Path
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.instances import ProcessLock
 
 for _ in range(int(sys.argv[2])):
     lock = ProcessLock(Path(sys.argv[1]))
@@ -188,7 +188,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
     odd(tmp_path / name)
     lock = ProcessLock(tmp_path)
     lock.acquire()
-    from dra_kubeletplugin.kubelet.sockets import remove_stale
+    from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
     for left in lock.bury():
         assert not remove_stale(Path(left.path), left.device or None, left.inode or None)

@@ -24,9 +24,9 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.answers import complete
-from dra_kubeletplugin.claims.files import Files, note_of, record_of
-from dra_kubeletplugin.claims.metadata import MetadataFiles, describe
+from dra_kubeletplugin.claims.claim_files import Files, note_of, record_of
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles, describe
+from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import allocated_json, check_doc
 from dra_kubeletplugin.errors import BadAnswerError, RecordsError
 from dra_kubeletplugin.host import Host

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, NetworkData, PreparedDevice, metadata
-from dra_kubeletplugin.claims import in_place
+from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.errors import (
     DraError,
     DriverError,
@@ -307,7 +307,7 @@ def test_any_row_of_updates_is_what_the_file_says_at_each_moment(updates: list[d
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("pwrite", "ftruncate"):
                     patch.setattr(os, name, seen_after(getattr(os, name), file, states))
-                in_place.rewrite(str(file), content(generation, facts))
+                rewrite.rewrite(str(file), content(generation, facts))
             for state in states:
                 document = decode(state, file)
                 assert is_whole(state, document)

@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import ClaimRef, Record, State
-from dra_kubeletplugin.claims.metadata import MetadataFiles
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.errors import ClaimError, DraError
 from dra_kubeletplugin.metadata.paths import in_container
 from tests.crash.rooms import Api, Room, room

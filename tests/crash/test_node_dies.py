@@ -16,11 +16,11 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.host import described
+from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.node import NOT_HEARD
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.node import NOT_HEARD
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.crash.harness import DRIVER, Box
 
@@ -145,7 +145,7 @@ async def plugin_then_kubelet(b: Box) -> None:
 
 
 async def after_a_reboot(b: Box) -> None:
-    described.reboot(b.sysfs)
+    sysfs.reboot(b.sysfs)
     for path in [*b.node.cdi_root.iterdir(), *b.hardware.iterdir()]:
         path.unlink()
     await b.node.kubelet.rebooted()

@@ -15,8 +15,8 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import rows
-from dra_kubeletplugin.claims.files import record_of
+from dra_kubeletplugin.claims.claim_files import record_of
+from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, with_file

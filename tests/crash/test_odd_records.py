@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims import Record, rows
-from dra_kubeletplugin.claims.offline import forget, read_rows
+from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import Unreadable
-from dra_kubeletplugin.claims.schema import make_tables
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.offline import forget, read_rows
+from dra_kubeletplugin.claims.store.schema import make_tables
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable
 from tests.crash.rooms import Api, room

@@ -206,7 +206,7 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
     module = tmp_path / "failing.py"
     module.write_text(
         "from tests.crash.driver import Crash\n"
-        "from dra_kubeletplugin.slices import Publisher\n"
+        "from dra_kubeletplugin.devices.slices import Publisher\n"
         "import asyncio\n"
         "async def run(self):\n"
         "    await asyncio.sleep(1)\n"

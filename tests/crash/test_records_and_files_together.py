@@ -12,11 +12,12 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import directory
-from dra_kubeletplugin.claims import Record, State, batch, rows
-from dra_kubeletplugin.claims.batch import Batcher
-from dra_kubeletplugin.claims.files import record_of
+from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.claims.record import Fence
-from dra_kubeletplugin.claims.store import Job
+from dra_kubeletplugin.claims.store import batch, rows
+from dra_kubeletplugin.claims.store.batch import Batcher
+from dra_kubeletplugin.claims.store.store import Job
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.crash.rooms import Api, room
 from tests.crash.stores import DRIVER, a_record, add, instance

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimRef, Record, State, rows
-from dra_kubeletplugin.claims.judge import Fresh, Judge, Nothing, Undo
-from dra_kubeletplugin.claims.keeper import Keeper
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims import ClaimRef, Record, State
+from dra_kubeletplugin.claims.instances import ProcessLock
 from dra_kubeletplugin.claims.record import Fence
-from dra_kubeletplugin.claims.schema import Connection, connect
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.database import Keeper
+from dra_kubeletplugin.claims.store.schema import Connection, connect
+from dra_kubeletplugin.claims.transitions import Fresh, Judge, Nothing, Undo
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
 from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER, Stocked, a_record, in_memory, instance
@@ -183,7 +184,7 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
                 raise faults.pop()
             return connect(path, wait)
 
-        monkeypatch.setattr("dra_kubeletplugin.claims.keeper.connect", connect_to_damaged)
+        monkeypatch.setattr("dra_kubeletplugin.claims.store.database.connect", connect_to_damaged)
         repairing = asyncio.create_task(repairer.all())
         told: Any = (await asyncio.gather(writing, return_exceptions=True))[0]
         committed.set()

@@ -9,7 +9,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.claims import rows
+from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.errors import RecordsError
 from tests.crash.stores import DRIVER, a_record, instance
 

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, PreparedClaim
+from dra_kubeletplugin.analysis.doctor.records import look
 from dra_kubeletplugin.claims import ClaimRef, State, reconcile, rollback_retries
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor.records import look
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
-from dra_kubeletplugin.events import Subject
+from dra_kubeletplugin.kube.event_recorder import Subject
 from tests.crash.file_faults import FileFaults
 from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER

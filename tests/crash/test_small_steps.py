@@ -14,14 +14,15 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef, Record, State, engine, keeper, offline, rows
-from dra_kubeletplugin.claims.folder import Folder
-from dra_kubeletplugin.claims.judge import RECOVER
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims import ClaimRef, Record, State, engine
+from dra_kubeletplugin.claims.instances import ProcessLock
 from dra_kubeletplugin.claims.record import Fence, Unreadable
-from dra_kubeletplugin.claims.salvage import Findings, fill, from_files
-from dra_kubeletplugin.claims.store import Mode
-from dra_kubeletplugin.claims.verify import Verifier
+from dra_kubeletplugin.claims.store import database, offline, rows
+from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.claims.store.salvage import Findings, fill, from_files
+from dra_kubeletplugin.claims.store.store import Mode
+from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.http1 import HttpResponse
@@ -105,7 +106,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.room._START", 0.01 if slow else 100.0)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START", 0.01 if slow else 100.0)
     one = Room(tmp_path, Plain(), Api(), "boot")
     go_on = asyncio.Event()
     if not slow:
@@ -400,14 +401,14 @@ async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
         await add(store, with_file(tmp_path, "ended", "d-0"))
         await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "ended")))
     specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    transaction = keeper.transaction
+    transaction = database.transaction
 
     def ended(db: sqlite3.Connection) -> Any:
         specs.remove("ended")
         specs.remove_note("ended")
         return transaction(db)
 
-    monkeypatch.setattr(keeper, "transaction", ended)
+    monkeypatch.setattr(database, "transaction", ended)
     async with instance(tmp_path) as store:
         assert await store.all() == []
         assert specs.uids() == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice
-from dra_kubeletplugin.claims.files import Files
+from dra_kubeletplugin.claims.claim_files import Files
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, with_file
 

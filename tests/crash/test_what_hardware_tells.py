@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
-from dra_kubeletplugin.claims import Record, State, Store, rows
-from dra_kubeletplugin.claims import recovery as module
-from dra_kubeletplugin.claims.judge import ENDED, RECOVER
-from dra_kubeletplugin.claims.recovery import Recovery
+from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims.store import recovery as module
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.recovery import Recovery
+from dra_kubeletplugin.claims.transitions import ENDED, RECOVER
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
 from tests.crash.stores import BOOT, DRIVER, a_record, add, instance

@@ -10,7 +10,7 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional
 
-from dra_kubeletplugin.deploying.values import merged
+from dra_kubeletplugin.packaging.manifests.values import merged
 
 from .rendering import JSON, LEAST, plain
 

@@ -8,9 +8,9 @@ from typing import Any
 from dra_kubeletplugin.kube import ApiConfig, Resource, Tls
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.apiserver.access import Question
-from dra_kubeletplugin.local.apiserver.auth import User
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.apiserver.access import Question
+from dra_kubeletplugin.localcluster.apiserver.auth import User
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 JSON = dict[str, Any]
 Grant = tuple[str, str, str]

@@ -16,8 +16,8 @@ from typing import Any
 
 from dra_kubeletplugin.cli import deploy as cli_deploy
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.deploying import driver, kustomize
-from dra_kubeletplugin.scaffold import making
+from dra_kubeletplugin.packaging.manifests import driver, kustomize
+from dra_kubeletplugin.packaging.scaffold import writer
 
 _STEPS = frozenset(
     {
@@ -99,6 +99,6 @@ def sweep(folder: Path, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for owner, name in ((kustomize, "files"), (driver, "files"), (cli_deploy, "values_of"), (making, "values_of")):
+    for owner, name in ((kustomize, "files"), (driver, "files"), (cli_deploy, "values_of"), (writer, "values_of")):
         once(owner, name)
     sweep(Path(sys.argv[1]), sys.argv[2:])

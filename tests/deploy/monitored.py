@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 import yaml
 
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from tests.ports import free_port
 
 JSON = dict[str, Any]

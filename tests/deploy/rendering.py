@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from dra_kubeletplugin.deploying import driver, fields
-from dra_kubeletplugin.deploying.source import PARAMETER, load
-from dra_kubeletplugin.deploying.values import Values, merged, read
-from dra_kubeletplugin.local.apiserver import certificate
+from dra_kubeletplugin.localcluster.apiserver import certificate
+from dra_kubeletplugin.packaging.manifests import driver, pod_fields
+from dra_kubeletplugin.packaging.manifests.source import PARAMETER, load
+from dra_kubeletplugin.packaging.manifests.values import Values, merged, read
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def plain(given: JSON) -> list[JSON]:
     out = [yaml.safe_load(_filled(m.with_features(values.features), values)) for _, m in wanted]
     for (file, _), made in zip(wanted, out, strict=True):
         if made["kind"] in {"DaemonSet", "Deployment"}:
-            made["spec"]["template"] = fields.template_with(made["spec"]["template"], values.pods[file])
+            made["spec"]["template"] = pod_fields.template_with(made["spec"]["template"], values.pods[file])
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
     head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}

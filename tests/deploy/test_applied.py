@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_kubeletplugin.deploying.values import merged
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.packaging.manifests.values import merged
 
 from .rendering import ALL, DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource, Tls
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, EVENTS, LEASES, SLICES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.convert import convert
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.resourceapi.conversion import convert
 
 from .deployed import Deployed
 from .rendering import JSON, LEAST, plain

@@ -22,16 +22,16 @@ from dra_kubeletplugin import (
     Pool,
     PreparedDevice,
 )
-from dra_kubeletplugin.controller import Controller
-from dra_kubeletplugin.deploying.values import merged
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings
 from dra_kubeletplugin.driver import Role, make
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SECRETS, SLICES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.plugin import Plugin
-from dra_kubeletplugin.resources.convert import convert
-from dra_kubeletplugin.settings import ControllerSettings, Settings
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.plugin.controller.controller import Controller
+from dra_kubeletplugin.plugin.node import Plugin
+from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.testing import DriverNode
 
 from ..local.serving import Curl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_kubeletplugin.settings import ControllerSettings, Settings, WebhookSettings
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 
 from .rendering import ALL, DRIVERS, JSON, container, one, plain, values_of, with_features
 

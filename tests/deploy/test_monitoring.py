@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dra_kubeletplugin import Health, RetryableError
-from dra_kubeletplugin.observe import metrics
+from dra_kubeletplugin.base.telemetry import metrics
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Sick, Toy
 from tests.ports import free_port

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.deploying.own_options import schema
 from dra_kubeletplugin.driver import load_driver, read_options
 from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.packaging.manifests.driver_options import schema
 
 from .rendering import CHART, LEAST, ROOT
 

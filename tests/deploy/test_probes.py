@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.settings import Settings, load
+from dra_kubeletplugin.base.settings import Settings, load
 
 from .rendering import JSON, LEAST, ROOT, container, one, plain, with_features
 
 SERVES = """
 import asyncio, sys
-from dra_kubeletplugin.observe.http import PROBES, HttpServer, Response
+from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Response
 async def main():
     async def answer(request):
         return Response(200, b"ok", "text/plain")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.deploying.values import merged
+from dra_kubeletplugin.packaging.manifests.values import merged
 
 from .rendering import ALL, DRIVERS, JSON, SOURCE, container, one, plain, values_of, with_features
 

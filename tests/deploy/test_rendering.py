@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.deploying.judging import faults
-from dra_kubeletplugin.deploying.patching import patch
-from dra_kubeletplugin.deploying.replacing import places
-from dra_kubeletplugin.deploying.source import Distribution, Manifest, SourceError
-from dra_kubeletplugin.deploying.values import merged
+from dra_kubeletplugin.packaging.manifests.patches import patch
+from dra_kubeletplugin.packaging.manifests.replacements import places
+from dra_kubeletplugin.packaging.manifests.source import Distribution, Manifest, SourceError
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.packaging.manifests.values_validation import faults
 
 from .rendering import (
     ALL,

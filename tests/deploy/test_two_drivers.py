@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
-from dra_kubeletplugin.deploying.values import merged
+from dra_kubeletplugin.base.settings import load
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.cluster import LocalCluster, resource_of
-from dra_kubeletplugin.plugin import Plugin
-from dra_kubeletplugin.settings import load
+from dra_kubeletplugin.localcluster.cluster import LocalCluster, resource_of
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.node import env_of
 from dra_kubeletplugin.testing.pods import pod, template

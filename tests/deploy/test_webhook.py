@@ -18,15 +18,15 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional
 
-from dra_kubeletplugin.cel.expressions import Budget
-from dra_kubeletplugin.deploying.values import merged
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLASSES
-from dra_kubeletplugin.local.apiserver import certificate
-from dra_kubeletplugin.local.apiserver.rules.policies import compile_conditions
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.convert import convert
+from dra_kubeletplugin.localcluster.apiserver import certificate
+from dra_kubeletplugin.localcluster.apiserver.validation.policies import compile_conditions
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.scheduling.cel.expressions import Budget
 
 from .rendering import ALL, JSON, ROOT, container, helmed, kustomized, one, plain, with_features
 from .test_applied import TIMEOUT, run

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.deploying import helm, kustomize
-from dra_kubeletplugin.deploying.source import SourceError
-from dra_kubeletplugin.deploying.values import read
-from dra_kubeletplugin.deploying.writing import write_driver, write_shared
+from dra_kubeletplugin.packaging.manifests import helm, kustomize
+from dra_kubeletplugin.packaging.manifests.source import SourceError
+from dra_kubeletplugin.packaging.manifests.values import read
+from dra_kubeletplugin.packaging.manifests.writer import write_driver, write_shared
 
 from .rendering import SOURCE
 

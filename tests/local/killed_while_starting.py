@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dra_kubeletplugin.testing import controlplane, survivors
+from dra_kubeletplugin.testing import child_watcher, controlplane
 from dra_kubeletplugin.testing.controlplane import ControlPlane
 
 _EACH = 3  # what it started is at another point each time
-_FILES = {controlplane.__file__, survivors.__file__}
+_FILES = {controlplane.__file__, child_watcher.__file__}
 
 
 def killed_before(line: int, plane: ControlPlane, told: int) -> None:

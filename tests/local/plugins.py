@@ -23,7 +23,7 @@ from dra_kubeletplugin._proto import (
 )
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
-from dra_kubeletplugin.observe.http import stop_listening
+from dra_kubeletplugin.base.http_server.server import stop_listening
 
 HEALTHY, UNHEALTHY = 1, 2
 _HEALTH = {

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from dra_kubeletplugin import Device, Pool
-from dra_kubeletplugin.inventory import Inventory
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import NodeScope, Publisher, Scope
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.observe.http import Request, Response
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.resources.releases import Features
-from dra_kubeletplugin.slices import NodeScope, Publisher, Scope
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 DRIVER = "d.example.com"
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"

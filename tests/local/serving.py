@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 JSON = dict[str, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import AsyncApi
 
 PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"

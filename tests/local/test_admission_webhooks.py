@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.observe.http import HttpServer, Request, Response
+from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
 
 from ..certificates import authority, server_side, signed
 from .serving import Answer, Curl

@@ -12,7 +12,7 @@ import pytest
 
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.apiserver.storage import HISTORY
+from dra_kubeletplugin.localcluster.apiserver.storage import HISTORY
 
 from .serving import Curl, serving
 
@@ -390,7 +390,7 @@ async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(c
 async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
     curl: Curl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
+    monkeypatch.setattr("dra_kubeletplugin.localcluster.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
     await curl.make("/api/v1/namespaces", {"metadata": {"name": "n"}})
     maps = "/api/v1/namespaces/n/configmaps"
     await curl.make(maps, {"metadata": {"name": "free"}})

@@ -15,9 +15,9 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
 from tests.ports import refusing_port

@@ -28,7 +28,7 @@ def named(mistakes: Iterable[Mistake]) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.testing.running.PATIENCE", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PATIENCE", 0.2)
 
 
 @pytest.fixture(autouse=True, scope="module")

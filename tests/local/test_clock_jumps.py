@@ -15,7 +15,7 @@ from tests.local.test_driver_on_a_node import allocate, prepare_call, ref, unpre
 
 HOUR = 3600.0
 NOTHING = {"files": [], "records": [], "held": []}
-NOT_THE_PLUGIN = ("dra_kubeletplugin.local", "dra_kubeletplugin.testing")
+NOT_THE_PLUGIN = ("dra_kubeletplugin.localcluster", "dra_kubeletplugin.testing")
 
 
 class Clock(ModuleType):

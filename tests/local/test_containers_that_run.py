@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.runtime.cgroups import memory_ran_out
-from dra_kubeletplugin.local.runtime.images import Images
-from dra_kubeletplugin.local.runtime.interface import (
+from dra_kubeletplugin.localcluster.runtime.cgroups import memory_ran_out
+from dra_kubeletplugin.localcluster.runtime.images import Images
+from dra_kubeletplugin.localcluster.runtime.interface import (
     Action,
     ContainerConfig,
     ContainerError,
@@ -32,8 +32,8 @@ from dra_kubeletplugin.local.runtime.interface import (
     State,
     Verdict,
 )
-from dra_kubeletplugin.local.runtime.runc import Runc
-from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.localcluster.runtime.runc import Runc
+from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 
 pytestmark = pytest.mark.runc
 UID = f"u1-{os.getpid()}"
@@ -356,9 +356,9 @@ async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -
     (tmp_path / "dev").mkdir()
     spec = json.loads(json.dumps(CDI).replace("/dev/zero", "/dev/gpu0"))
     (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
-    from dra_kubeletplugin.host import described
+    from dra_kubeletplugin.host.fake import sysfs
 
-    described.add_device_node(tmp_path, "gpu0", 8, 0)
+    sysfs.add_device_node(tmp_path, "gpu0", 8, 0)
     runc = await Runc.find(tmp_path / "runc")
     runtime = RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [tmp_path / "cdi"], runc, tmp_path / "dev")
     try:
@@ -411,10 +411,10 @@ async def test_podman_injects_the_same_as_we_do(runtime: RuncRuntime, tmp_path: 
 KILLED = """
     import asyncio, os, signal, sys
     from pathlib import Path
-    from dra_kubeletplugin.local.runtime.images import Images
-    from dra_kubeletplugin.local.runtime.interface import ContainerConfig, Role, Sandbox
-    from dra_kubeletplugin.local.runtime.runc import Runc
-    from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+    from dra_kubeletplugin.localcluster.runtime.images import Images
+    from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, Role, Sandbox
+    from dra_kubeletplugin.localcluster.runtime.runc import Runc
+    from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 
     async def main(root: Path, uid: str, *devices: str) -> None:
         runtime = RuncRuntime(root / "c", Images({}, root / "i"), [root / "cdi"], await Runc.find(root / "runc"))

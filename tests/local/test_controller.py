@@ -23,12 +23,12 @@ from dra_kubeletplugin import (
     PreparedDevice,
     RetryableError,
 )
-from dra_kubeletplugin.bindings.binder import Pauses
-from dra_kubeletplugin.controller import Controller
+from dra_kubeletplugin.base.settings import ControllerSettings
 from dra_kubeletplugin.errors import ApiError, LeaseLostError
 from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, LEASES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.settings import ControllerSettings
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.plugin.controller.binding.binder import Pauses
+from dra_kubeletplugin.plugin.controller.controller import Controller
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
 

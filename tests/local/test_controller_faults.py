@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.bindings.claims import Allocated
-from dra_kubeletplugin.bindings.records import Record
-from dra_kubeletplugin.controller import Controller
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.defaults import now
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.plugin.controller.binding.claims import Allocated
+from dra_kubeletplugin.plugin.controller.binding.records import Record
+from dra_kubeletplugin.plugin.controller.controller import Controller
+from dra_kubeletplugin.resourceapi.defaulting import now
 
 from .test_controller import (
     ATTACHED,

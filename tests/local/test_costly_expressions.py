@@ -9,7 +9,7 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 from .objects import claim_spec, device_class, slice_of
 from .test_scheduler import claim, node, node_of, pod, told

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.analysis.doctor.redaction import tidy
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor.redaction import tidy
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.resources.convert import convert
-from dra_kubeletplugin.resources.encoded import TOO_DEEP, flattened, from_json
+from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
 from tests.local.test_hostile_text import HOSTILE, Server, cluster, is_clean
 from tests.raw_server import Peer, answer
 

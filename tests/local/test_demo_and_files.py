@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin import errors_page
-from dra_kubeletplugin.local.runtime import runc
+from dra_kubeletplugin.base import errors_page
+from dra_kubeletplugin.localcluster.runtime import runc
 
 ROOT = Path(__file__).parents[2]
 

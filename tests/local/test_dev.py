@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import cli
-from dra_kubeletplugin.cli.verbs import VERBS
-from dra_kubeletplugin.host import described
-from dra_kubeletplugin.local.dev import control
+from dra_kubeletplugin.cli.dev_client_args import VERBS
+from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.localcluster.dev import control
 
 from .dev_process import GPU, ROOT, Dev, command, running, until
 
@@ -447,7 +447,7 @@ def test_a_function_is_told_as_it_was_described(tmp_path: Path) -> None:
 FAULTY = """
 import asyncio, sys
 from dra_kubeletplugin import cli
-from dra_kubeletplugin.local.scheduler.loop import Scheduler
+from dra_kubeletplugin.localcluster.scheduler.loop import Scheduler
 
 run = Scheduler.run
 

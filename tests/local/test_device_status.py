@@ -16,11 +16,11 @@ from dra_kubeletplugin import (
     NetworkData,
     PreparedDevice,
 )
+from dra_kubeletplugin.claims.device_status import ClaimKey, merged
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.reporting import ClaimKey, merged
-from dra_kubeletplugin.resources.defaults import now
+from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.ports import refusing_port
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.analysis.doctor import Examination, Finding, Level, examine, processes
+from dra_kubeletplugin.analysis.doctor.cluster import PLUGIN, _clock
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor import Examination, Finding, Level, examine, processes
-from dra_kubeletplugin.doctor.cluster import PLUGIN, _clock
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Toy, toy
 

@@ -21,13 +21,13 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
-from dra_kubeletplugin.claims.batch import Rendezvous
+from dra_kubeletplugin.claims.store.batch import Rendezvous
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.kubelet.sockets import socket_paths
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
 from dra_kubeletplugin.testing.pods import claim, pod
 from tests.drivers import Blocking, Sick, Toy, toy
@@ -389,7 +389,7 @@ def _calls(plugin: Any, method: str) -> float:
 
 
 async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_other() -> None:
-    from dra_kubeletplugin.plugin import Plugin
+    from dra_kubeletplugin.plugin.node import Plugin
 
     cls = toy()
     async with node_with(cls, pod_uid="11111111-1111-4111-8111-111111111111") as node:

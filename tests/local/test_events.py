@@ -13,14 +13,14 @@ import pytest
 import pyudev
 
 from dra_kubeletplugin import Device
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.discovery import DeviceScan, Pace
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.host import described
 from dra_kubeletplugin.host.events import kernel_events
-from dra_kubeletplugin.host.uevents import Listener
-from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.scanning import DeviceScan, Pace
+from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake.uevents import Listener
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import Toy, toy
 

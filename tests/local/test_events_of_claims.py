@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from dra_kubeletplugin import Health, RetryableError
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.events import Events, Subject, claim_subject, node_subject
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.kube.event_recorder import Events, Subject, claim_subject, node_subject
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, toy
 
@@ -227,7 +227,7 @@ async def test_whatever_the_server_says_of_a_claim_its_own_event_is_written(rese
 async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.events._AGAIN", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._AGAIN", 0.1)
     server = Server()
     server.hold = asyncio.Event()
     events = events_to(server)
@@ -245,7 +245,9 @@ async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for
 async def test_one_object_that_says_something_else_each_time_does_not_use_up_what_others_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.events._EACH_OF_ALL", 3600.0)  # or the budget grows while this runs
+    monkeypatch.setattr(
+        "dra_kubeletplugin.kube.event_recorder._EACH_OF_ALL", 3600.0
+    )  # or the budget grows while this runs
     server = Server()
     events = events_to(server)
     for n in range(500):

@@ -15,8 +15,8 @@ import yaml
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import paging
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.convert import VERSIONS
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS
 
 from .objects import claim, device_class, pod, slice_of, template
 

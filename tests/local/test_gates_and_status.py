@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import Notices
 from dra_kubeletplugin.errors import NotReadyError
-from dra_kubeletplugin.events import Events
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.event_recorder import Events
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.observe.http import Request, Response
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.slices import Notices
 from dra_kubeletplugin.testing import node_with
 
 from .publishing import Odd, api, inventory_of, json, publishing, until

@@ -11,7 +11,7 @@ import pytest
 
 from dra_kubeletplugin import Quantity
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.metadata.document import decode
 from dra_kubeletplugin.testing import (
     ClaimSpec,

@@ -13,13 +13,13 @@ import pytest
 
 from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.devices.health_monitor import HealthWatch
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.monitoring import HealthWatch
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, Toy, toy
 

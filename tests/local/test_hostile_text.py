@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from dra_kubeletplugin.claims import rows
-from dra_kubeletplugin.claims.schema import make_tables
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.schema import make_tables
 from dra_kubeletplugin.cli import main
 from tests.crash.stores import DRIVER, a_record
 from tests.unit.test_explaining import CLASS, claim, gpu, held, node, pod, pool

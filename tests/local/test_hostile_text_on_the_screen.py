@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from dra_kubeletplugin.cluster import Snapshot, explain
-from dra_kubeletplugin.cluster.explaining import Explanation
-from dra_kubeletplugin.cluster.overviewing import overview
-from dra_kubeletplugin.overview.rows import Overview, PodRow
+from dra_kubeletplugin.analysis import Snapshot, explain
+from dra_kubeletplugin.analysis.explain.explain import Explanation
+from dra_kubeletplugin.analysis.top.overview import overview
+from dra_kubeletplugin.resourceapi.usage.rows import Overview, PodRow
 
 from .test_hostile_text import cluster, hostile, is_clean
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import EVENTS, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.controllers.workloads import JOBS
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.controllers.workloads import JOBS
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 from .test_workloads import pods, until, workload
 

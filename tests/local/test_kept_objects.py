@@ -10,9 +10,9 @@ import pytest
 
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CONFIG_MAPS
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.apiserver.journal import StateError, open_storage
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver.persistence import StateError, open_storage
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 FOOS = Resource("example.com", "v1", "foos")

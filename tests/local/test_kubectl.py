@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 pytestmark = pytest.mark.kubectl
 Kubectl = Callable[..., Awaitable[str]]
@@ -152,7 +152,9 @@ items:
 async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.deleting._NAMESPACE_WAIT", 6.0)  # while kubectl goes on
+    monkeypatch.setattr(
+        "dra_kubeletplugin.localcluster.apiserver.deleting._NAMESPACE_WAIT", 6.0
+    )  # while kubectl goes on
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
     await kubectl("create", "-f", "-", stdin=LIST)
     for verb in (

@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
-from dra_kubeletplugin.local.kubelet.plugins import PluginWatcher, dial
+from dra_kubeletplugin.localcluster.kubelet.plugins import PluginWatcher, dial
 
 NAME = "some.example.com"
 

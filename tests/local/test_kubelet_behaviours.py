@@ -11,9 +11,9 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Kubelet, Timers
-from dra_kubeletplugin.resources.defaults import now
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Kubelet, Timers
+from dra_kubeletplugin.resourceapi.defaulting import now
 
 from .objects import DRIVER, claim, pod, slice_of
 from .plugins import FakePlugin, Proxy

@@ -13,9 +13,9 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.lease import Elector, LeaseTimes
+from dra_kubeletplugin.kube.leader_election import Elector, LeaseTimes
 from dra_kubeletplugin.kube.resource import LEASES
-from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
 
 QUICK = LeaseTimes(duration=2.0, renew_deadline=1.5, retry=0.1)
 UNHURRIED = LeaseTimes(duration=30.0, renew_deadline=20.0, retry=0.05)  # kept also where nothing runs for seconds

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.guard import Guard
+from dra_kubeletplugin.localcluster.child_reaper import Guard
 
 from .dev_process import GPU, ROOT, until
 from .test_dev_containers import CLASS, TEMPLATE, pod
@@ -26,7 +26,7 @@ from .test_dev_containers import CLASS, TEMPLATE, pod
 pytestmark = pytest.mark.crash
 GUARDED = """
     import asyncio, os, sys
-    from dra_kubeletplugin.local.guard import Guard
+    from dra_kubeletplugin.localcluster.child_reaper import Guard
 
     async def main(patience: float, script: str) -> None:
         guard = await Guard.start(patience)
@@ -38,9 +38,9 @@ GUARDED = """
 LATE = """
     import asyncio, json, sys
     from pathlib import Path
-    from dra_kubeletplugin.local.runtime.base_spec import PATH, Around, Process, base_spec
-    from dra_kubeletplugin.local.runtime.images import Images
-    from dra_kubeletplugin.local.runtime.runc import Runc
+    from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, Around, Process, base_spec
+    from dra_kubeletplugin.localcluster.runtime.images import Images
+    from dra_kubeletplugin.localcluster.runtime.runc import Runc
 
     async def main(root: Path, cgroup: str) -> None:
         bundle = root / "bundle"
@@ -188,7 +188,7 @@ def test_a_container_that_comes_up_after_its_cluster_was_killed_is_ended(short: 
 def test_a_cluster_that_does_not_come_up_leaves_no_folder(tmp_path: Path, wrong: list[str]) -> None:
     """192.0.2.0/24 is nobody's (RFC 5737)."""
     script = (
-        "import pathlib, sys; from dra_kubeletplugin.local import cluster; from dra_kubeletplugin.cli import main\n"
+        "import pathlib, sys; from dra_kubeletplugin.localcluster import cluster; from dra_kubeletplugin.cli import main\n"
         f"cluster.state_root = lambda: pathlib.Path({str(tmp_path)!r})\n"
         "sys.exit(main(['dev', *sys.argv[1:]]))"
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.runtime.runc_runtime import factory
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.runtime.runc_runtime import factory
 
 pytestmark = [pytest.mark.runc, pytest.mark.kubectl]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with, pods
 from tests.local.test_driver_on_a_node import NOTHING
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver.kinds import BY_KEY
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.apiserver.kinds import BY_KEY
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 from .objects import claim, device_class, pod, slice_of, template
 from .plugins import FakePlugin

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, NetworkData, PreparedDevice
-from dra_kubeletplugin.local.runtime.images import Images
-from dra_kubeletplugin.local.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox
-from dra_kubeletplugin.local.runtime.runc import Runc
-from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.localcluster.runtime.images import Images
+from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox
+from dra_kubeletplugin.localcluster.runtime.runc import Runc
+from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 from dra_kubeletplugin.testing import node_with
 
 pytestmark = pytest.mark.runc

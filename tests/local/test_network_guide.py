@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.local.runtime.images import Images
-from dra_kubeletplugin.local.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox, State
-from dra_kubeletplugin.local.runtime.runc import Runc
-from dra_kubeletplugin.local.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.localcluster.runtime.images import Images
+from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox, State
+from dra_kubeletplugin.localcluster.runtime.runc import Runc
+from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 from dra_kubeletplugin.testing import node_with
 
 from .test_guides import ROOT, Page

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Pool, Taint
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.errors import InvalidObjectError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube.resource import CLAIMS
-from dra_kubeletplugin.resources.convert import VERSIONS, convert
-from dra_kubeletplugin.resources.reading import read_device
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
+from dra_kubeletplugin.resourceapi.decoding import read_device
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import node_with
 
 from .publishing import Odd, api, publishing

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver.kinds import Kind, Registry
+from dra_kubeletplugin.localcluster.apiserver.kinds import Kind, Registry
 
 from .serving import FEATURES, Answer, Curl, serving
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import LEASES, NODES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.node_lease import NAMESPACE
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.node_lease import NAMESPACE
 
 from .objects import pod
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import CLAIMS, LEASES, NODES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.controllers import pod_garbage
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.kubelet.node_lease import NAMESPACE
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.controllers import pod_garbage
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.node_lease import NAMESPACE
 
 from .objects import pod
 

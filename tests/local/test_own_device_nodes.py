@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.host import described
+from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.testing import node_with
 
 DRIVER = """
@@ -76,7 +76,7 @@ def files(tmp_path: Path) -> Path:
 async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) -> None:
     """Numbered by position, the second would have become the first, with the first's node."""
     async with node_with(Fpga, host=files / "host.yaml") as node:
-        described.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
+        sysfs.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
         assert not (node.plugin.host.dev / "fpga0").exists()
         await node.rescan()
         await node.plugin.published(60)
@@ -117,7 +117,7 @@ def test_a_host_that_cannot_be_had_leaves_no_folder_behind(
     """Keys are in it."""
     states = tmp_path / "states"
     states.mkdir()
-    monkeypatch.setattr("dra_kubeletplugin.local.cluster.state_root", lambda: states)
+    monkeypatch.setattr("dra_kubeletplugin.localcluster.cluster.state_root", lambda: states)
     for host in ("nowhere.yaml", "all.yaml"):
         assert main(["dev", str(files / "driver.py"), "--host", str(files / host)]) == 2
         assert host in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import DriverNode, controller_on, node_with, plugin_on
 
 from .dev_process import running

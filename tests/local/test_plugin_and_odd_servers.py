@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin.kube import ApiConfig, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
-from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 from tests.raw_server import answer, serving

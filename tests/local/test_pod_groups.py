@@ -11,9 +11,9 @@ import pytest
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, SLICES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.informer import POD_GROUPS
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.informer import POD_GROUPS
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .objects import DRIVER, claim, device_class, pod, slice_of, template
 from .plugins import FakePlugin

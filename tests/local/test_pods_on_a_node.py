@@ -14,8 +14,8 @@ from dra_kubeletplugin._proto import podresources_v1_pb2 as pb
 from dra_kubeletplugin._proto import podresources_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.kube.reflector import Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 from .objects import claim, device_class, pod
 from .test_kubelet_behaviours import Room

@@ -11,8 +11,8 @@ import pytest
 
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NAMESPACES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 from .objects import DRIVER, claim, claim_spec, device_class, pod, slice_of, template
 from .plugins import FakePlugin

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from dra_kubeletplugin import Device, Nodes, Pool
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import ClusterScope
 from dra_kubeletplugin.driver import Role
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.slices import ClusterScope
 
 from .publishing import DRIVER, Odd, api, inventory_of, publishing, until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 from .objects import pod
 from .test_kubelet_behaviours import Room

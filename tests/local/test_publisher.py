@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Pool
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices.conflict_backoff import Contention, Undone
+from dra_kubeletplugin.devices.slices.server_response import refused_devices
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.observe.http import Request, Response
-from dra_kubeletplugin.resources.releases import Features
-from dra_kubeletplugin.slices.contention import Contention, Undone
-from dra_kubeletplugin.slices.echo import refused_devices
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .publishing import DRIVER, SLICES_PATH, api, inventory_of, json, publishing, until
 
@@ -304,7 +304,7 @@ async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(st
 
 
 async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.slices.publisher._pause", lambda failures: 600.0)
+    monkeypatch.setattr("dra_kubeletplugin.devices.slices.publisher._pause", lambda failures: 600.0)
     inventory = await inventory_of("a")
     sent, changed = asyncio.Event(), asyncio.Event()
 

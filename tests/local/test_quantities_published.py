@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dra_kubeletplugin import Capacity, Claim, CounterSet, Device, Driver, Pool, PreparedDevice, Quantity, RequestPolicy
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import DriverNode, node_with
 
 pytestmark = pytest.mark.gates("DRAConsumableCapacity", "DRAPartitionableDevices")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import NODES
-from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 from tests.raw_server import Peer, answer

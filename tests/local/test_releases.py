@@ -12,9 +12,9 @@ import pytest
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.releases import RELEASES, Features, Stage, stage
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.kubernetes_releases import RELEASES, Features, Stage, stage
 
 from .objects import DRIVER, claim, claim_spec, device_class, pod, slice_of
 from .test_kubelet_behaviours import TIMERS, Room

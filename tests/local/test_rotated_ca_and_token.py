@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube import load_config
-from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 from tests.certificates import Pair, authority, server_side, signed
 from tests.drivers import toy

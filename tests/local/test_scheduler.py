@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.scheduler import loop
-from dra_kubeletplugin.local.scheduler.claimbinder import ClaimBinder
-from dra_kubeletplugin.scheduling import nodeinfo, podgroups, podinfo, unsupported
-from dra_kubeletplugin.scheduling.cache import Cache
-from dra_kubeletplugin.scheduling.claimstore import ClaimStore
-from dra_kubeletplugin.scheduling.cycle import Cycle
-from dra_kubeletplugin.scheduling.devices import PodClaims
-from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations
-from dra_kubeletplugin.scheduling.status import SchedulerError
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.scheduler import loop
+from dra_kubeletplugin.localcluster.scheduler.claimbinder import ClaimBinder
+from dra_kubeletplugin.scheduling.framework import node_info, pod_groups, pod_info, unsupported
+from dra_kubeletplugin.scheduling.framework.cache import Cache
+from dra_kubeletplugin.scheduling.framework.claim_cache import ClaimStore
+from dra_kubeletplugin.scheduling.framework.cycle import Cycle
+from dra_kubeletplugin.scheduling.framework.devices import PodClaims
+from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling.framework.status import SchedulerError
 
 JSON = dict[str, Any]
 DRIVER = "sim.example.com"
@@ -280,7 +280,7 @@ async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_told_and_allocate
     store.observe(await cluster.client.update(CLAIMS, {**stale, "status": status}, "status"))
     binder = ClaimBinder(cluster.client, store, 1.0)
     with pytest.raises(SchedulerError, match="claim default/c got deallocated elsewhere in the meantime"):
-        await binder.write(stale, podgroups.pod_reference(made), None)
+        await binder.write(stale, pod_groups.pod_reference(made), None)
 
 
 async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cluster: LocalCluster) -> None:
@@ -394,14 +394,14 @@ def test_a_pod_with_anything_in_it_is_read_refused_or_judged(path: tuple[Any, ..
     """Whatever else is raised is told as the pod's own error, by the scheduler's loop; here it must be one of few kinds."""
     raw = {"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": mutated(SPEC, path, junk)}
     try:
-        p = podinfo.read(raw)
+        p = pod_info.read(raw)
         unsupported.reasons(p)
         cache = Cache()
         cache.node_changed({**node("n"), "metadata": {"name": "n", "labels": {"a": "b", "z": "1"}}})
         snapshot = cache.snapshot()
         allocations = Allocations(AllocationMemory(), cache.slices.slices, {}, {}, 1)
         Cycle(p, snapshot, PodClaims(), allocations).feasible()
-        nodeinfo.read(node("n")).with_pod(p).without_pod("u")
+        node_info.read(node("n")).with_pod(p).without_pod("u")
     except (TypeError, KeyError, ValueError, AttributeError):
         pass
 

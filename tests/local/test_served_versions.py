@@ -21,8 +21,8 @@ from dra_kubeletplugin import (
     RequestPolicy,
     Taint,
 )
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")

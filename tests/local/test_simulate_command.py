@@ -13,12 +13,12 @@ import yaml
 from gpu_example.driver import Gpu
 from mig_example.driver import Mig
 
+from dra_kubeletplugin.analysis import Snapshot, simulate, take
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, classes_of, cluster_of
-from dra_kubeletplugin.cluster import Snapshot, simulate, take
 from dra_kubeletplugin.driver import Driver, load_driver
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.settings import Settings
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing.node import node_with
 
 from .objects import claim_spec, device_class, pod, slice_of, template

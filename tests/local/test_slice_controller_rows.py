@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Capacity, CounterSet, Device, Gate, Nodes, Pool, RequestPolicy, Role, Taint
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import ClusterScope, Publisher
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.slices import ClusterScope, Publisher
 
 from .publishing import DRIVER, Odd, api, publishing, until
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import CONFIG_MAPS, EVENTS, NODES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.controllers.workloads import JOBS
-from dra_kubeletplugin.local.kubelet import Timers
-from dra_kubeletplugin.local.runtime import simulated
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.controllers.workloads import JOBS
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.runtime import simulated
 
 from .objects import pod
 from .test_kubelet_behaviours import Room

@@ -9,11 +9,11 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import CLAIMS, EVENTS, NAMESPACES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.controllers.base import Controller, Key
-from dra_kubeletplugin.local.events import EventRecorder
-from dra_kubeletplugin.local.informer import Informers
-from dra_kubeletplugin.local.supervision import ComponentEnded, Supervisor
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.controllers.base import Controller, Key
+from dra_kubeletplugin.localcluster.event_recorder import EventRecorder
+from dra_kubeletplugin.localcluster.informer import Informers
+from dra_kubeletplugin.localcluster.supervision import ComponentEnded, Supervisor
 
 from .objects import claim, claim_spec, device_class, pod, slice_of, template
 
@@ -46,7 +46,7 @@ async def test_a_component_that_returns_is_a_fault_and_one_that_is_stopped_is_no
 
 
 async def test_a_component_that_fails_ends_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dra_kubeletplugin.local.controllers import ControllerManager
+    from dra_kubeletplugin.localcluster.controllers import ControllerManager
 
     async def fails(self: ControllerManager) -> None:
         raise RuntimeError("a fault of ours")

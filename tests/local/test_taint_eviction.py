@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.defaults import now
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.defaulting import now
 
 from .objects import DRIVER, claim, device_class, pod, slice_of
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.analysis.top.live import Live
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cluster.live import Live
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.resources.convert import VERSIONS
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS
 
 from .objects import claim, claim_spec, device_class, pod, slice_of, template
 

@@ -19,17 +19,18 @@ from typing import Any, ClassVar
 import pytest
 
 from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, PermanentError, Pool, RetryableError
-from dra_kubeletplugin.claims.schema import SCHEMA
-from dra_kubeletplugin.cli import holding, main
-from dra_kubeletplugin.controller import Controller
-from dra_kubeletplugin.doctor import runtimes
+from dra_kubeletplugin.analysis.doctor import runtimes
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings
+from dra_kubeletplugin.claims.store.schema import SCHEMA
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cli.shell import loop_watchdog
 from dra_kubeletplugin.driver import Role
-from dra_kubeletplugin.driver.making import make
+from dra_kubeletplugin.driver.class_validation import make
 from dra_kubeletplugin.errors import DraError, SettingsError
 from dra_kubeletplugin.kube import ApiConfig
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.plugin import Plugin
-from dra_kubeletplugin.settings import ControllerSettings, Settings
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.plugin.controller.controller import Controller
+from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, pods
 from tests.deploy.deployed import config_of
 from tests.drivers import Sick, Toy, toy
@@ -608,16 +609,16 @@ async def held_loop() -> list[str]:
             await asyncio.sleep(0.01)
 
     async def main() -> None:
-        holding.watch(asyncio.get_running_loop())
+        loop_watchdog.watch(asyncio.get_running_loop())
         async with asyncio.timeout(60):
             await prepare()
 
     listener = Listener()
-    holding.log.addHandler(listener)
+    loop_watchdog.log.addHandler(listener)
     try:
         await asyncio.to_thread(asyncio.run, main())
     finally:
-        holding.log.removeHandler(listener)
+        loop_watchdog.log.removeHandler(listener)
     return said
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter, operation
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter, operation
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.drivers import Toy, toy
 from tests.local.test_driver_on_a_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
@@ -310,7 +310,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
         found = await node.claim_of("pod")
         await node.stop()
         with node.cluster.api_away():
-            from dra_kubeletplugin.plugin import Plugin
+            from dra_kubeletplugin.plugin.node import Plugin
 
             plugin = Plugin(cls(), node.settings, node.cluster.config)
             async with plugin.running():

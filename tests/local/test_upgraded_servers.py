@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Pool, PreparedDevice
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.plugin import Plugin
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.plugin.node import Plugin
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import node_with
 
 SLICES = "resourceslices.resource.k8s.io"

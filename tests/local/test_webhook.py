@@ -20,15 +20,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dra_kubeletplugin import Config, lifespan
-from dra_kubeletplugin import webhook as webhook_module
+from dra_kubeletplugin import Config
+from dra_kubeletplugin.base.settings import WebhookSettings
 from dra_kubeletplugin.driver.checks import Checks
+from dra_kubeletplugin.driver.config.objects import Reader
 from dra_kubeletplugin.errors import DriverFailedError, SettingsError
-from dra_kubeletplugin.local.apiserver import certificate
-from dra_kubeletplugin.opaque import Reader
-from dra_kubeletplugin.resources.convert import convert
-from dra_kubeletplugin.settings import WebhookSettings
-from dra_kubeletplugin.webhook import LIMITS, Webhook
+from dra_kubeletplugin.localcluster.apiserver import certificate
+from dra_kubeletplugin.plugin import lifecycle
+from dra_kubeletplugin.plugin import webhook as webhook_module
+from dra_kubeletplugin.plugin.webhook import LIMITS, Webhook
+from dra_kubeletplugin.resourceapi.conversion import convert
 
 from .serving import Curl
 from .serving import serving as api_server
@@ -198,7 +199,7 @@ async def test_a_review_that_arrives_while_the_webhook_stops_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "_FINISH", 60.0)
-    monkeypatch.setattr(lifespan, "STOP", 60.0)
+    monkeypatch.setattr(lifecycle, "STOP", 60.0)
     body = json.dumps(review(claim(parameters(cuont=2)))).encode()
 
     async def the_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

@@ -20,7 +20,7 @@ from dra_kubeletplugin import (
     Version,
 )
 from dra_kubeletplugin.driver import Health, Role
-from dra_kubeletplugin.resources.reading import read_pool
+from dra_kubeletplugin.resourceapi.decoding import read_pool
 from dra_kubeletplugin.testing import AsyncApi, PublishedError, controller_on, node_with, plugin_on
 from dra_kubeletplugin.testing.published import Published, differs, pools_of
 

@@ -12,10 +12,10 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.controllers.base import Key
-from dra_kubeletplugin.local.controllers.garbage import GarbageCollector
-from dra_kubeletplugin.local.controllers.workloads import (
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.controllers.base import Key
+from dra_kubeletplugin.localcluster.controllers.garbage import GarbageCollector
+from dra_kubeletplugin.localcluster.controllers.workloads import (
     DAEMON_SETS,
     DEPLOYMENTS,
     JOBS,
@@ -23,8 +23,8 @@ from dra_kubeletplugin.local.controllers.workloads import (
     is_ready,
     share_of,
 )
-from dra_kubeletplugin.local.informer import Informers
-from dra_kubeletplugin.local.kubelet import Timers
+from dra_kubeletplugin.localcluster.informer import Informers
+from dra_kubeletplugin.localcluster.kubelet import Timers
 
 JSON = dict[str, Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.driver.config import MOST_FAULTS
-from dra_kubeletplugin.local.apiserver import certificate
-from dra_kubeletplugin.opaque import Reader
+from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.objects import Reader
+from dra_kubeletplugin.localcluster.apiserver import certificate
 from tests import worst_texts
 from tests.worst_texts import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Layered, Plain
 

@@ -12,7 +12,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from tests.once import once
 
 from ..deploy.deployed import Deployed

@@ -10,8 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dra_kubeletplugin.scaffold import making
-from dra_kubeletplugin.scaffold.naming import Names
+from dra_kubeletplugin.packaging.scaffold import writer
+from dra_kubeletplugin.packaging.scaffold.names import Names
 
 from .installing import ROOT
 
@@ -20,7 +20,7 @@ ASKED = {
     "requirements.txt": PROJECT["project"]["dependencies"],
     "build-requirements.txt": PROJECT["dependency-groups"]["image"],
 }
-NEW = {str(path): text for path, text in making.files(Names("sdk", "acme", "acme.example.com"))}
+NEW = {str(path): text for path, text in writer.files(Names("sdk", "acme", "acme.example.com"))}
 
 
 def pins(path: Path) -> dict[str, Requirement]:

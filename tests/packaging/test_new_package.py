@@ -22,8 +22,8 @@ from packaging.utils import canonicalize_name
 from dra_kubeletplugin.cli import KINDS, main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
-from dra_kubeletplugin.scaffold import making
-from dra_kubeletplugin.scaffold.naming import MAX_NAME, check_name
+from dra_kubeletplugin.packaging.scaffold import writer
+from dra_kubeletplugin.packaging.scaffold.names import MAX_NAME, check_name
 
 from .installing import Environment, as_elsewhere, run
 from .test_image import needed
@@ -216,14 +216,14 @@ def test_a_disk_that_is_full_leaves_nothing(
 def test_what_somebody_makes_meanwhile_is_told_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str
 ) -> None:
-    write = making.write_driver
+    write = writer.write_driver
 
     def and_another(*args: Any) -> None:
         write(*args)
         (tmp_path / theirs).parent.mkdir(exist_ok=True)
         (tmp_path / theirs).write_text("theirs")
 
-    monkeypatch.setattr(making, "write_driver", and_another)
+    monkeypatch.setattr(writer, "write_driver", and_another)
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
     assert "exists already, and nothing is overwritten" in capsys.readouterr().err
     assert (tmp_path / theirs).read_text() == "theirs"
@@ -235,7 +235,7 @@ def test_what_was_killed_half_way_is_not_there_and_can_be_made(tmp_path: Path) -
     killed = (
         "import os, pathlib\n"
         "from dra_kubeletplugin.cli import main\n"
-        "from dra_kubeletplugin.scaffold import making\n"
+        "from dra_kubeletplugin.packaging.scaffold import making\n"
         "making.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
         f"main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}])\n"
     )

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
-from dra_kubeletplugin.scaffold.making import common
-from dra_kubeletplugin.scaffold.naming import Names
+from dra_kubeletplugin.packaging.scaffold.names import Names
+from dra_kubeletplugin.packaging.scaffold.writer import common
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))

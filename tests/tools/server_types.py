@@ -18,7 +18,7 @@ from typing import Any
 from .go_structs import GoField, read
 
 JSON = dict[str, Any]
-OUT = Path(__file__).parents[2] / "src/dra_kubeletplugin/local/apiserver/schemas/types.json"
+OUT = Path(__file__).parents[2] / "src/dra_kubeletplugin/resourceapi/schemas/types.json"
 ROOTS = {
     "": (
         "Namespace", "Node", "Pod", "Event", "ServiceAccount", "ConfigMap", "Secret", "Service", "ResourceQuota",

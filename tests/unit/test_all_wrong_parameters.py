@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Quantity
-from dra_kubeletplugin.driver.config import MOST_FAULTS
-from dra_kubeletplugin.driver.parameters import decode, judge, resolve
+from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.parameters import decode, judge, resolve
 from dra_kubeletplugin.errors import ConfigError, DriverFailedError
 
 DRIVER = "acme.example.com"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.allocation import search
-from dra_kubeletplugin.allocation.allocator import AllocationError, AllocationTimeout, Allocator
+from dra_kubeletplugin.scheduling.allocator import search
+from dra_kubeletplugin.scheduling.allocator.allocator import AllocationError, AllocationTimeout, Allocator
 
 JSON = dict[str, Any]
 NODE: JSON = {"metadata": {"name": "n1"}}

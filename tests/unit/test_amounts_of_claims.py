@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device
-from dra_kubeletplugin.claims import Record, State, rows
-from dra_kubeletplugin.claims.amounts import (
+from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims.capacity import (
     Hold,
     Shortage,
     Takes,
@@ -21,7 +21,8 @@ from dra_kubeletplugin.claims.amounts import (
     shortage,
     takes_json,
 )
-from dra_kubeletplugin.resources.quantity import Format, Quantity
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.resourceapi.quantity import Format, Quantity
 
 N = 10**9
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.apiserver import apply
-from dra_kubeletplugin.local.apiserver.apply import ConflictError, Entries, Manager, Operation, Rules
-from dra_kubeletplugin.local.apiserver.schemas import typed
-from dra_kubeletplugin.local.apiserver.schemas.field_paths import decode, encode, shown
-from dra_kubeletplugin.local.apiserver.schemas.merging import type_of
+from dra_kubeletplugin.localcluster.apiserver import apply
+from dra_kubeletplugin.localcluster.apiserver.apply import ConflictError, Entries, Manager, Operation, Rules
+from dra_kubeletplugin.resourceapi.schemas import typed
+from dra_kubeletplugin.resourceapi.schemas.field_paths import decode, encode, shown
+from dra_kubeletplugin.resourceapi.schemas.merging import type_of
 
 JSON = dict[str, Any]
 DEVICES, MANAGERS = ("d0", "d1", "d2"), ("a", "b", "c")

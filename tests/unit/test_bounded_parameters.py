@@ -13,13 +13,13 @@ import pytest
 
 from dra_kubeletplugin import Claim, Config
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
-from dra_kubeletplugin.driver.config import MOST_FAULTS
-from dra_kubeletplugin.driver.config_faults import MORE
-from dra_kubeletplugin.driver.parameters import MAX_LAYERED_BYTES, Parameters, resolve
-from dra_kubeletplugin.driver.resolving import Resolver
+from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.objects import Reader, faults, faults_with_classes
+from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters, resolve
+from dra_kubeletplugin.driver.config.resolution import Resolver
+from dra_kubeletplugin.driver.diagnostics.config_errors import MORE
 from dra_kubeletplugin.errors import ConfigError, DraError
-from dra_kubeletplugin.opaque import Reader, faults, faults_with_classes
-from dra_kubeletplugin.resources.encoded import config_entries, from_json
+from dra_kubeletplugin.resourceapi.encoded import config_entries, from_json
 from tests import worst_texts
 from tests.worst_texts import DRIVER, KINDS, MACHINE, SHAPES, Layered, Plain
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cdi import minimum_version
+from dra_kubeletplugin.cdi.cache import CdiCache, InjectError
 from dra_kubeletplugin.cdi.spec import version_to_declare
-from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
 
 JSON = dict[str, Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import cel
+from dra_kubeletplugin.scheduling import cel
 
 DEVICE = cel.Device(
     "d.example.com",
@@ -64,14 +64,14 @@ def test_an_expression_that_costs_too_much_is_stopped() -> None:
 
 
 def test_an_expression_that_could_cost_too_much_is_refused_at_admission() -> None:
-    from dra_kubeletplugin.resources import defaults, schema
-    from dra_kubeletplugin.resources.claim_rules import validate_class
+    from dra_kubeletplugin.resourceapi import defaulting, schema
+    from dra_kubeletplugin.resourceapi.validation.claims import validate_class
     from dra_kubeletplugin.testing.pods import device_class
 
     costly = device_class("c", "d")
     inner = 'device.attributes["d"].all(b, device.attributes["d"].all(c, device.attributes["d"].all(e, b != c)))'
     costly["spec"]["selectors"][0]["cel"]["expression"] = f'device.attributes["d"].all(a, {inner})'
-    faults = validate_class(defaults.apply(schema.decode(costly, "DeviceClass"), "DeviceClass"), cel.compile_selector)
+    faults = validate_class(defaulting.apply(schema.decode(costly, "DeviceClass"), "DeviceClass"), cel.compile_selector)
     assert [(f.reason, f.field) for f in faults] == [("FieldValueForbidden", "spec.selectors[0].cel.expression")]
 
 

@@ -10,8 +10,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.cel.parts import without
-from dra_kubeletplugin.cluster import Change, Snapshot, State, explain, simulate
+from dra_kubeletplugin.analysis import Change, Snapshot, State, explain, simulate
+from dra_kubeletplugin.scheduling.cel.parts import without
 
 from .test_explaining import CLASS, DRIVER, JSON, claim, dra, held, node, pod, pool
 

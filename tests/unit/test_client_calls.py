@@ -14,8 +14,8 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.kube import client as module
-from dra_kubeletplugin.kube.boundary import identity, listed, object_of, page_of, refusal, translated
 from dra_kubeletplugin.kube.credentials import Credentials
+from dra_kubeletplugin.kube.decoding import identity, listed, object_of, page_of, refusal, translated
 from dra_kubeletplugin.kube.discovery import Discovery
 from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES

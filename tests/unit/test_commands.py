@@ -20,9 +20,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.cli import commands, main, output, reference
-from dra_kubeletplugin.cli.exits import MEANINGS, Exit
-from dra_kubeletplugin.cli.parsing import Parser, command_first
+from dra_kubeletplugin.cli import commands, main, reference
+from dra_kubeletplugin.cli.shell import output
+from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS, Exit
+from dra_kubeletplugin.cli.shell.parsing import Parser, command_first
 
 ROOT = Path(__file__).parents[2]
 GPU = str(ROOT / "drivers/gpu_example")
@@ -254,7 +255,7 @@ def _records(tmp: Path) -> Path:
     """A kubelet's folder with an empty database of records."""
     import sqlite3
 
-    from dra_kubeletplugin.claims.schema import make_tables
+    from dra_kubeletplugin.claims.store.schema import make_tables
 
     folder = tmp / "plugins/x.example.com"
     folder.mkdir(parents=True, exist_ok=True)

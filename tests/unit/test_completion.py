@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cli import OF_DRIVERS, commands, parser, verbs
-from dra_kubeletplugin.cli.completion import SHELLS, script
+from dra_kubeletplugin.cli import OF_DRIVERS, commands, dev_client_args, parser
+from dra_kubeletplugin.cli.shell.completion import SHELLS, script
 
 UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
 _QUIET = {
@@ -131,7 +131,7 @@ def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str)
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_it(tmp_path: Path, shell: str) -> None:
     text = script(shell, parser(), OF_DRIVERS)
-    assert not [name for name in (*parser().commands, *verbs.VERBS) if name not in text]
+    assert not [name for name in (*parser().commands, *dev_client_args.VERBS) if name not in text]
     options = {
         o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cli import OF_DRIVERS, parser
-from dra_kubeletplugin.cli.completion import script
+from dra_kubeletplugin.cli.shell.completion import script
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")

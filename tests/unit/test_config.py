@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from dra_kubeletplugin import Config
-from dra_kubeletplugin.driver.parameters import applies, decode, resolve
+from dra_kubeletplugin.driver.config.parameters import applies, decode, resolve
 from dra_kubeletplugin.errors import ConfigError
 from tests.drivers import ToyConfig
 

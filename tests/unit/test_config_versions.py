@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Claim, Config, Device, Driver, PreparedDevice, Quantity, Version
-from dra_kubeletplugin.driver.config_schema import json_schema
-from dra_kubeletplugin.driver.making import check
-from dra_kubeletplugin.driver.parameters import decode, judge, resolve
+from dra_kubeletplugin.driver.class_validation import check
+from dra_kubeletplugin.driver.config.json_schema import json_schema
+from dra_kubeletplugin.driver.config.parameters import decode, judge, resolve
 from dra_kubeletplugin.errors import ConfigError, DriverError, DriverFailedError
 
 DRIVER = "gpu.example.com"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from dra_kubeletplugin.local.dev.control import NAME, ControlServer
-from dra_kubeletplugin.local.dev.verbs import Answer, AnyVerb
+from dra_kubeletplugin.localcluster.dev.control import NAME, ControlServer
+from dra_kubeletplugin.localcluster.dev.verbs import Answer, AnyVerb
 
 
 async def act(verb: AnyVerb) -> Answer:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.host import described, description, recording
-from dra_kubeletplugin.host.parts import Function, Machine
-from dra_kubeletplugin.local.dev.hosts import HostError, NodeHost
+from dra_kubeletplugin.host import recording
+from dra_kubeletplugin.host.fake import schema, sysfs
+from dra_kubeletplugin.host.model import Function, Machine
+from dra_kubeletplugin.localcluster.dev.hosts import HostError, NodeHost
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
@@ -29,7 +30,7 @@ CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 @contextlib.contextmanager
 def built(machine: Machine | Mapping[str, Any]) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Host(described.build(Path(folder) / "sys", machine))
+        yield Host(sysfs.build(Path(folder) / "sys", machine))
 
 
 def functions(*given: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,8 +65,8 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
         fn |= {"boot_vga": draw(st.booleans())}
         if draw(st.booleans()):
             fn["link"] = {
-                "speed": draw(st.sampled_from(description.SPEEDS)),
-                "width": draw(st.sampled_from(description.WIDTHS)),
+                "speed": draw(st.sampled_from(schema.SPEEDS)),
+                "width": draw(st.sampled_from(schema.WIDTHS)),
             }
         if draw(st.booleans()):
             total = draw(st.integers(1, 20))
@@ -91,7 +92,7 @@ def by_address(machine: Machine) -> list[Function]:
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
 def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
-    machine = description.parse(said)
+    machine = schema.parse(said)
     with built(machine) as host:
         found = recording.record(host)
     assert by_address(found) == by_address(machine)
@@ -101,17 +102,17 @@ def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
 def test_a_description_written_as_yaml_is_the_same_when_it_is_read(said: dict[str, Any]) -> None:
-    machine = description.parse(said)
+    machine = schema.parse(said)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "host.yaml"
         file.write_text(recording.text(machine))
-        assert description.load(file) == machine
+        assert schema.load(file) == machine
 
 
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
 def test_no_two_functions_ever_share_an_address(said: dict[str, Any]) -> None:
-    machine = description.parse(said)
+    machine = schema.parse(said)
     every = [fn.address for fn in machine.functions]
     every += [fn.virtual(i).address for fn in machine.functions if fn.vfs for i in range(fn.vfs.total)]
     assert len(every) == len(set(every))
@@ -130,9 +131,9 @@ def readable(fn: Function) -> Function:
     return dataclasses.replace(fn, attributes={}, classes=classes, vfs=vfs)
 
 
-@pytest.mark.parametrize("name", described.machines())
+@pytest.mark.parametrize("name", sysfs.machines())
 def test_the_machines_that_come_with_the_package_are_what_they_say(name: str) -> None:
-    machine = description.load(described.find(name))
+    machine = schema.load(sysfs.find(name))
     with built(machine) as host:
         found = recording.record(host)
         names = [fn.device().name for fn in host.pci()]
@@ -144,7 +145,7 @@ def test_the_machines_that_come_with_the_package_are_what_they_say(name: str) ->
 
 def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
     machine = recording.record(Host())
-    again = recording.record(Host(described.build(tmp_path / "sys", machine)))
+    again = recording.record(Host(sysfs.build(tmp_path / "sys", machine)))
     assert by_address(again) == by_address(machine)
 
 
@@ -231,11 +232,11 @@ TWICE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", TWICE)
 def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
     with pytest.raises(SettingsError, match=r"cannot be laid out in|surrogates not allowed"):
-        described.build(tmp_path, TWICE[what])
-    described.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
+        sysfs.build(tmp_path, TWICE[what])
+    sysfs.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
     if "files" not in TWICE[what] and "nodes" not in TWICE[what]:
         with pytest.raises(SettingsError):
-            described.add_function(tmp_path / "good", TWICE[what]["functions"][0])
+            sysfs.add_function(tmp_path / "good", TWICE[what]["functions"][0])
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -244,7 +245,7 @@ def test_what_is_wrong_is_told_with_the_file_and_its_line(tmp_path: Path, what: 
     file = tmp_path / "host.yaml"
     file.write_text(content)
     with pytest.raises(SettingsError, match=re.escape(f"{file}{told}")):
-        described.load(file)
+        sysfs.load(file)
 
 
 def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> None:
@@ -259,24 +260,24 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
     with pytest.raises(SettingsError) as told:
-        described.load(file)
+        sysfs.load(file)
     assert len(told.value.faults) == 4
 
 
 def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="is no text in UTF-8"):
-        described.load(tmp_path / "binary")
+        sysfs.load(tmp_path / "binary")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
-        described.load(tmp_path / "nowhere")
+        sysfs.load(tmp_path / "nowhere")
     with pytest.raises(SettingsError, match="did you mean `virtual-machine`"):
-        described.find("virtual-machin")
+        sysfs.find("virtual-machin")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["functions", "address", "vfs", "vendor", "classes", "numa_nodes", "nodes"]), inner, max_size=4), max_leaves=12))  # fmt: skip
 def test_any_object_is_a_description_or_refused_in_a_sentence(said: Any) -> None:
     with contextlib.suppress(SettingsError):
-        description.parse(said)
+        schema.parse(said)
 
 
 # --- the kernel's effects -----------------------------------------------------------------------
@@ -344,7 +345,7 @@ def test_a_driver_takes_with_it_what_it_made() -> None:
         assert (fn.nodes(), (host.dev / "infiniband/uverbs0").exists(), len(host.pci())) == ([], False, 1)
         host.write("bus/pci/drivers_probe", fn.address)
         assert fn.nodes() == ["/dev/infiniband/uverbs0"]
-        described.reboot(host.sysfs)
+        sysfs.reboot(host.sysfs)
         assert len(host.pci()) == 3, "virtual functions are there again after a boot"
 
 
@@ -368,11 +369,11 @@ def test_device_files_are_found_however_deep_they_hang_and_not_those_of_function
 def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:
     with built(functions(*SWITCHED)) as host:
         with pytest.raises(SettingsError, match="is there twice"):
-            described.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
-        described.add_function(host.sysfs, {**CARD, "address": "0000:1a:00.0", "behind": DOWN, "iommu_group": 7})
+            sysfs.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
+        sysfs.add_function(host.sysfs, {**CARD, "address": "0000:1a:00.0", "behind": DOWN, "iommu_group": 7})
         host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")
         assert len(host.pci()) == 10
-        described.remove_function(host.sysfs, DOWN)
+        sysfs.remove_function(host.sysfs, DOWN)
         assert [fn.address for fn in host.pci()] == [PORT, UP]
         assert list((host.sysfs / "kernel/iommu_groups").iterdir()) == []
 
@@ -400,7 +401,7 @@ def test_any_file_can_be_said() -> None:
         assert fn is not None
         assert (fn.read("label"), fn.read("hwmon/hwmon0/temp1_input"), fn.read("nothing")) == ("left", "42000", None)
         assert (host.sysfs / "class/dmi/id/product_name").read_text() == "Box\n"
-        assert described.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
+        assert sysfs.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
 
 
 def test_an_attribute_that_is_written_while_it_is_read_is_never_empty() -> None:

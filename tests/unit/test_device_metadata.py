@@ -18,7 +18,7 @@ from dra_kubeletplugin.metadata import reader
 from dra_kubeletplugin.metadata.__main__ import main
 from dra_kubeletplugin.metadata.document import decode, encode, is_whole
 from dra_kubeletplugin.metadata.paths import in_container
-from dra_kubeletplugin.resources.types import attribute_json
+from dra_kubeletplugin.resourceapi.types import attribute_json
 
 CLAIM = metadata.ClaimRef("my-claim", "default", "uid-1234")
 GPU: dict[str, Any] = {

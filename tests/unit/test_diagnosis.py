@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Health, Pool, Taint
-from dra_kubeletplugin.diagnosis import Diagnosis, HealthPolicy, checked_report
+from dra_kubeletplugin.devices.health_policy import Diagnosis, HealthPolicy, checked_report
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.inventory import Inventory
 
 
 def follow(reports: list[bool | None], policy: HealthPolicy) -> list[Diagnosis]:

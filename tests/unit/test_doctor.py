@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.analysis.doctor import Finding, Level, kubelet, machine, published, runtimes, specs
+from dra_kubeletplugin.analysis.doctor.processes import Process, running
+from dra_kubeletplugin.analysis.doctor.redaction import REMOVED, text, tidy
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.doctor import Finding, Level, kubelet, machine, published, runtimes, specs
-from dra_kubeletplugin.doctor.processes import Process, running
-from dra_kubeletplugin.doctor.redaction import REMOVED, text, tidy
 
 JSON = dict[str, Any]
 CDI = Path("/var/run/cdi")

@@ -17,10 +17,10 @@ from typing import ClassVar, cast
 import pytest
 
 from dra_kubeletplugin.cli import dev_driver
-from dra_kubeletplugin.local.dev import drivers
-from dra_kubeletplugin.local.dev.drivers import DriverFailed, DriverProcess, Phase, Program
-from dra_kubeletplugin.local.dev.environment import Around, Environment
-from dra_kubeletplugin.plugin import Plugin
+from dra_kubeletplugin.localcluster.dev import drivers
+from dra_kubeletplugin.localcluster.dev.drivers import DriverFailed, DriverProcess, Phase, Program
+from dra_kubeletplugin.localcluster.dev.environment import Around, Environment
+from dra_kubeletplugin.plugin.node import Plugin
 
 PATIENCE = 60  # seconds
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, DeviceNode, Hook, Mount, NetDevice, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.answers import complete
+from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.driver import AllocatedDevice
-from dra_kubeletplugin.driver.parameters import resolve
+from dra_kubeletplugin.driver.config.parameters import resolve
 from dra_kubeletplugin.errors import (
     BadAnswerError,
     ConfigError,

@@ -17,20 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import cel
-from dra_kubeletplugin.allocation.allocator import AllocationError, Allocator
-from dra_kubeletplugin.allocation.faults import AllocationTimeout
-from dra_kubeletplugin.cel.effort import EFFORT_LIMIT
-from dra_kubeletplugin.cel.expressions import (
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.localcluster.apiserver.admission.conditions import Condition, holds
+from dra_kubeletplugin.scheduling import cel
+from dra_kubeletplugin.scheduling.allocator.allocator import AllocationError, Allocator
+from dra_kubeletplugin.scheduling.allocator.faults import AllocationTimeout
+from dra_kubeletplugin.scheduling.cel.effort import EFFORT_LIMIT
+from dra_kubeletplugin.scheduling.cel.expressions import (
     ADMISSION_VARIABLES,
     MATCH_CONDITIONS_BUDGET,
     Budget,
     Environment,
     Expression,
 )
-from dra_kubeletplugin.cel.frame import Frame
-from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.local.apiserver.admission.conditions import Condition, holds
+from dra_kubeletplugin.scheduling.cel.frame import Frame
 from tests.local.objects import claim, device_class, pod, slice_of
 
 DEVICE = cel.Device(

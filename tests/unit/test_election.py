@@ -13,8 +13,8 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube import lease as module
-from dra_kubeletplugin.kube.lease import Elector, LeaseTimes
+from dra_kubeletplugin.kube import leader_election as module
+from dra_kubeletplugin.kube.leader_election import Elector, LeaseTimes
 
 JSON = dict[str, Any]
 TIMES = LeaseTimes(duration=15.5, renew_deadline=10, retry=2)

@@ -17,8 +17,8 @@ import pytest
 
 import dra_kubeletplugin
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cli.ending import ended
-from dra_kubeletplugin.cli.exits import Exit
+from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.exit_handling import ended
 from tests.signals import inherited
 
 HANGS = """

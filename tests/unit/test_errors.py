@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import errors_page
+from dra_kubeletplugin.base import errors_page
 from dra_kubeletplugin.errors import DraError, PermanentError, clip, describe, printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.events import Events, claim_subject, node_subject
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.kube.event_recorder import Events, claim_subject, node_subject
 
 
 class Server:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.analysis import Explanation, Gap, Kind, Snapshot, State, explain, waiting
+from dra_kubeletplugin.analysis.explain import node_feasibility
 from dra_kubeletplugin.cli.explain_text import text
-from dra_kubeletplugin.cli.style import Style
-from dra_kubeletplugin.cluster import Explanation, Gap, Kind, Snapshot, State, everywhere, explain, waiting
+from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 
 JSON = dict[str, Any]
@@ -432,7 +433,7 @@ def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() ->
 
 
 def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "LIMIT", 0.0)
+    monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
     assert (found.state, found.kinds) == (State.UNKNOWN, {Kind.TIMEOUT})
     assert "the scheduler gives up after 10 s" in found.summary

@@ -48,6 +48,6 @@ def test_a_command_that_serves_says_how_many_it_needs(command: str, files: int, 
 
 @pytest.mark.parametrize(("soft", "hard", "taken"), [(64, 512, 512), (64, 4096, 1024), (2048, 4096, 2048)])
 def test_what_may_be_had_is_taken_up_to_the_usual_number(soft: int, hard: int, taken: int) -> None:
-    ask = "from dra_kubeletplugin.cli.open_files import need_files; import resource; need_files(); "
+    ask = "from dra_kubeletplugin.cli.shell.open_files import need_files; import resource; need_files(); "
     done = limited(soft, hard, "-c", ask + "print(resource.getrlimit(resource.RLIMIT_NOFILE))")
     assert (done.stdout, done.stderr) == (f"({taken}, {hard})\n", "")

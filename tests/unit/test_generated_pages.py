@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 
-from dra_kubeletplugin.host import described, description
+from dra_kubeletplugin.host.fake import schema, sysfs
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -50,7 +50,7 @@ def test_what_is_said_to_be_generated_is(files: Mapping[str, str]) -> None:
 
 def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
     example = yaml.safe_load(generate.example())
-    described.build(tmp_path / "host", description.parse(example))
+    sysfs.build(tmp_path / "host", schema.parse(example))
     keys = set(re.findall(r"^\| `([^`]+)` \|", (DOCS / "hosts.md").read_text(), re.MULTILINE))
 
     def found(value: object, place: str) -> set[str]:
@@ -100,7 +100,7 @@ def test_every_proposal_of_the_seeds_has_its_section() -> None:
 
 def test_the_security_page_says_what_its_manifests_say() -> None:
     """Users and capabilities, which are written by hand there."""
-    source = ROOT / "src/dra_kubeletplugin/deploying/source"
+    source = ROOT / "src/dra_kubeletplugin/packaging/manifests/source"
     page = (DOCS / "security.md").read_text()
     for part in ("controller", "webhook"):
         assert f"| {part} | 65532 |" in page

@@ -9,13 +9,13 @@ from types import FrameType
 
 import pytest
 
-from dra_kubeletplugin.cli import holding
+from dra_kubeletplugin.cli.shell import loop_watchdog
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "_PAUSE", 0.01)
-    monkeypatch.setattr(holding, "_LOOK", 0.01)
+    monkeypatch.setattr(loop_watchdog, "_PAUSE", 0.01)
+    monkeypatch.setattr(loop_watchdog, "_LOOK", 0.01)
 
 
 class Told(logging.Handler):
@@ -45,17 +45,17 @@ class Card:
 
 def test_a_method_that_blocks_is_named_with_its_line_and_when_it_goes_on(told: Told) -> None:
     async def main() -> None:
-        holding.watch(asyncio.get_running_loop())
+        loop_watchdog.watch(asyncio.get_running_loop())
         await asyncio.create_task(Card().prepare(told.first))  # a step of its own: what comes before is another's line
         async with asyncio.timeout(60):
             while len(told.lines) < 2:
                 await asyncio.sleep(0.01)
 
-    holding.log.addHandler(told)
+    loop_watchdog.log.addHandler(told)
     try:
         asyncio.run(main())
     finally:
-        holding.log.removeHandler(told)
+        loop_watchdog.log.removeHandler(told)
     line = Card.prepare.__code__.co_firstlineno + 1
     assert f"held by unit/test_holding_the_event_loop.py:{line} in Card.prepare: the kubelet, " in told.lines[0]
     assert told.lines[1].startswith("the event loop goes on, after ")
@@ -65,30 +65,30 @@ def test_a_method_that_blocks_is_named_also_where_something_else_blocked_first(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one step of the loop: the first looks see a library's code, which is no line of the author's."""
-    found, looks = holding.at_work, 0
+    found, looks = loop_watchdog.at_work, 0
 
     def at_work(frame: FrameType | None) -> str:
         nonlocal looks
         looks += 1
         return found(frame) if looks > 3 else ""
 
-    monkeypatch.setattr(holding, "at_work", at_work)
+    monkeypatch.setattr(loop_watchdog, "at_work", at_work)
 
     async def main() -> None:
-        holding.watch(asyncio.get_running_loop())
+        loop_watchdog.watch(asyncio.get_running_loop())
         await asyncio.create_task(Card().prepare(told.first))
 
-    holding.log.addHandler(told)
+    loop_watchdog.log.addHandler(told)
     try:
         asyncio.run(main())
     finally:
-        holding.log.removeHandler(told)
+        loop_watchdog.log.removeHandler(told)
     assert " in Card.prepare: " in told.lines[0]
 
 
 def test_the_watch_ends_with_its_loop() -> None:
     async def main() -> None:
-        holding.watch(asyncio.get_running_loop())
+        loop_watchdog.watch(asyncio.get_running_loop())
 
     before = set(threading.enumerate())
     asyncio.run(main())

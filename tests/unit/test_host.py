@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Host
-from dra_kubeletplugin.host import described, standard, sysfs
+from dra_kubeletplugin.host import device_attributes, sysfs
+from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.host.pci_names import PciNames
 
 
@@ -208,8 +209,8 @@ def test_where_the_cluster_takes_lists_the_numa_node_is_one(tmp_path: Path) -> N
     functions = ({"address": "0000:17:00.0", **BASE, "numa": 1}, {"address": "0000:18:00.0", **BASE})
     for lists, said in ((False, 1), (True, [1, 0])):
         first, second = numa_host(tmp_path / str(lists), *functions, lists=lists).pci()
-        assert first.device().json()["attributes"][standard.NUMA_NODE] == {"ints" if lists else "int": said}
-        assert standard.NUMA_NODE not in second.device().attributes
+        assert first.device().json()["attributes"][device_attributes.NUMA_NODE] == {"ints" if lists else "int": said}
+        assert device_attributes.NUMA_NODE not in second.device().attributes
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1, max_size=5), st.text(max_size=8))
@@ -221,12 +222,12 @@ def test_a_list_of_cpus_is_read_and_anything_else_is_none(ranges: list[tuple[int
 
 def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
     uuid = "123E4567-E89B-12D3-A456-426614174000"
-    assert Device("m", {standard.MDEV_UUID: standard.mdev_uuid(uuid)}).json()["attributes"] == {
+    assert Device("m", {device_attributes.MDEV_UUID: device_attributes.mdev_uuid(uuid)}).json()["attributes"] == {
         "resource.kubernetes.io/mdevUUID": {"string": uuid.lower()}
     }
     for wrong in ("", uuid[1:], uuid.replace("-", ""), f"{uuid}\n"):
         with pytest.raises(ValueError, match="is no UUID"):
-            standard.mdev_uuid(wrong)
+            device_attributes.mdev_uuid(wrong)
 
 
 # --- what is read, and when ---------------------------------------------------------------------

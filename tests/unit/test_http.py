@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.observe.http import PROBES, HttpServer, Limits, Request, Response
+from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Limits, Request, Response
 from tests.certificates import authority, server_side, signed
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.observe.http import HttpServer, Limits, Request, Response
-from dra_kubeletplugin.observe.shared_run import SharedRun
+from dra_kubeletplugin.base.http_server.server import HttpServer, Limits, Request, Response
+from dra_kubeletplugin.base.http_server.shared_run import SharedRun
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -278,7 +278,7 @@ async def test_clients_that_send_requests_without_waiting_do_not_keep_their_plac
 WITHOUT_DESCRIPTORS = """
 import asyncio, resource, os
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from dra_kubeletplugin.observe.http import PROBES, HttpServer, Response
+from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Response
 async def main():
     async def answer(request):
         return Response(200, b"ok", "text/plain")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.runtime.container_logs import ContainerLog
-from dra_kubeletplugin.local.runtime.images import Image, ImageError, Images, parse_option
-from dra_kubeletplugin.local.runtime.interface import ContainerError, LogOptions
+from dra_kubeletplugin.localcluster.runtime.container_logs import ContainerLog
+from dra_kubeletplugin.localcluster.runtime.images import Image, ImageError, Images, parse_option
+from dra_kubeletplugin.localcluster.runtime.interface import ContainerError, LogOptions
 
 
 def blob(layout: Path, data: bytes) -> dict[str, Any]:

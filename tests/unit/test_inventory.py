@@ -19,13 +19,13 @@ from dra_kubeletplugin import CounterSet, Device, Health, Nodes, Pool, Role, Tai
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
 from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
-from dra_kubeletplugin.diagnosis import HealthPolicy
+from dra_kubeletplugin.devices.health_policy import HealthPolicy
+from dra_kubeletplugin.devices.inventory import GONE, Inventory
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
-from dra_kubeletplugin.inventory import GONE, Inventory
-from dra_kubeletplugin.kubelet import HealthService
-from dra_kubeletplugin.resources.gates import Gate
-from dra_kubeletplugin.resources.nodes import Where
-from dra_kubeletplugin.resources.slice_rules import validate_device
+from dra_kubeletplugin.plugin.grpc import HealthService
+from dra_kubeletplugin.resourceapi.gated_fields import Gate
+from dra_kubeletplugin.resourceapi.nodes import Where
+from dra_kubeletplugin.resourceapi.validation.slices import validate_device
 
 UNHEALTHY = Taint(key="example.com/unhealthy", effect="NoExecute")
 KINDS = pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.controllers.job_outcomes import INDEX, before_us, ended, format_indexes, tally
+from dra_kubeletplugin.localcluster.controllers.job_outcomes import INDEX, before_us, ended, format_indexes, tally
 
 ENDS = st.lists(
     st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=12

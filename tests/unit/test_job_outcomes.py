@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.controllers.job_outcomes import (
+from dra_kubeletplugin.localcluster.controllers.job_outcomes import (
     INDEX,
     Action,
     Ended,

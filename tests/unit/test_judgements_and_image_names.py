@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.kubelet.image_names import fault
-from dra_kubeletplugin.local.kubelet.probes import Judgement
-from dra_kubeletplugin.local.runtime.interface import Action, Occasion, Verdict
-from dra_kubeletplugin.local.runtime.rehearsal import outcome_of
+from dra_kubeletplugin.localcluster.kubelet.image_names import fault
+from dra_kubeletplugin.localcluster.kubelet.probes import Judgement
+from dra_kubeletplugin.localcluster.runtime.interface import Action, Occasion, Verdict
+from dra_kubeletplugin.localcluster.runtime.simulated_behavior import outcome_of
 
 _PREFIX = "simulated.dra-kubeletplugin.dev"
 

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.errors import ApiError, SettingsError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.proxy import Proxy, parse_proxy, proxy_of
-from dra_kubeletplugin.settings import Settings
 from tests.certificates import Pair, authority, server_side, signed
 from tests.raw_server import Peer, answer, serving
 

@@ -15,7 +15,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import documents, kubectl_stream, kubectl_yaml
+from dra_kubeletplugin.base.yaml import documents, stream
+from dra_kubeletplugin.base.yaml import loader as kubectl_yaml
 
 MARK = "\ufeff"
 JSON = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "%s"}}'
@@ -91,7 +92,7 @@ LEFT_OUT: dict[str, tuple[str, str]] = {  # by kubectl, without a word
 
 def told(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
     """Names of what is read, and faults, without the file's name."""
-    from dra_kubeletplugin import manifests
+    from dra_kubeletplugin.base.yaml import manifests
 
     path = folder / "f.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -235,12 +236,12 @@ def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_ot
     found: list[tuple[int, Any]] = []
     fault = False
     try:
-        for part in kubectl_stream.parts(text):
+        for part in stream.parts(text):
             node = part.node()
             assert node is not None
             if part.value is not None:
                 found.append((part.line + node.start_mark.line, as_text(part.value)))
-    except kubectl_stream.Fault:
+    except stream.Fault:
         fault = True
     assert (found, fault) == model(text)
 
@@ -288,8 +289,8 @@ def test_json_is_read_one_after_the_other_and_gives_way_to_yaml_after_the_first(
     text = gap.join(map(json.dumps, values)) + ("\n---\nz: 1\n" if tail else "")
     found, fault = [], False
     try:
-        found += [p.value for p in kubectl_stream.parts(text)]
-    except kubectl_stream.Fault:
+        found += [p.value for p in stream.parts(text)]
+    except stream.Fault:
         fault = True
     if len(values) > 1 and tail:
         assert fault

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import kubectl_stream, kubectl_yaml
+from dra_kubeletplugin.base.yaml import loader, stream
 from dra_kubeletplugin.cli import main
 
 ANSWERS: list[tuple[str, Any]] = [  # of kubectl 1.32, `annotate --local`, for a value within opaque.parameters
@@ -34,14 +34,14 @@ REFUSED = (".inf", "-.Inf", "+.INF", ".nan", "{null: a}", "{? [a] : b}", "{<<: 1
 
 @pytest.mark.parametrize(("text", "value"), ANSWERS)
 def test_a_value_is_what_kubectl_makes_of_it(text: str, value: Any) -> None:
-    (part,) = kubectl_yaml.parts(f"a: {text}\n")
+    (part,) = loader.parts(f"a: {text}\n")
     assert json.dumps(part.value["a"]) == json.dumps(value)
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_kubectl_refuses_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(yaml.MarkedYAMLError) as refused:
-        list(kubectl_yaml.parts(f"b: 1\na: {text}\n"))
+        list(loader.parts(f"b: 1\na: {text}\n"))
     assert refused.value.problem_mark is not None
     assert refused.value.problem_mark.line == 1
 
@@ -85,7 +85,7 @@ VALUES = st.recursive(
 @example("+_")
 def test_any_word_is_something_that_json_has(word: str) -> None:
     try:
-        found = [part.value for part in kubectl_yaml.parts(word)]
+        found = [part.value for part in loader.parts(word)]
     except yaml.YAMLError:
         return
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -95,7 +95,7 @@ def test_any_word_is_something_that_json_has(word: str) -> None:
 @given(st.dictionaries(st.text(), VALUES), st.booleans(), st.sampled_from([None, 2, "\t"]))
 def test_json_is_read_as_it_is_whatever_is_in_its_texts(value: Any, ascii: bool, indent: int | str | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    assert [part.value for part in kubectl_stream.parts(f"{text}\n{text}")] == [value, value]
+    assert [part.value for part in stream.parts(f"{text}\n{text}")] == [value, value]
 
 
 WRITTEN = st.recursive(
@@ -108,14 +108,14 @@ WRITTEN = st.recursive(
 @given(st.dictionaries(st.text() | WORDS, WRITTEN))
 @example({"1e3": "y", "08": "0o17", "n": "12:30", "=": "<<"})
 def test_what_we_write_as_yaml_is_read_as_it_was_by_kubernetes_and_by_pyyaml(value: Any) -> None:
-    text = yaml.dump(value, Dumper=kubectl_yaml.Dumper, sort_keys=False)
-    (part,) = kubectl_yaml.parts(text)
+    text = yaml.dump(value, Dumper=loader.Dumper, sort_keys=False)
+    (part,) = loader.parts(text)
     assert (part.value, part.twice) == (value, [])
     assert yaml.safe_load(text) == value
 
 
 def test_nothing_is_written_as_yaml_otherwise() -> None:
-    source = Path(kubectl_yaml.__file__).parent
+    source = Path(loader.__file__).parent
     assert [p for p in source.rglob("*.py") if "safe_dump(" in p.read_text()] == []
 
 

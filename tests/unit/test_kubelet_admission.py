@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.kubelet.admission import refusal
+from dra_kubeletplugin.localcluster.kubelet.admission import refusal
 
 JSON = dict[str, Any]
 

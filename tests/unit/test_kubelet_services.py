@@ -14,15 +14,22 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from dra_kubeletplugin import locks
 from dra_kubeletplugin._proto import health_v1_pb2 as v1
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
-from dra_kubeletplugin.inventory import DeviceHealth, DeviceKey, Inventory
-from dra_kubeletplugin.kubelet import HealthService, NodeService, Registration, lock_of, remove_dead, remove_temporary
-from dra_kubeletplugin.kubelet import path_lock as path_lock_module
-from dra_kubeletplugin.kubelet.path_lock import PathLock
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.base import flock as locks
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.inventory import DeviceHealth, DeviceKey, Inventory
+from dra_kubeletplugin.plugin.grpc import (
+    HealthService,
+    NodeService,
+    Registration,
+    lock_of,
+    remove_dead,
+    remove_temporary,
+)
+from dra_kubeletplugin.plugin.grpc import path_lock as path_lock_module
+from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 
 MIB = 1024 * 1024
 INSTANCE, OTHER = "1-0123abcd", "1-89abcdef"

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin import lifespan as module
+from dra_kubeletplugin.base.http_server.server import Request
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.driver import Driver
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.lifespan import Probes, begin, bounded, only_error, start_driver
-from dra_kubeletplugin.observe.http import Request
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.plugin import lifecycle as module
+from dra_kubeletplugin.plugin.lifecycle import Probes, begin, bounded, only_error, start_driver
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.observe.log import JsonFormatter, TextFormatter
+from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter
 
 
 class Broken:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_kubeletplugin.driver.loose import listen
+from dra_kubeletplugin.driver.diagnostics.unhandled import listen
 
 
 @pytest.fixture

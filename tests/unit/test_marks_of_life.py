@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import locks
-from dra_kubeletplugin.claims import processes as module
-from dra_kubeletplugin.claims.processes import Opened, Owned, ProcessLock
+from dra_kubeletplugin.base import flock as locks
+from dra_kubeletplugin.claims import instances as module
+from dra_kubeletplugin.claims.instances import Opened, Owned, ProcessLock
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = Owned("/x.sock", 1, 2)
@@ -230,8 +230,8 @@ def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
 NO_FILE_LEFT = """
 import errno, os, resource, sys
 from pathlib import Path
-from dra_kubeletplugin.claims.folder import Folder
-from dra_kubeletplugin.claims.processes import ProcessLock
+from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.claims.instances import ProcessLock
 
 living, looking = (ProcessLock(Path(sys.argv[1])) for _ in range(2))
 living.acquire()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import dra_kubeletplugin
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.analysis import from_files
+from dra_kubeletplugin.base.yaml.manifests import ManifestError
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cluster import from_files
-from dra_kubeletplugin.manifests import ManifestError
 
 from .test_validating_files import CLAIM
 

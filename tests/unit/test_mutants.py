@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.claims import flights
+from dra_kubeletplugin.claims import inflight
 from tests.tools.mutants import tracing
 from tests.tools.mutants.__main__ import REVIEWED, draw, report, reviewed
 from tests.tools.mutants.mutation import Mutation, Operator, mutations
@@ -84,7 +84,7 @@ def test_what_no_test_should_care_for_is_left_alone(source: str) -> None:
 
 
 def test_every_change_of_a_real_module_compiles_and_changes_something() -> None:
-    source = Path(flights.__file__).read_text()
+    source = Path(inflight.__file__).read_text()
     found = mutations(source, "claims/flights.py")
     assert len(found) > 10
     for m in found:

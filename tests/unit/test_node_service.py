@@ -10,11 +10,11 @@ import pytest
 
 from dra_kubeletplugin._proto import dra_v1_pb2 as v1
 from dra_kubeletplugin._proto import dra_v1beta1_pb2 as v1beta1
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import Answer, ClaimRef
-from dra_kubeletplugin.claims.answers import PreparedAnswer
+from dra_kubeletplugin.claims.prepared_devices import PreparedAnswer
 from dra_kubeletplugin.errors import RetryableError
-from dra_kubeletplugin.kubelet import NodeService
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.plugin.grpc import NodeService
 
 VERSIONS = pytest.mark.parametrize("pb", [v1, v1beta1])
 

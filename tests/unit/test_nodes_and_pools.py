@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.devices.discovery import ask, asked
+from dra_kubeletplugin.devices.slices.pack import SliceContent
+from dra_kubeletplugin.devices.slices.plan import Frame, Write
+from dra_kubeletplugin.devices.validation import answered
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.host import Host
-from dra_kubeletplugin.publishable import answered
-from dra_kubeletplugin.resources.slice_rules import validate_spec
-from dra_kubeletplugin.scanning import ask, asked
-from dra_kubeletplugin.settings import Settings
-from dra_kubeletplugin.slices.pack import SliceContent
-from dra_kubeletplugin.slices.plan import Frame, Write
+from dra_kubeletplugin.resourceapi.validation.slices import validate_spec
 
 EVERY = {
     "this": Nodes.this(),

@@ -13,16 +13,16 @@ import pytest
 
 import dra_kubeletplugin
 from dra_kubeletplugin import Config, CounterSet, Device, Driver
+from dra_kubeletplugin.devices.health_report_errors import OddReports
+from dra_kubeletplugin.devices.pool_state import Stock, restocked
+from dra_kubeletplugin.devices.validation import Answered
 from dra_kubeletplugin.driver import Health
+from dra_kubeletplugin.driver.class_validation import check
+from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, instead, judging
 from dra_kubeletplugin.driver.loading import load_driver
-from dra_kubeletplugin.driver.making import check
-from dra_kubeletplugin.driver.mistakes import defined, explained, instead, judging
-from dra_kubeletplugin.driver.told_health import told_besides
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.odd_reports import OddReports
-from dra_kubeletplugin.publishable import Answered
-from dra_kubeletplugin.resources.nodes import Nodes
-from dra_kubeletplugin.stock import Stock, restocked
+from dra_kubeletplugin.resourceapi.nodes import Nodes
+from dra_kubeletplugin.testing.health_override import told_besides
 
 DRIVER = """
 from dra_kubeletplugin import Driver
@@ -293,7 +293,7 @@ def test_an_import_that_raises_anything_is_told(tmp_path: Path, raised: str) -> 
 
 def test_rooms_of_the_package_are_there_once_it_is_imported() -> None:
     asked = (
-        "import dra_kubeletplugin as d; d.errors.PermanentError, d.host.Host, d.cdi.Hook, d.driver.Claim, d.resources"
+        "import dra_kubeletplugin as d; d.errors.PermanentError, d.host.Host, d.cdi.Hook, d.driver.Claim, d.resourceapi"
     )
     subprocess.run([sys.executable, "-c", asked], check=True)
 

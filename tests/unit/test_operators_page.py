@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cluster import Kind
-from dra_kubeletplugin.cluster.reading import EVERYTHING
+from dra_kubeletplugin.analysis import Kind
+from dra_kubeletplugin.analysis.reader import EVERYTHING
 
 PAGE = (Path(__file__).parents[2] / "docs/operators.md").read_text()
 

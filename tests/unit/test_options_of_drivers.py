@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice, cli
-from dra_kubeletplugin.cli.parsing import Parser
+from dra_kubeletplugin.cli.shell.parsing import Parser
 from dra_kubeletplugin.driver import as_flags, check, declared, make, read_options
 from dra_kubeletplugin.driver.options import COMMANDS
 from dra_kubeletplugin.errors import DriverError, SettingsError
@@ -107,7 +107,7 @@ def test_what_is_given_as_an_object_is_the_same_by_flags(given: RackOptions) -> 
 
 
 def parsed(flags: list[str]) -> argparse.Namespace:
-    from dra_kubeletplugin.cli.own_options import add_own_options
+    from dra_kubeletplugin.cli.shell.driver_options import add_own_options
 
     parser = Parser()
     add_own_options(parser, [Rack])
@@ -116,7 +116,7 @@ def parsed(flags: list[str]) -> argparse.Namespace:
 
 
 def own(args: argparse.Namespace) -> dict[str, Any]:
-    from dra_kubeletplugin.cli.own_options import given_own
+    from dra_kubeletplugin.cli.shell.driver_options import given_own
 
     return given_own(args, Rack)
 

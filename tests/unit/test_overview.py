@@ -16,23 +16,23 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
+from dra_kubeletplugin.analysis import Snapshot
+from dra_kubeletplugin.analysis.explain.background import Reasons, _Found
+from dra_kubeletplugin.analysis.top.arranging import Grouping, Order, arranged, matching, natural
+from dra_kubeletplugin.analysis.top.overview import overview
+from dra_kubeletplugin.analysis.watcher import Follower
+from dra_kubeletplugin.base.http_server.origin import is_from_here
+from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.claims import Record, State, Store
-from dra_kubeletplugin.cli.style import Style
+from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.cli.top import details
 from dra_kubeletplugin.cli.top.table import table
-from dra_kubeletplugin.cluster import Snapshot
-from dra_kubeletplugin.cluster.following import Follower
-from dra_kubeletplugin.cluster.overviewing import overview
-from dra_kubeletplugin.cluster.reasons import Reasons, _Found
-from dra_kubeletplugin.inventory import Inventory
-from dra_kubeletplugin.observe.http import Request
-from dra_kubeletplugin.observe.origin import is_from_here
-from dra_kubeletplugin.overview import page
-from dra_kubeletplugin.overview.arranging import Grouping, Order, arranged, matching, natural
-from dra_kubeletplugin.overview.rows import Health, NodeRow, Overview, Use
-from dra_kubeletplugin.overview.tally import Tallier, tally
-from dra_kubeletplugin.own_page import answer
-from dra_kubeletplugin.own_page import overview as own_overview
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.plugin import usage_page
+from dra_kubeletplugin.plugin.status_page import answer
+from dra_kubeletplugin.plugin.status_page import overview as own_overview
+from dra_kubeletplugin.resourceapi.usage.rows import Health, NodeRow, Overview, Use
+from dra_kubeletplugin.resourceapi.usage.usage import Tallier, tally
 
 JSON = dict[str, Any]
 DRIVER = "toy.example.com"
@@ -320,7 +320,7 @@ def request(path: str = "/overview.json", method: str = "GET", **headers: str) -
 
 
 def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_elsewhere() -> None:
-    found = page.page()
+    found = usage_page.page()
     policy = found.headers["Content-Security-Policy"]
     text = found.body.decode()
     for kind in ("script", "style"):
@@ -335,11 +335,11 @@ def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_el
 
 def test_rows_that_the_page_has_are_not_sent_again() -> None:
     found = rows_of(3)
-    first = page.rows(request(), found)
+    first = usage_page.rows(request(), found)
     assert msgspec.json.decode(first.body)["devices"][2]["holders"][0]["claim"] == "ml/c"
-    again = page.rows(request(if_none_match=first.headers["ETag"]), replace(found, at=9.0))
+    again = usage_page.rows(request(if_none_match=first.headers["ETag"]), replace(found, at=9.0))
     assert (again.status, again.body) == (304, b"")
-    assert page.rows(request(if_none_match=first.headers["ETag"]), rows_of(4)).status == 200
+    assert usage_page.rows(request(if_none_match=first.headers["ETag"]), rows_of(4)).status == 200
 
 
 @pytest.mark.parametrize(("asked", "status"), [
@@ -360,7 +360,7 @@ def test_rows_that_the_page_has_are_not_sent_again() -> None:
     (request(method="DELETE"), 405),
 ])  # fmt: skip
 def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, status: int) -> None:
-    refused = page.refusal(asked, {"node-1"})
+    refused = usage_page.refusal(asked, {"node-1"})
     assert (refused.status if refused else 0) == status
 
 

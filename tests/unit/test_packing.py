@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.publishable import Parcel, parcel
-from dra_kubeletplugin.slices.pack import Held, SliceContent, pack
-from dra_kubeletplugin.slices.plan import Frame, Plan, first_frame, found, make_plan
-from dra_kubeletplugin.slices.sameness import digest
+from dra_kubeletplugin.devices.slices.digest import digest
+from dra_kubeletplugin.devices.slices.pack import Held, SliceContent, pack
+from dra_kubeletplugin.devices.slices.plan import Frame, Plan, first_frame, found, make_plan
+from dra_kubeletplugin.devices.validation import Parcel, parcel
 
 names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
 

@@ -10,7 +10,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.boundary import Metadata, Page
+from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import PODS
 

@@ -11,8 +11,8 @@ import yaml
 
 from dra_kubeletplugin import Config
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.opaque import Reader, faults, faults_with_classes
-from dra_kubeletplugin.resources.convert import convert
+from dra_kubeletplugin.driver.config.objects import Reader, faults, faults_with_classes
+from dra_kubeletplugin.resourceapi.conversion import convert
 
 DRIVER = "acme.example.com"
 JSON = dict[str, Any]

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.deploying import judging
-from dra_kubeletplugin.deploying.source import load
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.driver.parameters import resolve
+from dra_kubeletplugin.driver.config.objects import KINDS
+from dra_kubeletplugin.driver.config.parameters import resolve
 from dra_kubeletplugin.errors import ConfigError
-from dra_kubeletplugin.local.apiserver import offline
-from dra_kubeletplugin.opaque import KINDS
+from dra_kubeletplugin.localcluster.apiserver import offline
+from dra_kubeletplugin.packaging.manifests import values_validation
+from dra_kubeletplugin.packaging.manifests.source import load
 
 PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
 DRIVER = "clocks.example.com"
@@ -44,7 +44,7 @@ def test_the_values_of_the_page_are_right() -> None:
     source = load()
     least = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
     for text in re.findall(r"```yaml\n(features: .*?)```", PAGE, re.DOTALL):
-        said = list(judging.faults(source, least | yaml.safe_load(text)))
+        said = list(values_validation.faults(source, least | yaml.safe_load(text)))
         assert [s for s in said if not s.startswith("webhookCABundle: ")] == []  # it is cut short there
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dra_kubeletplugin.cel.parts import unmet
-from dra_kubeletplugin.cel.selector import Device
+from dra_kubeletplugin.scheduling.cel.parts import unmet
+from dra_kubeletplugin.scheduling.cel.selector import Device
 
 ATTRIBUTES = {**{f"a{i}": {"int": i} for i in range(9)}, "model": {"string": "a100"}, "types": {"strings": ["x", "y"]}}
 CARD = Device("gpu.example.com", {"attributes": ATTRIBUTES, "capacity": {"memory": {"value": "16Gi"}}})

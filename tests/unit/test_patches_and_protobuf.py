@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.apiserver import patch
-from dra_kubeletplugin.local.apiserver.schemas import protobuf, tables
+from dra_kubeletplugin.localcluster.apiserver import patch
+from dra_kubeletplugin.resourceapi.schemas import protobuf, tables
 
 JSON = dict[str, Any]
 POD = tables.named("core.v1.Pod")

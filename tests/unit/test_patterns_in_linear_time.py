@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from dra_kubeletplugin import cel
-from dra_kubeletplugin.cel.patterns import regex
-from dra_kubeletplugin.local.apiserver import custom, selectors
-from dra_kubeletplugin.local.apiserver.selectors import SelectorError
+from dra_kubeletplugin.localcluster.apiserver import custom, selectors
+from dra_kubeletplugin.localcluster.apiserver.selectors import SelectorError
+from dra_kubeletplugin.scheduling import cel
+from dra_kubeletplugin.scheduling.cel.patterns import regex
 
 DEVICE = cel.Device("d.example.com", {"name": "d", "attributes": {"name": {"string": "a" * 64 + "!"}}})
 NAME = 'device.attributes["d.example.com"].name'

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver.pod_columns import pod_row
+from dra_kubeletplugin.localcluster.apiserver.pod_columns import pod_row
 
 JSON = dict[str, Any]
 RUNNING: JSON = {"state": {"running": {}}, "ready": True, "started": True}

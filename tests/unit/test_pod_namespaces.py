@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from dra_kubeletplugin.local.runtime import pod_namespaces
-from dra_kubeletplugin.local.runtime.pod_namespaces import PodNamespaces
+from dra_kubeletplugin.localcluster.runtime import pod_namespaces
+from dra_kubeletplugin.localcluster.runtime.pod_namespaces import PodNamespaces
 
 
 async def test_namespaces_of_a_start_that_is_cancelled_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

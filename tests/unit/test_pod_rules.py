@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver.rules.pod_defaults import pod_defaults
-from dra_kubeletplugin.local.apiserver.rules.pods import validate_pod
+from dra_kubeletplugin.localcluster.apiserver.validation.pod_defaults import pod_defaults
+from dra_kubeletplugin.localcluster.apiserver.validation.pods import validate_pod
 
 JSON = dict[str, Any]
 HOST = "kubernetes.io/hostname"

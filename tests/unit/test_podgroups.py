@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.kubelet.claims import PrepareError
-from dra_kubeletplugin.local.kubelet.pod_claims import usable_claims
-from dra_kubeletplugin.scheduling import podgroups
+from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError
+from dra_kubeletplugin.localcluster.kubelet.pod_claims import usable_claims
+from dra_kubeletplugin.scheduling.framework import pod_groups
 
 JSON = dict[str, Any]
 BY_NAME = {"name": "c", "resourceClaimName": "x"}
@@ -47,8 +47,8 @@ def claim(*reserved: JSON, owner: JSON | None = None) -> JSON:
     ],
 )
 def test_a_claim_is_the_groups_where_all_fields_of_the_entries_are_the_same(entries: list[JSON], shared: bool) -> None:
-    assert podgroups.shares({"spec": {"resourceClaims": entries}}, BY_NAME) is shared
-    assert not podgroups.shares(None, BY_NAME)
+    assert pod_groups.shares({"spec": {"resourceClaims": entries}}, BY_NAME) is shared
+    assert not pod_groups.shares(None, BY_NAME)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_claim_is_the_groups_where_all_fields_of_the_entries_are_the_same(entr
 def test_a_claim_may_be_used_by_the_pod_or_the_group_that_it_is_reserved_for(
     reference: JSON, group: str, allowed: bool
 ) -> None:
-    assert podgroups.is_for(reference, pod(group)) is allowed
+    assert pod_groups.is_for(reference, pod(group)) is allowed
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_claim_may_be_used_by_the_pod_or_the_group_that_it_is_reserved_for(
     ],
 )
 def test_a_claim_was_made_for_its_controller_the_pod_or_its_group(owner: JSON | None, group: str, made: bool) -> None:
-    assert podgroups.made_for(claim(owner=owner), pod(group)) is made
+    assert pod_groups.made_for(claim(owner=owner), pod(group)) is made
 
 
 class Server:

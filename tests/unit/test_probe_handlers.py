@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from dra_kubeletplugin.local.runtime.handlers import perform
-from dra_kubeletplugin.local.runtime.interface import Action, ContainerError, Occasion, Outcome, Verdict
+from dra_kubeletplugin.localcluster.runtime.handlers import perform
+from dra_kubeletplugin.localcluster.runtime.interface import Action, ContainerError, Occasion, Outcome, Verdict
 from tests.ports import refusing_port
 
 ADDRESS = "127.0.0.1"

@@ -23,14 +23,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import CounterSet, Device, Pool
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import NodeScope
+from dra_kubeletplugin.devices.slices.sync import Superseded, Syncer
+from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
+from dra_kubeletplugin.devices.slices.write_lock import Turn
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.slices import NodeScope
-from dra_kubeletplugin.slices.sync import Superseded, Syncer
-from dra_kubeletplugin.slices.times import TaintTimes
-from dra_kubeletplugin.slices.turn import Turn
 
 FULL = 3  # devices that fill a slice
 

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Config, Quantity, cel
-from dra_kubeletplugin.allocation import capacity
-from dra_kubeletplugin.claims.amounts import nano
-from dra_kubeletplugin.driver.parameters import decode
+from dra_kubeletplugin import Config, Quantity
+from dra_kubeletplugin.claims.capacity import nano
+from dra_kubeletplugin.driver.config.parameters import decode
 from dra_kubeletplugin.errors import ConfigError
-from dra_kubeletplugin.resources.quantity import QuantityError, QuantityRangeError, parse, stored
+from dra_kubeletplugin.resourceapi.quantity import QuantityError, QuantityRangeError, parse, stored
+from dra_kubeletplugin.scheduling import cel
+from dra_kubeletplugin.scheduling.allocator import capacity
 
 LARGEST = "1e2147483647"
 HUGE = [

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_kubeletplugin.analysis import Snapshot, explain, simulate, waiting
 from dra_kubeletplugin.cli.explain_text import text
-from dra_kubeletplugin.cli.style import Style
-from dra_kubeletplugin.cluster import Snapshot, explain, simulate, waiting
+from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 
 from .test_explaining import OBSTACLES

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.doctor.examination import Examination
-from dra_kubeletplugin.doctor.gathering import Archive, gather
-from dra_kubeletplugin.doctor.redaction import text, tidy
+from dra_kubeletplugin.analysis.doctor.examination import Examination
+from dra_kubeletplugin.analysis.doctor.gathering import Archive, gather
+from dra_kubeletplugin.analysis.doctor.redaction import text, tidy
 
 SECRET = "hunter2Hunter2"  # noqa: S105 nobody's
 PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET

@@ -15,7 +15,7 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube import reflector as module
-from dra_kubeletplugin.kube.boundary import Page
+from dra_kubeletplugin.kube.decoding import Page
 from dra_kubeletplugin.kube.resource import NODES
 
 SYNCED = ("SYNCED", "")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Device, Quantity, RequestPolicy, Taint, Version
 from dra_kubeletplugin.errors import InvalidObjectError
-from dra_kubeletplugin.resources import schema, version
-from dra_kubeletplugin.resources.names import LABEL, sanitize
-from dra_kubeletplugin.resources.slice_rules import max_devices, validate_spec
+from dra_kubeletplugin.resourceapi import schema, version
+from dra_kubeletplugin.resourceapi.validation.names import LABEL, sanitize
+from dra_kubeletplugin.resourceapi.validation.slices import max_devices, validate_spec
 
 
 @pytest.mark.parametrize(

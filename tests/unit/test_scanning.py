@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device, Driver
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.discovery import DeviceScan, Pace
+from dra_kubeletplugin.devices.inventory import Held, Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
-from dra_kubeletplugin.host import described
-from dra_kubeletplugin.inventory import Held, Inventory
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.scanning import DeviceScan, Pace
+from dra_kubeletplugin.host.fake import sysfs as described
 
 QUICK = Pace(interval=0.05, hang=0.2, quiet=0.01, burst=0.05, apart=0.01, retry=0.01)
 

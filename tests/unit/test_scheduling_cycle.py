@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.resources import node_selection
-from dra_kubeletplugin.resources.label_selection import selected
-from dra_kubeletplugin.scheduling import devices, nodeinfo, podinfo, scoring, unsupported
-from dra_kubeletplugin.scheduling.cache import Cache
-from dra_kubeletplugin.scheduling.cycle import Cycle, Snapshot
-from dra_kubeletplugin.scheduling.devices import PodClaims
-from dra_kubeletplugin.scheduling.extended import class_names, requests_of
-from dra_kubeletplugin.scheduling.nodeallocation import AllocationMemory, Allocations, TakesLong
-from dra_kubeletplugin.scheduling.nodeinfo import NodeInfo
-from dra_kubeletplugin.scheduling.podinfo import PodInfo
-from dra_kubeletplugin.scheduling.preemption import Victims, preempt
-from dra_kubeletplugin.scheduling.status import Diagnosis, Plugin, Rejection, SchedulerError
+from dra_kubeletplugin.resourceapi import node_selectors
+from dra_kubeletplugin.resourceapi.label_selectors import selected
+from dra_kubeletplugin.scheduling.framework import devices, node_info, pod_info, scoring, unsupported
+from dra_kubeletplugin.scheduling.framework.cache import Cache
+from dra_kubeletplugin.scheduling.framework.cycle import Cycle, Snapshot
+from dra_kubeletplugin.scheduling.framework.devices import PodClaims
+from dra_kubeletplugin.scheduling.framework.extended import class_names, requests_of
+from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, Allocations, TakesLong
+from dra_kubeletplugin.scheduling.framework.node_info import NodeInfo
+from dra_kubeletplugin.scheduling.framework.pod_info import PodInfo
+from dra_kubeletplugin.scheduling.framework.preemption import Victims, preempt
+from dra_kubeletplugin.scheduling.framework.status import Diagnosis, Plugin, Rejection, SchedulerError
 
 JSON = dict[str, Any]
 DRIVER = "d.example.com"
@@ -30,14 +30,14 @@ DRIVER = "d.example.com"
 def node(name: str, cpu: str = "8", pods: str = "110", labels: JSON | None = None, **spec: Any) -> NodeInfo:
     amounts = {"cpu": cpu, "memory": "16Gi", "pods": pods, **spec.pop("more", {})}
     meta = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
-    return nodeinfo.read({"metadata": meta, "spec": spec, "status": {"allocatable": amounts}})
+    return node_info.read({"metadata": meta, "spec": spec, "status": {"allocatable": amounts}})
 
 
 def pod(name: str, cpu: str = "", labels: JSON | None = None, **spec: Any) -> PodInfo:
     container: JSON = {"name": "c", "resources": {"requests": {"cpu": cpu}} if cpu else {}}
     container |= spec.pop("container", {})
     meta = {"name": name, "namespace": "default", "uid": name, "labels": labels or {}}
-    return podinfo.read({"metadata": meta, "spec": {"containers": [container], **spec}})
+    return pod_info.read({"metadata": meta, "spec": {"containers": [container], **spec}})
 
 
 def cycle_of(
@@ -222,7 +222,7 @@ def test_an_expression_means_the_same_for_the_labels_of_pods_and_of_nodes(
     labels: dict[str, str], key: str, operator: str, values: list[str]
 ) -> None:
     expression = {"key": key, "operator": operator, "values": values}
-    of_node = node_selection.selector_matches(
+    of_node = node_selectors.selector_matches(
         {"metadata": {"name": "n", "labels": labels}}, {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     )
     assert selected(labels, {"matchExpressions": [expression]}) is of_node
@@ -315,7 +315,7 @@ def test_a_pod_goes_where_its_friends_are_and_not_where_its_foes_are() -> None:
 def low(name: str, cpu: str, priority: int = 0, created: str = "2026-01-01T00:00:00Z") -> PodInfo:
     p = pod(name, cpu=cpu, priority=priority)
     p.pod["metadata"]["creationTimestamp"] = created
-    return podinfo.read(p.pod)
+    return pod_info.read(p.pod)
 
 
 def test_as_few_and_as_unimportant_pods_as_possible_have_to_go() -> None:

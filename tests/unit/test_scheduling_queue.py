@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.scheduler.queue import Entry, SchedulingQueue
-from dra_kubeletplugin.scheduling import nodeinfo, podinfo
-from dra_kubeletplugin.scheduling.changes import Change, Kind, of_node, of_placed_pod, of_waiting_pod
-from dra_kubeletplugin.scheduling.podinfo import PodInfo
-from dra_kubeletplugin.scheduling.status import Plugin
+from dra_kubeletplugin.localcluster.scheduler.queue import Entry, SchedulingQueue
+from dra_kubeletplugin.scheduling.framework import node_info, pod_info
+from dra_kubeletplugin.scheduling.framework.pod_info import PodInfo
+from dra_kubeletplugin.scheduling.framework.queueing_hints import Change, Kind, of_node, of_placed_pod, of_waiting_pod
+from dra_kubeletplugin.scheduling.framework.status import Plugin
 
 JSON = dict[str, Any]
 DEVICES = frozenset({Plugin.DEVICES})
@@ -20,7 +20,7 @@ DEVICES = frozenset({Plugin.DEVICES})
 def pod(name: str, priority: int = 0, claims: tuple[str, ...] = (), **more: Any) -> PodInfo:
     spec = {"containers": [{"name": "c"}], "priority": priority, **more.pop("spec", {})}
     spec["resourceClaims"] = [{"name": c, "resourceClaimName": c} for c in claims]
-    return podinfo.read({"metadata": {"name": name, "namespace": "ns", "uid": name, **more}, "spec": spec})
+    return pod_info.read({"metadata": {"name": name, "namespace": "ns", "uid": name, **more}, "spec": spec})
 
 
 def claim(name: str, *, allocated: bool = False, **status: Any) -> JSON:
@@ -174,12 +174,12 @@ async def test_a_claim_that_is_named_later_wakes_its_pod() -> None:
     assert await waiting(queue) == ["p"]
 
 
-def node(labels: JSON | None = None, heartbeat: str = "1", **spec: Any) -> nodeinfo.NodeInfo:
+def node(labels: JSON | None = None, heartbeat: str = "1", **spec: Any) -> node_info.NodeInfo:
     status = {
         "allocatable": {"cpu": "1"},
         "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}],
     }
-    return nodeinfo.read({"metadata": {"name": "n", "labels": labels or {}}, "spec": spec, "status": status})
+    return node_info.read({"metadata": {"name": "n", "labels": labels or {}}, "spec": spec, "status": status})
 
 
 def test_a_heartbeat_is_no_change_of_a_node() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.claims import schema as module
-from dra_kubeletplugin.claims.schema import (
+from dra_kubeletplugin.claims.store import schema as module
+from dra_kubeletplugin.claims.store.schema import (
     Connection,
     as_records_error,
     connect,

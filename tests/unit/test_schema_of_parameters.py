@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from dra_kubeletplugin import Capacity, Config, Quantity, RequestPolicy, Version
-from dra_kubeletplugin.driver.config_schema import json_schema
-from dra_kubeletplugin.driver.parameters import judge
+from dra_kubeletplugin.driver.config.json_schema import json_schema
+from dra_kubeletplugin.driver.config.parameters import judge
 from dra_kubeletplugin.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Driver
+from dra_kubeletplugin.base.mounts import in_container, on_root
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings, load
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DriverError, SettingsError, SocketError
-from dra_kubeletplugin.kubelet.sockets import MAX_PATH, hidden_name, socket_paths
-from dra_kubeletplugin.mounts import in_container, on_root
-from dra_kubeletplugin.settings import ControllerSettings, Settings, WebhookSettings, load
+from dra_kubeletplugin.plugin.grpc.sockets import MAX_PATH, hidden_name, socket_paths
 from tests.drivers import Toy
 
 
@@ -189,8 +189,8 @@ def test_a_path_is_on_the_root_file_system_where_its_nearest_folder_is(tmp_path:
 IN_A_CONTAINER = """
 import sys
 from pathlib import Path
-from dra_kubeletplugin import settings
-from dra_kubeletplugin.settings import folders
+from dra_kubeletplugin.base import settings
+from dra_kubeletplugin.base.settings import folders
 folders.in_container = lambda: True
 folders.on_root = lambda path: "cdi" in str(path) or path.name == "plugins"
 root = Path(sys.argv[1])

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.driver import load_driver
-from dra_kubeletplugin.scaffold.making import make
-from dra_kubeletplugin.scaffold.naming import Names, module_of
+from dra_kubeletplugin.packaging.scaffold.names import Names, module_of
+from dra_kubeletplugin.packaging.scaffold.writer import make
 from tests.tools.drivers import CI, PACKAGES, ROOT, same
 
 LEFT_OUT = {

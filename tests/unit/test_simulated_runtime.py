@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.local.runtime.interface import (
+from dra_kubeletplugin.localcluster.runtime.interface import (
     ContainerConfig,
     ContainerError,
     ContainerRuntime,
@@ -19,8 +19,8 @@ from dra_kubeletplugin.local.runtime.interface import (
     Sandbox,
     State,
 )
-from dra_kubeletplugin.local.runtime.rehearsal import PREFIX, Part, part_of
-from dra_kubeletplugin.local.runtime.simulated import SimulatedRuntime
+from dra_kubeletplugin.localcluster.runtime.simulated import SimulatedRuntime
+from dra_kubeletplugin.localcluster.runtime.simulated_behavior import PREFIX, Part, part_of
 
 SANDBOX = Sandbox("default", "pod", "uid", "pod", Path("/nowhere"))
 DEVICE = "example.com/gpu=one"

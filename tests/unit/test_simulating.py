@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.analysis import Kind, Simulation, Snapshot, explain, simulate
 from dra_kubeletplugin.cli.explain_text import text
-from dra_kubeletplugin.cli.style import Style
-from dra_kubeletplugin.cluster import Kind, Simulation, Snapshot, explain, simulate
+from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
 
 from .test_explaining import CLASS, DRIVER, claim, dra, gpu, held, node, pod, pool

@@ -19,11 +19,11 @@ import pytest
 
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin._proto import registration_v1_pb2_grpc as pb_grpc
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.kubelet import Registration, UnixServer, remove_hidden, remove_stale
-from dra_kubeletplugin.kubelet.path_lock import PathLock
-from dra_kubeletplugin.local.kubelet.plugins import dial
-from dra_kubeletplugin.observe.metrics import Metrics
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.plugin.grpc import Registration, UnixServer, remove_hidden, remove_stale
+from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 from tests.crash.harness import ROOT
 
 INSTANCE = "1-0123abcd"
@@ -117,7 +117,7 @@ async def test_of_processes_that_start_together_on_one_path_exactly_one_does(tmp
 LOCKING = """
 import sys, time
 from pathlib import Path
-from dra_kubeletplugin.kubelet.path_lock import PathLock
+from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 lock = PathLock(Path(sys.argv[1]), sys.argv[2])
 while time.time() < float(sys.argv[3]):
     pass
@@ -230,7 +230,7 @@ async def test_a_socket_whose_folder_went_is_a_fault_until_the_folder_is_back(tm
 async def test_a_socket_that_cannot_be_restored_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kubelet.server._LOOK", 0.02)
+    monkeypatch.setattr("dra_kubeletplugin.plugin.grpc.server._LOOK", 0.02)
     folder = tmp_path / "registry"
     folder.mkdir()
     async with kept(server(folder / "x.sock", lock_folder=tmp_path)) as s:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import DeviceStatus
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.device_status import ClaimKey, StatusReports
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.reporting import ClaimKey, StatusReports
 
 
 async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> None:

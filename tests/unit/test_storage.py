@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.apiserver.storage import HISTORY, ExpiredError, Storage
+from dra_kubeletplugin.localcluster.apiserver.storage import HISTORY, ExpiredError, Storage
 
 JSON = dict[str, Any]
 
@@ -61,7 +61,7 @@ async def test_a_watch_begins_at_any_remembered_version_and_says_when_it_cannot(
 
 
 async def test_a_watch_that_nobody_reads_ends_and_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.local.apiserver.storage.LAG", 5)
+    monkeypatch.setattr("dra_kubeletplugin.localcluster.apiserver.storage.LAG", 5)
     storage = Storage()
     with storage.watch("pods", storage.version, lambda _: True) as slow:
         for i in range(20):

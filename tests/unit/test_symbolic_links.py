@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.folder import Folder
-from dra_kubeletplugin.claims.processes import ProcessLock
-from dra_kubeletplugin.kubelet import UnixServer, remove_dead, remove_stale
-from dra_kubeletplugin.kubelet.path_lock import PathLock
-from dra_kubeletplugin.slices.times import TaintTimes
+from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
+from dra_kubeletplugin.plugin.grpc import UnixServer, remove_dead, remove_stale
+from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 
 UID = "3f2c9a52-6f55-4a35-9d0e-1c5d3c9fbe01"
 INSTANCE = "7-0123abcd"

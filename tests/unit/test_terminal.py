@@ -9,9 +9,9 @@ from enum import StrEnum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.cli.output import columns, on_lines
+from dra_kubeletplugin.base.terminal import indented, on_one_line
+from dra_kubeletplugin.cli.shell.output import columns, on_lines
 from dra_kubeletplugin.errors import printable
-from dra_kubeletplugin.terminal import indented, on_one_line
 from tests.local.test_hostile_text import HOSTILE, RAW
 
 ANY = st.text(st.characters(exclude_categories=()), max_size=200)

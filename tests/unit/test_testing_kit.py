@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.local.cluster import LocalCluster
-from dra_kubeletplugin.local.kubelet import Kubelet as LocalKubelet
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Kubelet as LocalKubelet
 from dra_kubeletplugin.testing import (
     Api,
     AsyncApi,
@@ -34,8 +34,8 @@ from dra_kubeletplugin.testing import (
     pod,
 )
 from dra_kubeletplugin.testing.events import fails, folded, hopeless, stuck
-from dra_kubeletplugin.testing.hosting import Hosted
-from dra_kubeletplugin.testing.thread import LoopThread, Scope, both
+from dra_kubeletplugin.testing.sync_async import LoopThread, Scope, both
+from dra_kubeletplugin.testing.task_context import Hosted
 
 EVERYTHING = ClaimSpec(
     Request(

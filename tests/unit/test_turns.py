@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.slices.turn import Turn
+from dra_kubeletplugin.devices.slices.write_lock import Turn
 
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from dra_kubeletplugin.slices.turn import Turn
+from dra_kubeletplugin.devices.slices.write_lock import Turn
 
 async def main():
     async with Turn(Path(sys.argv[1])).taken():

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims.undo import RecordUndo, run_undo
+from dra_kubeletplugin.claims.undo_steps import RecordUndo, run_undo
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.driver.data import MAX_DATA_BYTES, plain_json
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError

@@ -17,10 +17,10 @@ import grpc.aio
 import pytest
 
 from dra_kubeletplugin.errors import SocketError
-from dra_kubeletplugin.kubelet import UnixServer, remove_hidden, socket_paths
-from dra_kubeletplugin.kubelet import server as module
-from dra_kubeletplugin.kubelet import sockets as sockets_module
-from dra_kubeletplugin.kubelet.sockets import hidden_name, is_live
+from dra_kubeletplugin.plugin.grpc import UnixServer, remove_hidden, socket_paths
+from dra_kubeletplugin.plugin.grpc import server as module
+from dra_kubeletplugin.plugin.grpc import sockets as sockets_module
+from dra_kubeletplugin.plugin.grpc.sockets import hidden_name, is_live
 
 INSTANCE = "1-0123abcd"
 

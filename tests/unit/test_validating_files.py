@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import documents
+from dra_kubeletplugin.analysis.files import from_files
+from dra_kubeletplugin.base.yaml import documents
+from dra_kubeletplugin.base.yaml.manifests import ManifestError
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.cluster.files import from_files
-from dra_kubeletplugin.local.apiserver import offline, structure
-from dra_kubeletplugin.local.apiserver.schemas import shapes
-from dra_kubeletplugin.manifests import ManifestError
+from dra_kubeletplugin.localcluster.apiserver import offline, unknown_fields
+from dra_kubeletplugin.resourceapi.schemas import shapes
 
 JSON = dict[str, Any]
 
@@ -465,7 +465,7 @@ def test_any_typo_in_any_field_of_any_example_names_the_field_that_was_meant(dat
     (said,) = [f for f in offline.faults(changed) if f.startswith(f"{shown}: unknown field")]
     meant = re.search(r"did you mean '(\w+)'\?", said)
     assert meant, said
-    as_near = [n for n in shape.fields if structure._distance(typo.lower(), n.lower(), 1) <= 1]
+    as_near = [n for n in shape.fields if unknown_fields._distance(typo.lower(), n.lower(), 1) <= 1]
     assert meant[1] == name or (meant[1] in as_near), said
 
 

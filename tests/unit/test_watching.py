@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_kubeletplugin.local.apiserver import watching
-from dra_kubeletplugin.local.apiserver.kinds import Registry
-from dra_kubeletplugin.local.apiserver.requests import Target
-from dra_kubeletplugin.local.apiserver.storage import Storage
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.localcluster.apiserver import watching
+from dra_kubeletplugin.localcluster.apiserver.kinds import Registry
+from dra_kubeletplugin.localcluster.apiserver.requests import Target
+from dra_kubeletplugin.localcluster.apiserver.storage import Storage
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 JSON = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.local.apiserver.websocket import HandshakeError, WebSocket, accept
+from dra_kubeletplugin.localcluster.apiserver.websocket import HandshakeError, WebSocket, accept
 
 TEXT, BINARY, CONTINUE, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 

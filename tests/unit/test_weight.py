@@ -15,11 +15,11 @@ import pytest
 from bench.apiserver import make_certificate
 from dra_kubeletplugin.kube import KubeClient, config
 from dra_kubeletplugin.kube.resource import NAMESPACES
-from dra_kubeletplugin.local.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
 
 LOADED = """
 import json, sys
-import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugin
+import dra_kubeletplugin.cli, dra_kubeletplugin.cli.run, dra_kubeletplugin.plugin.node
 dra_kubeletplugin.cli.parser().parse_args(["run", "driver"])
 print(json.dumps(sorted(sys.modules)))
 """
@@ -55,13 +55,13 @@ HEAVY = {
     "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",
     "encodings.idna": "has tables for names that are no ASCII",
     "pyudev": "is loaded where events are watched, and costs 1 MiB",
-    "dra_kubeletplugin.overview": "is for a page that nobody may ever look at",
-    "dra_kubeletplugin.own_page": "as above",
+    "dra_kubeletplugin.resourceapi.usage": "is for a page that nobody may ever look at",
+    "dra_kubeletplugin.plugin.status_page": "as above",
     "re2": "is for CEL, which a plugin never evaluates",
-    "dra_kubeletplugin.cel": "is evaluated by schedulers and commands",
+    "dra_kubeletplugin.scheduling.cel": "is evaluated by schedulers and commands",
     "textual": "is for a screen",
     "rich": "comes with textual",
-    "dra_kubeletplugin.local": "the local cluster is for development",
+    "dra_kubeletplugin.localcluster": "the local cluster is for development",
     "dra_kubeletplugin.testing": "is for tests",
 }
 

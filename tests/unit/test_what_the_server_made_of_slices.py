@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Device, Health, Pool
-from dra_kubeletplugin.diagnosis import checked_report
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.health_policy import checked_report
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import NodeScope
+from dra_kubeletplugin.devices.slices.pack import Held, pack
+from dra_kubeletplugin.devices.slices.publisher import Publisher
+from dra_kubeletplugin.devices.slices.server_response import refused_devices
+from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
+from dra_kubeletplugin.devices.validation import parcel
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.inventory import Inventory
 from dra_kubeletplugin.kube.resource import SLICES
-from dra_kubeletplugin.observe.metrics import Metrics
-from dra_kubeletplugin.publishable import parcel
-from dra_kubeletplugin.slices import NodeScope
-from dra_kubeletplugin.slices.echo import refused_devices
-from dra_kubeletplugin.slices.pack import Held, pack
-from dra_kubeletplugin.slices.publisher import Publisher
-from dra_kubeletplugin.slices.times import TaintTimes
 from tests.unit.test_publishing_with_faults import Server, Writer, whole
 
 OBJ: dict[str, Any] = {"spec": {"devices": [{"name": "a"}, {"name": "b"}]}}

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import batch as module
-from dra_kubeletplugin.claims.batch import Batcher, Rendezvous
-from dra_kubeletplugin.claims.flights import Flights, Work, own
+from dra_kubeletplugin.base.telemetry.logs import operation
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.inflight import Flights, Work, own
+from dra_kubeletplugin.claims.store import batch as module
+from dra_kubeletplugin.claims.store.batch import Batcher, Rendezvous
 from dra_kubeletplugin.errors import DraError, RecordsError
-from dra_kubeletplugin.observe.log import operation
-from dra_kubeletplugin.observe.metrics import Metrics
 
 
 async def until(check: Callable[[], Any]) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dra_kubeletplugin.local.workqueue import Backoff, WorkQueue
+from dra_kubeletplugin.localcluster.work_queue import Backoff, WorkQueue
 
 
 async def test_a_key_that_is_added_twice_is_worked_on_once() -> None:

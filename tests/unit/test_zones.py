@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.local.controllers.zones import Eviction, eviction_from
+from dra_kubeletplugin.localcluster.controllers.zones import Eviction, eviction_from
 
 JSON = dict[str, Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 from gpu_example.driver import Gpu
 
 from dra_kubeletplugin.errors import ApiError
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing.cluster import plugin_on
 
 JSON = dict[str, Any]

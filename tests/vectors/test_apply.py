@@ -10,8 +10,8 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.local.apiserver import ApiServer
-from dra_kubeletplugin.local.apiserver.kinds import KINDS
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
 
 from .test_vectors import cases
 

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from dra_kubeletplugin.cluster import Explanation, Kind, State, explain, take, with_events
+from dra_kubeletplugin.analysis import Explanation, Kind, State, explain, take, with_events
 from dra_kubeletplugin.kube.resource import NODES, PODS
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 from .stories import JSON, LONGEST, NAMESPACE, replay
 from .test_scenarios import NOT_YET, STORIES

@@ -7,10 +7,10 @@ import json
 import re
 from typing import Any
 
-from dra_kubeletplugin.cel import CelError, CompileError, Device, compile_selector
-from dra_kubeletplugin.cel.parts import unmet, without
-from dra_kubeletplugin.cluster import Explanation, Kind, Snapshot, State, explain
-from dra_kubeletplugin.cluster.devices import taint_text
+from dra_kubeletplugin.analysis import Explanation, Kind, Snapshot, State, explain
+from dra_kubeletplugin.analysis.explain.device_reasons import taint_text
+from dra_kubeletplugin.scheduling.cel import CelError, CompileError, Device, compile_selector
+from dra_kubeletplugin.scheduling.cel.parts import unmet, without
 
 from .test_vectors import JSON, every_case
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin import cel
-from dra_kubeletplugin.allocation.allocator import AllocationError, Allocator
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.local.apiserver import disabled, strategy
-from dra_kubeletplugin.local.apiserver.kinds import KINDS
-from dra_kubeletplugin.local.runtime.cdi_cache import CdiCache, InjectError
-from dra_kubeletplugin.resources import defaults
-from dra_kubeletplugin.resources.convert import convert
-from dra_kubeletplugin.resources.releases import Features
+from dra_kubeletplugin.cdi.cache import CdiCache, InjectError
+from dra_kubeletplugin.localcluster.apiserver import dropped_fields, strategy
+from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
+from dra_kubeletplugin.resourceapi import defaulting
+from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_kubeletplugin.scheduling import cel
+from dra_kubeletplugin.scheduling.allocator.allocator import AllocationError, Allocator
 
 JSON = dict[str, Any]
 FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")
@@ -72,8 +72,8 @@ def post(obj: JSON) -> tuple[int, Any]:
     try:
         decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, None, status=False)
-        disabled.drop(kind, stored, None, RELEASE)
-        strategy.validate(kind, defaults.apply(stored, kind.kind), None, {}, RELEASE, status=False)
+        dropped_fields.drop(kind, stored, None, RELEASE)
+        strategy.validate(kind, defaulting.apply(stored, kind.kind), None, {}, RELEASE, status=False)
     except strategy.BadObject as e:
         return 400, str(e)
     except strategy.InvalidObject as e:
@@ -112,7 +112,7 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
         decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, before, status=status)
         strategy.settle(kind, stored, before)
-        disabled.drop(kind, stored, before, RELEASE)
+        dropped_fields.drop(kind, stored, before, RELEASE)
         strategy.validate(kind, stored, before, {}, RELEASE, status=status)
     except strategy.BadObject as e:
         return 400, str(e)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from dra_kubeletplugin import Role
-from dra_kubeletplugin.cluster import from_files
+from dra_kubeletplugin.analysis import from_files
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.local.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
 from dra_kubeletplugin.testing import claim as claim_for
 

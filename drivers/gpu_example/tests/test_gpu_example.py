@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from dra_kubeletplugin import Capacity, Gate, Host, Version
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.settings import Settings
 from dra_kubeletplugin.testing import Api, Node
 
 from gpu_example.driver import Gpu

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from dra_kubeletplugin import Host
+from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.host import described
-from dra_kubeletplugin.settings import Settings
+from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from pci.driver import Pci
@@ -155,7 +155,7 @@ async def test_a_function_that_the_host_itself_gave_to_vfio_is_published_with_th
         assert device.attributes["driver"] == "vfio-pci", "a note of another boot says nothing"
 
 
-@pytest.mark.parametrize("name", described.machines())
+@pytest.mark.parametrize("name", sysfs.machines())
 async def test_the_driver_runs_on_every_machine_that_comes_with_the_package(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_disk_that_vanishes_while_we_look_keeps_no_other_from_being_found(
         {**function, "address": f"0000:1{i}:00.0", "classes": {"block": {f"nvme{i}n1": {"dev": f"259:{i}"}}}}
         for i in (0, 1)
     ]
-    machine = Host(described.build(tmp_path, {"functions": disks}))
+    machine = Host(sysfs.build(tmp_path, {"functions": disks}))
     resolve = Path.resolve
 
     def vanishing(self: Path, strict: bool = False) -> Path:

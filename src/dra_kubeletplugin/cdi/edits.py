@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..base.structs import NamedStruct
 from ..errors import InvalidSpecError, describe, printable
-from ..named import NamedStruct
 from .spec import check_edits, check_types
 
 E = TypeVar("E")

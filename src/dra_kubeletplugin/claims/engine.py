@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from sqlite3 import Connection
 from typing import Any
 
+from ..base.telemetry.logs import operation, operation_id
+from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.mistakes import judging, without_frames
+from ..driver.diagnostics.author_errors import judging, without_frames
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
@@ -30,20 +32,19 @@ from ..errors import (
     StoppingError,
     printable,
 )
-from ..observe.log import operation, operation_id
-from ..observe.metrics import Metrics
-from ..reporting import ClaimKey, StatusReports
-from . import metadata, rows
-from .answers import PreparedAnswer, answer, complete
-from .batch import Rendezvous
-from .files import Files
-from .flights import Flights, Work, own
-from .judge import Busy, Fresh, Judge, Repeat, Stale, Undo, Undone, Verdict
+from . import metadata_files
+from .claim_files import Files
+from .device_status import ClaimKey, StatusReports
+from .inflight import Flights, Work, own
+from .prepared_devices import PreparedAnswer, answer, complete
 from .record import Fence, InFlight, Record, State
-from .store import Mode, Store
-from .undo import RecordUndo
-from .undoing import Undoing
-from .verify import ClaimRef, Verified, Verifier
+from .rollback import Undoing
+from .store import rows
+from .store.batch import Rendezvous
+from .store.store import Mode, Store
+from .transitions import Busy, Fresh, Judge, Repeat, Stale, Undo, Undone, Verdict
+from .undo_steps import RecordUndo
+from .verification import ClaimRef, Verified, Verifier
 
 log = logging.getLogger(__name__)
 Answer = Sequence[PreparedAnswer] | DraError
@@ -279,7 +280,7 @@ class Engine:
                 undo.check()
                 complete(record, claim, prepared, self.files.specs, self.driver.host)
                 if self.driver.metadata:
-                    metadata.describe(record, claim, prepared, self.files.specs)
+                    metadata_files.describe(record, claim, prepared, self.files.specs)
             if not self.driver.metadata and not self._unread and any(p.metadata for p in prepared):
                 self._unread = True
                 log.warning(

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base.telemetry.logs import operation
+from ..base.telemetry.metrics import Metrics
 from ..errors import (
     ApiError,
     ApiUnavailableError,
@@ -22,15 +24,13 @@ from ..errors import (
     describe,
     printable,
 )
-from ..observe.log import operation
-from ..observe.metrics import Metrics
-from .files import Files
-from .flights import Flights
-from .judge import Judge
+from .claim_files import Files
+from .inflight import Flights
 from .record import Record, State
-from .store import Store
-from .undoing import Undoing
-from .verify import ClaimRef, Verifier
+from .rollback import Undoing
+from .store.store import Store
+from .transitions import Judge
+from .verification import ClaimRef, Verifier
 
 log = logging.getLogger(__name__)
 _FAILURES = 3  # questions to the API server that fail before a pass asks no more

@@ -13,7 +13,7 @@ from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
 from ..errors import InvalidSpecError, clip
-from .amounts import Hold, encoded
+from .capacity import Hold, encoded
 
 JSON = dict[str, Any]
 _NO_EDITS = ContainerEdits()

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..settings import ControllerSettings, WebhookSettings
-from . import verbs
-from .ending import ended
-from .exits import Exit, epilog
-from .options import add_settings, given
-from .output import add_output
-from .parsing import Parser, command_first, sorted_out
-from .questions import add_explain, add_simulate, add_top
+from ..base.settings import ControllerSettings, WebhookSettings
+from . import dev_client_args
+from .analysis_args import add_explain, add_simulate, add_top
+from .shell.exit_codes import Exit, epilog
+from .shell.exit_handling import ended
+from .shell.options import add_settings, given
+from .shell.output import add_output
+from .shell.parsing import Parser, command_first, sorted_out
 
 if TYPE_CHECKING:
     from ..driver import Driver
@@ -48,7 +48,7 @@ def parser() -> Parser:
         "dev",
         help="a local cluster with drivers, and verbs for what happens to it",
         description="Starts a whole cluster in one process, with drivers on its nodes, or says what happens to one that runs.",
-        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(verbs.VERBS),
+        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(dev_client_args.VERBS),
     ))  # fmt: skip
     claims = commands.add_parser(
         "claims",
@@ -320,7 +320,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
 def commands() -> dict[str, Parser]:
     """Every command by its words, those of `dra dev` too."""
     own = parser().commands
-    return {**own, **{f"dev {verb}": p for verb, p in verbs.parser().commands.items()}}
+    return {**own, **{f"dev {verb}": p for verb, p in dev_client_args.parser().commands.items()}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -343,12 +343,12 @@ def _run(words: Sequence[str]) -> int:
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     top = parser()
     words = command_first(words, top.commands, top)
-    if words[:1] == ["dev"] and not verbs.VERBS.keys().isdisjoint(words):
-        of_dev = verbs.parser()
+    if words[:1] == ["dev"] and not dev_client_args.VERBS.keys().isdisjoint(words):
+        of_dev = dev_client_args.parser()
         rest = command_first(words[1:], of_dev.commands, of_dev)
         if rest[0] in of_dev.commands:
             return of_dev.parse_args(rest, argparse.Namespace(command="dev VERB", version=False))
-    if words[:1] and words[0] in verbs.VERBS:
+    if words[:1] and words[0] in dev_client_args.VERBS:
         top.error(f"{words[0]} happens to a cluster that runs: did you mean `dra dev {words[0]}`?")
     loaded = _with_own_flags(top.commands[words[0]], words[1:]) if words and words[0] in OF_DRIVERS else {}
     args = top.parse_args(words, argparse.Namespace(loaded=loaded))
@@ -362,7 +362,7 @@ def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[
     unknown, targets, perhaps = sorted_out(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
-    from .own_options import add_flags_of
+    from .shell.driver_options import add_flags_of
 
     named = targets or perhaps
     return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
@@ -402,7 +402,7 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
 
             webhook(args.drivers, given(args, WebhookSettings))
         case "completion":
-            from .completion import script
+            from .shell.completion import script
 
             print(script(args.shell, parser(), OF_DRIVERS))
             return Exit.WELL
@@ -414,8 +414,8 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
     """``dra run`` for a class at hand; options from the command line and the environment."""
-    from .own_options import add_own_options
     from .run import run
+    from .shell.driver_options import add_own_options
 
     said = (driver.__doc__ or "").strip() or driver.__name__
     out = Parser(description=said.splitlines()[0])

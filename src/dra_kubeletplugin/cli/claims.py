@@ -8,20 +8,20 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ..base.settings import Settings, load
+from ..base.terminal import indented
 from ..cdi import ClaimSpecs
-from ..claims.metadata import MetadataFiles
-from ..claims.offline import forget, read_rows
-from ..claims.processes import ProcessLock
+from ..claims.instances import ProcessLock
+from ..claims.metadata_files import MetadataFiles
 from ..claims.record import Unreadable
 from ..claims.rollback_retries import retry_note
-from ..claims.rows import Row
+from ..claims.store.offline import forget, read_rows
+from ..claims.store.rows import Row
 from ..errors import SettingsError
-from ..settings import Settings, load
-from ..terminal import indented
-from .exits import Exit
-from .options import given, refuse
-from .output import columns, put
-from .shapes import ClaimFile, Claims, RecordedClaim, RecordedDevice
+from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice
+from .shell.exit_codes import Exit
+from .shell.options import given, refuse
+from .shell.output import columns, put
 
 _HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
 

@@ -8,19 +8,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..base.settings import Settings, load
+from ..base.text import counted
 from ..cdi import ClaimSpecs
-from ..claims.metadata import MetadataFiles
-from ..claims.offline import read_rows
-from ..claims.processes import ProcessLock
+from ..claims.instances import ProcessLock
+from ..claims.metadata_files import MetadataFiles
+from ..claims.store.offline import read_rows
 from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
-from ..kubelet.sockets import is_live, remove_stale, socket_paths
-from ..settings import Settings, load
-from ..wording import counted
-from .exits import Exit
-from .options import given
-from .output import put
-from .shapes import Removed
+from ..plugin.grpc.sockets import is_live, remove_stale, socket_paths
+from .output_models import Removed
+from .shell.exit_codes import Exit
+from .shell.options import given
+from .shell.output import put
 
 
 def cleanup(args: argparse.Namespace) -> int:

@@ -11,15 +11,15 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from ..controller import Controller
+from ..base.settings import ControllerSettings, load
 from ..driver import Driver, Role, load_driver, make
 from ..host.memory import keep_trimmed
-from ..settings import ControllerSettings, load
-from .exits import Exit
-from .options import given
-from .own_options import given_own, together, variables
+from ..plugin.controller.controller import Controller
 from .serving import serve
-from .stopping import Stop
+from .shell.driver_options import given_own, together, variables
+from .shell.exit_codes import Exit
+from .shell.options import given
+from .shell.signals import Stop
 
 
 async def cut_when_lost(process: Controller, stop: Stop) -> None:

@@ -7,16 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from ..deploying.judging import framework_options
-from ..deploying.own_options import driver_beside
-from ..deploying.source import SourceError, load
-from ..deploying.writing import values_of, write_driver, write_shared
+from ..base.text import listed
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
-from ..wording import listed
-from .exits import Exit
-from .options import refuse
-from .style import Style
+from ..packaging.manifests.driver_options import driver_beside
+from ..packaging.manifests.source import SourceError, load
+from ..packaging.manifests.values_validation import framework_options
+from ..packaging.manifests.writer import values_of, write_driver, write_shared
+from .shell.exit_codes import Exit
+from .shell.options import refuse
+from .shell.style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:

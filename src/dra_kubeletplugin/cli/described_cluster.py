@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cluster import from_files
+from ..analysis import from_files
+from ..base.settings import Settings
+from ..devices.inventory import Inventory
+from ..devices.slices.pack import pack
+from ..devices.slices.plan import Frame
 from ..driver import Driver, Role, make
 from ..errors import SettingsError
 from ..host import Host
-from ..inventory import Inventory
-from ..resources.quantity import QuantityError, parse
-from ..settings import Settings
-from ..slices.pack import pack
-from ..slices.plan import Frame
+from ..resourceapi.quantity import QuantityError, parse
 from .inspect import host_root, look, without_log
 
 JSON = dict[str, Any]
@@ -130,7 +130,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     driver = make(cls, role)
     settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
     driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings, role)
-    with without_log("dra_kubeletplugin.inventory"):
+    with without_log("dra_kubeletplugin.devices.inventory"):
         inventory: Inventory = asyncio.run(look(driver, settings))
     where = f"on node {settings.node_name}" if role is Role.NODE else "by the controller"
     notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.left_out.items()]

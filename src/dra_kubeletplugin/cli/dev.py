@@ -12,28 +12,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..base.telemetry.logs import configure
+from ..base.text import counted
 from ..errors import NotReadyError, SettingsError
-from ..local import memory
-from ..local.cluster import LocalCluster, simulated
-from ..local.dev import manifests
-from ..local.dev.acting import REFUSALS, act
-from ..local.dev.control import ControlServer
-from ..local.dev.drivers import DriverFailed
-from ..local.dev.environment import Around, Environment, environment
-from ..local.dev.hosts import NodeHost
-from ..local.runtime.interface import ContainerError, ContainerRuntime
-from ..local.runtime.runc_runtime import factory
-from ..observe.log import configure
-from ..wording import counted
+from ..localcluster import gc_tuning
+from ..localcluster.cluster import LocalCluster, simulated
+from ..localcluster.dev import manifests
+from ..localcluster.dev.control import ControlServer
+from ..localcluster.dev.drivers import DriverFailed
+from ..localcluster.dev.environment import Around, Environment, environment
+from ..localcluster.dev.handlers import REFUSALS, act
+from ..localcluster.dev.hosts import NodeHost
+from ..localcluster.runtime.interface import ContainerError, ContainerRuntime
+from ..localcluster.runtime.runc_runtime import factory
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
-from .ending import report, tell
-from .exits import Exit
-from .open_files import need_files
-from .options import given
-from .progress import Progress
-from .stopping import SIGNALS
-from .style import Style
+from .shell.exit_codes import Exit
+from .shell.exit_handling import report, tell
+from .shell.open_files import need_files
+from .shell.options import given
+from .shell.progress import Progress
+from .shell.signals import SIGNALS
+from .shell.style import Style
 
 _READY = 60.0  # seconds until a driver that does not come up is given up
 
@@ -130,7 +130,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         on = await stack.enter_async_context(
             environment(cluster, hosts, plan.programs, plan.controllers, around, timeout=_READY, reload=plan.reload)
         )
-        memory.settle()
+        gc_tuning.settle()
         control = ControlServer(cluster.state, lambda verb: act(on, verb), REFUSALS)
         await control.start()
         stack.push_async_callback(control.close)

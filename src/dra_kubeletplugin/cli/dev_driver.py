@@ -18,23 +18,23 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
-from ..controller import Controller
+from ..base.settings import ControllerSettings, Settings
+from ..devices.discovery import DeviceScan
+from ..devices.health_monitor import HealthWatch
 from ..driver import Driver, load_driver
 from ..driver.contract import Health
-from ..driver.told_health import told_besides
 from ..errors import DraError, NotReadyError
-from ..monitoring import HealthWatch
-from ..plugin import Plugin
-from ..resources.types import Taint
-from ..scanning import DeviceScan
-from ..settings import ControllerSettings, Settings
+from ..plugin.controller.controller import Controller
+from ..plugin.node import Plugin
+from ..resourceapi.types import Taint
+from ..testing.health_override import told_besides
 from .controller import controller, cut_when_lost
-from .ending import report
-from .options import add_settings
-from .own_options import add_own_options
-from .parsing import Parser
 from .run import run, tidy
-from .stopping import Stop
+from .shell.driver_options import add_own_options
+from .shell.exit_handling import report
+from .shell.options import add_settings
+from .shell.parsing import Parser
+from .shell.signals import Stop
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 NODE, CONTROLLER = "node", "controller"

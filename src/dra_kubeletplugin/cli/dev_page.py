@@ -14,14 +14,14 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from ..cluster.live import Live
+from ..analysis.top.live import Live
+from ..base.http_server.server import PROBES, HttpServer, Request, Response
 from ..errors import DraError, QuestionError, describe
 from ..kube import ApiConfig, KubeClient
-from ..observe.http import PROBES, HttpServer, Request, Response
-from ..overview import page
-from ..overview.rows import Overview
+from ..plugin import usage_page
+from ..resourceapi.usage.rows import Overview
 from .explain_text import text as explanation
-from .style import Style
+from .shell.style import Style
 
 _STAYS = 30.0  # seconds without a look after which the cluster is followed no longer
 _REASONS = 50  # pods whose reason is looked for
@@ -65,22 +65,22 @@ class DevPage:
         return f"{self._url}/#key={key}"
 
     async def _answer(self, request: Request) -> Response:
-        if refused := page.refusal(request, writes=request.path == "/session"):
+        if refused := usage_page.refusal(request, writes=request.path == "/session"):
             return refused
         match request.path:
             case "/":
-                return page.page()
+                return usage_page.page()
             case "/session":
                 return self._session(request)
             case "/overview.json" | "/explanation" if not self._known(request):
-                return page.text(_NO_KEY, 401)
+                return usage_page.text(_NO_KEY, 401)
             case "/overview.json":
                 live = await self._followed()
-                return page.rows(request, self._shown(live)) if live else page.text(self._fault, 503)
+                return usage_page.rows(request, self._shown(live)) if live else usage_page.text(self._fault, 503)
             case "/explanation":
                 live = await self._followed()
-                return await _explained(live, request) if live else page.text(self._fault, 503)
-        return page.text("/\n", 404)
+                return await _explained(live, request) if live else usage_page.text(self._fault, 503)
+        return usage_page.text("/\n", 404)
 
     # --- who asks -------------------------------------------------------------------------------
 
@@ -88,11 +88,11 @@ class DevPage:
         given = request.body.decode(errors="replace")
         found = next((k for k in self._links if hmac.compare_digest(k.encode(), given.encode())), None)
         if found is None:
-            return page.text(_NO_KEY, 401)
+            return usage_page.text(_NO_KEY, 401)
         self._links.discard(found)
         token = secrets.token_urlsafe(32)
         self._tokens.add(token)
-        answer = page.text(f'{{"token": "{token}"}}')
+        answer = usage_page.text(f'{{"token": "{token}"}}')
         answer.content_type = "application/json"
         return answer
 
@@ -144,11 +144,11 @@ async def _explained(live: Live, request: Request) -> Response:
     namespace, name = request.query.get("namespace", ""), request.query.get("pod", "")
     pod = next((p for p in live.current().waiting if (p.namespace, p.name) == (namespace, name)), None)
     if pod is None:
-        return page.text(f"pod {namespace}/{name} does not wait for devices any more", 404)
+        return usage_page.text(f"pod {namespace}/{name} does not wait for devices any more", 404)
     try:
-        return page.text("\n".join(explanation(await live.reasons.whole(pod), Style(coloured=False))))
+        return usage_page.text("\n".join(explanation(await live.reasons.whole(pod), Style(coloured=False))))
     except QuestionError as e:
-        return page.text(str(e), 404)
+        return usage_page.text(str(e), 404)
 
 
 __all__ = ["DevPage"]

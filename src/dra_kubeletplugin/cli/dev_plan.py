@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..base.settings import ControllerSettings, Settings, load
+from ..base.text import near
+from ..base.yaml.manifests import Manifest, ManifestError
 from ..driver import Driver, as_flags, check, load_driver, read_options
 from ..errors import DriverError, SettingsError
-from ..local.dev import manifests
-from ..local.dev.drivers import Program
-from ..local.runtime.images import ImageError, parse_option
-from ..manifests import Manifest, ManifestError
-from ..resources.releases import DEFAULT, Features, parse_gates, parse_runtime_config
-from ..settings import ControllerSettings, Settings, load
-from ..wording import near
+from ..localcluster.dev import manifests
+from ..localcluster.dev.drivers import Program
+from ..localcluster.runtime.images import ImageError, parse_option
+from ..resourceapi.kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from . import DEV_PLACES, dev_driver
-from .ending import report
-from .options import given
-from .own_options import given_own
-from .verbs import VERBS
+from .dev_client_args import VERBS
+from .shell.driver_options import given_own
+from .shell.exit_handling import report
+from .shell.options import given
 
 _HEALTH = "1s"  # a laptop's user waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")

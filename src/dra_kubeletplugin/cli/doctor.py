@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..doctor import Examination, Finding, Level, cluster, examine
-from ..doctor.gathering import Archive, gather
+from ..analysis.doctor import Examination, Finding, Level, cluster, examine
+from ..analysis.doctor.gathering import Archive, gather
+from ..base.settings import Settings, load
+from ..base.terminal import indented
 from ..driver import load_driver, make
 from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
-from ..settings import Settings, load
-from ..terminal import indented
-from .exits import Exit
 from .inspect import look, without_log
-from .options import given, refuse
-from .output import TEXT, put, write
-from .progress import Progress
-from .style import Style
+from .shell.exit_codes import Exit
+from .shell.options import given, refuse
+from .shell.output import TEXT, put, write
+from .shell.progress import Progress
+from .shell.style import Style
 
 
 @dataclass(frozen=True)

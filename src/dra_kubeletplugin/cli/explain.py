@@ -7,19 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cluster import Explanation, Snapshot, State, explain, take, waiting, with_events
-from ..cluster.explaining import parse
+from ..analysis import Explanation, Snapshot, State, explain, take, waiting, with_events
+from ..analysis.explain.explain import parse
+from ..base.terminal import on_one_line
+from ..base.text import counted
 from ..kube import KubeClient
-from ..terminal import on_one_line
-from ..wording import counted
-from .asking import ask, config_of
-from .exits import Exit
+from .cluster_access import ask, config_of
 from .explain_text import text
-from .options import refuse
-from .output import columns, put
-from .progress import Progress
-from .style import Style
-from .written import from_files
+from .manifest_args import from_files
+from .shell.exit_codes import Exit
+from .shell.options import refuse
+from .shell.output import columns, put
+from .shell.progress import Progress
+from .shell.style import Style
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from ..cluster import ClaimState, Example, Explanation, Kind, NodeGroup, Reason, RequestOnNodes, State
-from ..wording import counted, listed
-from .style import Style
+from ..analysis import ClaimState, Example, Explanation, Kind, NodeGroup, Reason, RequestOnNodes, State
+from ..base.text import counted, listed
+from .shell.style import Style
 
 _GROUPS = 5
 _REASONS = 4

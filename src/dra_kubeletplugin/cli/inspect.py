@@ -15,26 +15,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import wording
+from ..base import text
+from ..base.settings import Settings, load
+from ..base.terminal import on_one_line
+from ..devices.discovery import ask, asked
+from ..devices.inventory import Inventory
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
-from ..driver.mistakes import judging
+from ..driver.diagnostics.author_errors import judging
 from ..errors import DraError, DriverError, SettingsError, is_a
-from ..host import Host, PciFunction, described, recording
-from ..host.standard import PCI_BUS_ID
-from ..inventory import Inventory
-from ..lifespan import start_driver
-from ..resources.nodes import Where
-from ..scanning import ask, asked
-from ..settings import Settings, load
-from ..terminal import on_one_line
-from .exits import Exit
-from .options import given, refuse
-from .output import TEXT, put
-from .own_options import given_own
-from .progress import Progress
-from .shapes import Function, InspectedPool, Inspection
-from .style import Style
+from ..host import Host, PciFunction, recording
+from ..host.device_attributes import PCI_BUS_ID
+from ..host.fake import sysfs
+from ..plugin.lifecycle import start_driver
+from ..resourceapi.nodes import Where
+from .output_models import Function, InspectedPool, Inspection
+from .shell.driver_options import given_own
+from .shell.exit_codes import Exit
+from .shell.options import given, refuse
+from .shell.output import TEXT, put
+from .shell.progress import Progress
+from .shell.style import Style
 
 
 @contextlib.contextmanager
@@ -46,9 +47,9 @@ def host_root(description: str | None, default: Path) -> Iterator[Path]:
     if description is None:
         yield default
         return
-    found = described.load(described.find(description))
+    found = sysfs.load(sysfs.find(description))
     with tempfile.TemporaryDirectory(prefix="dra-host-") as folder:
-        yield described.build(Path(folder), found)
+        yield sysfs.build(Path(folder), found)
 
 
 def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:
@@ -158,7 +159,7 @@ def inspect(args: argparse.Namespace) -> int:
             return Exit.WELL
         with (
             Progress() as progress,
-            without_log("dra_kubeletplugin.inventory", "dra_kubeletplugin.odd_reports"),
+            without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
         ):  # each fault is told beside its device
             progress(f"asking {args.driver} for its devices")
             inventory, node, faults = _looked(args, settings, host, root)
@@ -221,7 +222,7 @@ class _Devices:
     faults: list[str] = field(default_factory=list)
 
     def note(self, style: Style) -> str:
-        said = [style.green(on_one_line(f"published as {wording.listed(self.published)}"))] if self.published else []
+        said = [style.green(on_one_line(f"published as {text.listed(self.published)}"))] if self.published else []
         return "; ".join([*said, *(style.red(on_one_line(f"not published: {fault}")) for fault in self.faults)])
 
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 from ..errors import SettingsError
-from ..scaffold.making import make
-from ..scaffold.naming import Names, check_driver_name, check_name, check_vendor
+from ..packaging.scaffold.names import Names, check_driver_name, check_name, check_vendor
+from ..packaging.scaffold.writer import make
 from . import KINDS
-from .exits import Exit
-from .output import put
-from .shapes import Made
+from .output_models import Made
+from .shell.exit_codes import Exit
+from .shell.output import put
 
 _NEXT = """its tests on a local cluster, then that cluster with a pod on it:
 

@@ -11,25 +11,25 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..cluster.answers import Explanation
-from ..cluster.simulating import Simulation
-from ..overview.rows import Overview
-from . import commands, shapes
+from ..analysis.explain.model import Explanation
+from ..analysis.simulate.simulate import Simulation
+from ..resourceapi.usage.rows import Overview
+from . import commands, output_models
 from .doctor import Findings, Gathered
-from .exits import MEANINGS
 from .explain import Waiting
-from .options import SETTINGS
-from .output import camel
-from .parsing import Parser
+from .shell.exit_codes import MEANINGS
+from .shell.options import SETTINGS
+from .shell.output import camel
+from .shell.parsing import Parser
 
 SHAPES: Mapping[str, tuple[type, ...]] = {
-    "claims": (shapes.Claims,),
-    "cleanup": (shapes.Removed,),
-    "inspect": (shapes.Inspection,),
-    "validate": (shapes.Validation,),
+    "claims": (output_models.Claims,),
+    "cleanup": (output_models.Removed,),
+    "inspect": (output_models.Inspection,),
+    "validate": (output_models.Validation,),
     "doctor": (Findings,),
     "gather": (Gathered,),
-    "new": (shapes.Made,),
+    "new": (output_models.Made,),
     "explain": (Explanation, Waiting),
     "simulate": (Simulation,),
     "top": (Overview,),

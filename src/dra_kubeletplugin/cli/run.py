@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
+from ..base.settings import Settings, load
 from ..driver import Driver, load_driver, make
 from ..host.memory import keep_trimmed
-from ..plugin import Plugin
-from ..settings import Settings, load
-from .options import given
-from .own_options import given_own, together, variables
+from ..plugin.node import Plugin
 from .serving import serve
-from .stopping import Stop
+from .shell.driver_options import given_own, together, variables
+from .shell.options import given
+from .shell.signals import Stop
 
 
 def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:

@@ -15,16 +15,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
-from ..driver.loose import listen
+from ..base.settings import Settings
+from ..base.telemetry.logs import configure
+from ..base.text import near
+from ..driver.diagnostics.unhandled import listen
 from ..errors import DraError, describe, printable
-from ..observe.log import configure
-from ..settings import Settings
-from ..wording import near
-from .ending import report
-from .exits import Exit
-from .holding import watch
-from .open_files import need_files
-from .stopping import Stop
+from .shell.exit_codes import Exit
+from .shell.exit_handling import report
+from .shell.loop_watchdog import watch
+from .shell.open_files import need_files
+from .shell.signals import Stop
 
 log = logging.getLogger(__name__)
 

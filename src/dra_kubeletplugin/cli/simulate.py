@@ -8,22 +8,22 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import opaque
-from ..cluster import Fit, Simulation, Snapshot, simulate, take
+from ..analysis import Fit, Simulation, Snapshot, simulate, take
+from ..base.settings import load
+from ..base.text import counted, listed
 from ..driver import Driver, load_driver, make
+from ..driver.config import objects as opaque
 from ..errors import SettingsError, printable
 from ..kube import KubeClient
-from ..settings import load
-from ..wording import counted, listed
-from .asking import ask, config_of
+from .cluster_access import ask, config_of
 from .described_cluster import allocatable, cluster_of, host_kinds
-from .exits import Exit
 from .explain_text import text
-from .options import given, refuse
-from .output import columns, put
-from .progress import Progress
-from .style import Style
-from .written import from_files
+from .manifest_args import from_files
+from .shell.exit_codes import Exit
+from .shell.options import given, refuse
+from .shell.output import columns, put
+from .shell.progress import Progress
+from .shell.style import Style
 
 JSON = Mapping[str, Any]
 _NODES = 3

@@ -14,24 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import documents, manifests, opaque, wording
-from ..cluster import naming
+from ..analysis import near_names
+from ..base import text as wording
+from ..base.settings import load
+from ..base.terminal import indented
+from ..base.text import near
+from ..base.yaml import documents, manifests
+from ..base.yaml.manifests import Manifest
 from ..driver import Driver, Role, load_driver, make
-from ..driver.config_schema import json_schema
+from ..driver.config import objects as opaque
+from ..driver.config.json_schema import json_schema
 from ..errors import SettingsError
 from ..host import Host
-from ..local.apiserver import offline
-from ..manifests import Manifest
-from ..settings import load
-from ..terminal import indented
-from ..wording import near
+from ..localcluster.apiserver import offline
 from .described_cluster import class_files
-from .exits import Exit
 from .inspect import host_root, look, without_log
-from .options import refuse
-from .output import put, write
-from .shapes import Remark, ValidatedObject, Validation
-from .style import Style
+from .output_models import Remark, ValidatedObject, Validation
+from .shell.exit_codes import Exit
+from .shell.options import refuse
+from .shell.output import put, write
+from .shell.style import Style
 
 JSON = dict[str, Any]
 _GROUP = "resource.k8s.io/"
@@ -80,7 +82,7 @@ def validate(args: argparse.Namespace) -> int:
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
     beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
-    published = naming.Published([*slices, *_slices(drivers, readers, args.host)])
+    published = near_names.Published([*slices, *_slices(drivers, readers, args.host)])
     for judged in of_a_cluster:
         _judge(judged, readers)
     right = [
@@ -94,7 +96,7 @@ def validate(args: argparse.Namespace) -> int:
             judged.fault(text)
     for judged in of_a_cluster:
         if not judged.manifest.faults:
-            for path, doubt in naming.doubts(judged.value, objects, published, beside):
+            for path, doubt in near_names.doubts(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
     _told_twice(of_a_cluster)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
@@ -179,7 +181,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: s
     if host is None:
         return
     settings = load({}, {})
-    with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.inventory"):
+    with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.devices.inventory"):
         for driver, reader in zip(drivers, readers, strict=True):
             own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)
             driver.attach(Host(root, own.dev_root, lists=own.list_attributes), own, Role.NODE)
@@ -217,6 +219,6 @@ def schema(args: argparse.Namespace) -> int:
 
 
 def _kinds(driver: str) -> list[Any]:
-    from ..driver.config_versions import versions
+    from ..driver.config.versions import versions
 
     return list(versions(make(load_driver(driver)).config_kinds()))

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from ..base.settings import WebhookSettings, load
 from ..driver import load_driver, make
+from ..driver.config.objects import Reader
 from ..errors import SettingsError
 from ..host.memory import keep_trimmed
-from ..opaque import Reader
-from ..settings import WebhookSettings, load
-from ..webhook import Webhook
-from .own_options import variables
+from ..plugin.webhook import Webhook
 from .serving import serve
-from .stopping import Stop
+from .shell.driver_options import variables
+from .shell.signals import Stop
 
 
 async def _trim(process: Webhook, stop: Stop) -> None:

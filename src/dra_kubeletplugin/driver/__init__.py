@@ -1,10 +1,10 @@
 """What an author writes and is given."""
 
 from .claim import AllocatedDevice, BoundClaim, BoundDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
-from .config import Config
+from .class_validation import check, make
+from .config.model import Config
 from .contract import Driver, Health, Role
 from .loading import load_driver
-from .making import check, make
 from .metadata_update import MetadataUpdate
 from .options import as_flags, declared, read_options
 from .status import Condition, DeviceStatus, NetworkData

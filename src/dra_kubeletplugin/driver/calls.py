@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
 
+from ..base.signals import Interrupted
 from ..errors import DraError, DriverError, DriverFailedError, describe, is_a, printable
-from ..interruption import Interrupted
-from .mistakes import explained, located, own_traceback
+from .diagnostics.author_errors import explained, located, own_traceback
 from .threads import Threads
 
 log = logging.getLogger(__name__)

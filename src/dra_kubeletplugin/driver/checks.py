@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ..errors import DriverFailedError
 from .calls import Calls
-from .mistakes import at_work
+from .diagnostics.author_errors import at_work
 
 T = TypeVar("T")
 THREADS = 8

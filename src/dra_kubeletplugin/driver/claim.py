@@ -10,10 +10,10 @@ import msgspec
 
 from ..cdi import ContainerEdits
 from ..errors import DriverError
-from ..resources.encoded import from_json
-from ..resources.quantity import Quantity
-from ..resources.types import Attribute, Device
-from .config import Config
+from ..resourceapi.encoded import from_json
+from ..resourceapi.quantity import Quantity
+from ..resourceapi.types import Attribute, Device
+from .config.model import Config
 from .status import DeviceStatus, Reported, StatusSink
 
 JSON = Any

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
+from ..base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
 from ..errors import DriverError, printable
 from ..host import Host
 from ..host.events import SUBSYSTEMS
-from ..resources.gates import Gate
-from ..resources.pools import Pool
-from ..resources.types import Attribute, Device, Taint
-from ..settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
+from ..resourceapi.gated_fields import Gate
+from ..resourceapi.pools import Pool
+from ..resourceapi.types import Attribute, Device, Taint
 from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
-from .config import Config
+from .config.model import Config
 from .metadata_update import MetadataUpdate, metadata_update
 from .status import NetworkData
 

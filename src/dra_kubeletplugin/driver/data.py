@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import is_a, printable
-from .mistakes import forgotten
+from .diagnostics.author_errors import forgotten
 
 JSON = Any
 MAX_DATA_BYTES = 65_536

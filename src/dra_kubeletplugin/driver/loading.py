@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
+from ..base.text import near
 from ..errors import DriverError, is_a
-from ..wording import near
+from .class_validation import called
 from .contract import Driver
-from .making import called
 
 T = TypeVar("T")
 _importing: ContextVar[bool] = ContextVar("importing", default=False)

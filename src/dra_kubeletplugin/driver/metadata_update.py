@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DriverError, printable
-from ..resources.types import Attribute, attribute_json, device_faults
+from ..resourceapi.types import Attribute, attribute_json, device_faults
 from .claim import Claim, PreparedClaim
 from .status import NetworkData
 

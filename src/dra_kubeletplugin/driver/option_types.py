@@ -14,9 +14,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ..base.settings.values import OFF, ON, as_text, read_flag
+from ..base.text import near
 from ..errors import printable
-from ..settings.values import OFF, ON, as_text, read_flag
-from ..wording import near
 
 TAKEN = (str, int, float, bool, Path)
 NAMES = "str, int, float, bool, Path, an Enum, a Literal or tuple[str, ...], each with `| None` or without"

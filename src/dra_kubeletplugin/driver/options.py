@@ -23,13 +23,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import Field
 from typing import Any
 
+from ..base.settings import ControllerSettings, Settings, WebhookSettings
+from ..base.settings.loading import values_of
+from ..base.settings.values import as_text
+from ..base.settings.values import option as setting
+from ..base.text import near
 from ..errors import DriverError, SettingsError, is_a, printable, shown
-from ..settings import ControllerSettings, Settings, WebhookSettings
-from ..settings.loading import values_of
-from ..settings.values import as_text
-from ..settings.values import option as setting
-from ..wording import near
-from .mistakes import explained
+from .diagnostics.author_errors import explained
 from .option_types import TAKEN, option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ..resources import quantity
-from ..resources.types import Device
+from ..resourceapi import quantity
+from ..resourceapi.types import Device
 from .claim import AllocatedDevice
-from .config import Config
+from .config.model import Config
 
 JSON = dict[str, Any]
 _UNKNOWN = Device("unknown")

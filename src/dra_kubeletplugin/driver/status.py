@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import DriverError, InvalidObjectError, clip, printable
-from ..resources import names
+from ..resourceapi.validation import names
 from .data import plain_json
 
 JSON = Any
@@ -81,7 +81,7 @@ class NetworkData:
     hardware_address: str = ""
 
     def __post_init__(self) -> None:
-        from ..resources.claim_status_rules import network_data  # only network drivers need it
+        from ..resourceapi.validation.claim_status import network_data  # only network drivers need it
 
         ips = tuple(self.ips) if isinstance(self.ips, Iterable) and not isinstance(self.ips, str) else (None,)
         if not all(isinstance(ip, str) for ip in ips):

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .marker import is_described
-from .uevents import Listener
+from .fake.marker import is_described
+from .fake.uevents import Listener
 
 log = logging.getLogger(__name__)
 _LOOK = 0.1  # seconds between looks for a described host's events: a file wakes nobody

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import SettingsError
 from . import sysfs
-from .marker import BOOT_ID, is_described
+from .fake.marker import BOOT_ID, is_described
 from .numa import Numa
 from .pci import ADDRESS, PciFunction, Surroundings, find_function
 from .pci_names import PciNames
@@ -22,7 +22,7 @@ class Host:
     """Reads a machine through its sysfs.
 
     Args:
-        sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.described`).
+        sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake.sysfs`).
         dev: where the host's ``/dev`` is seen from this process; a described host brings its own.
         lists: whether attributes may be lists, which the cluster's gate DRAListTypeAttributes says.
     """
@@ -124,7 +124,7 @@ class Host:
         if not is_described(self.sysfs):
             target.write_text(text)
             return
-        from . import described  # no node has one
+        from .fake import sysfs as described  # no node has one
 
         described.write(self.sysfs, path, text)
 

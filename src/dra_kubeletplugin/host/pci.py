@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from ..paths import NOT_NOW
-from ..resources.names import sanitize
-from ..resources.types import Attribute, Device
-from . import standard, sysfs
+from ..base.files import NOT_NOW
+from ..resourceapi.types import Attribute, Device
+from ..resourceapi.validation.names import sanitize
+from . import device_attributes, sysfs
 from .numa import Numa
 from .pci_names import PciNames
 
@@ -154,7 +154,7 @@ class PciFunction:
     @once
     def pcie_root(self) -> str | None:
         """The first component below ``devices``, e.g. ``pci0000:00``; below Intel's VMD that of its controller."""
-        return standard.pcie_root(self._below.partition("/")[0])
+        return device_attributes.pcie_root(self._below.partition("/")[0])
 
     @once
     def upstream(self) -> str | None:
@@ -240,7 +240,7 @@ class PciFunction:
     @property
     def pci_bus_id(self) -> str | None:
         """The address where it has the standard form; VMD domains of five digits have not."""
-        return standard.pci_bus_id(self.address)
+        return device_attributes.pci_bus_id(self.address)
 
     def nodes(self, kind: str | None = None) -> list[str]:
         """The device files that the function's driver made, e.g. ``/dev/dri/renderD128``, sorted; those of one class, or all.
@@ -264,9 +264,9 @@ class PciFunction:
         """
         speed, width = self._limits
         given: dict[str, Attribute | None] = {
-            standard.PCIE_ROOT: self.pcie_root,
-            standard.PCI_BUS_ID: self.pci_bus_id,
-            standard.NUMA_NODE: self._numa(),
+            device_attributes.PCIE_ROOT: self.pcie_root,
+            device_attributes.PCI_BUS_ID: self.pci_bus_id,
+            device_attributes.NUMA_NODE: self._numa(),
             **self.around.model(self),
             "iommuGroup": self.iommu_group,
             "virtualFunction": self.is_vf,

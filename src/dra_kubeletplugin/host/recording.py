@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import description, sysfs
+from . import sysfs
+from .fake import schema
 from .machine import Host
-from .parts import SPEEDS, WIDTHS, Machine
+from .model import SPEEDS, WIDTHS, Machine
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
@@ -27,7 +28,7 @@ def record(host: Host) -> Machine:
         found["numa_nodes"] = {
             n: {k: v for k, v in told.items() if v not in ("", None, [])} for n, told in numa.items()
         }
-    return description.parse(found, "the machine's sysfs")
+    return schema.parse(found, "the machine's sysfs")
 
 
 def text(machine: Machine, title: str = "") -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..paths import NOT_NOW
+from ..base.files import NOT_NOW
 
 _LARGEST = 4096  # bytes: the kernel gives an attribute one page
 _CPUS = 65_536  # more than the kernel can be built for

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from ..errors import ApiError
-from ..resources.convert import GROUP
-from .boundary import Page, answered, identified, listed, object_of, page_of, refusal, translated
+from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
+from .decoding import Page, answered, identified, listed, object_of, page_of, refusal, translated
 from .discovery import Discovery
 from .http1 import HttpResponse
 from .resource import Resource

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..errors import ApiError, clip, printable
-from ..resources.convert import GROUP, VERSIONS
+from ..resourceapi.conversion import GROUP, VERSIONS
 
 log = logging.getLogger(__name__)
 

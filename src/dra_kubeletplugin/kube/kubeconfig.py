@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.files import at_home
 from ..errors import ApiError, DraError, SettingsError, clip, describe, printable
-from ..paths import at_home
 from .credentials import Credentials, TokenFile
 from .proxy import Proxy, parse_proxy
 from .tls import RECHECK, Tls, TlsFiles, make_context

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ApiError, describe
-from ..resources.encoded import from_json
+from ..resourceapi.encoded import from_json
 from .client import KubeClient
 from .resource import Resource
 

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from ..errors import ApiError, clip, printable
-from ..resources.encoded import from_json
-from .boundary import Bare, Page, identity, translated
+from ..resourceapi.encoded import from_json
 from .client import KubeClient
+from .decoding import Bare, Page, identity, translated
 from .resource import Resource
 
 log = logging.getLogger(__name__)

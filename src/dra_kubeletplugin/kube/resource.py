@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from ..resources.convert import GROUP
+from ..resourceapi.conversion import GROUP
 
 _UNQUOTED = re.compile("[a-z0-9.-]+")  # what names are made of
 

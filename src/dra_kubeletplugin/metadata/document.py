@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from ..errors import MetadataError, describe
-from ..resources.types import attribute_value
-from ..resources.version import Version
+from ..resourceapi.types import attribute_value
+from ..resourceapi.version import Version
 
 GROUP = "metadata.resource.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha1")  # newest first, as they are written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from ..resources.names import label, subdomain
+from ..resourceapi.validation.names import label, subdomain
 
 CONTAINER_ROOT = Path("/var/run/kubernetes.io/dra-device-attributes")
 CLAIMS = "resourceclaims"

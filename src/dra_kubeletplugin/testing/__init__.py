@@ -8,7 +8,7 @@ async def test_a_pod_gets_its_fpga():
         assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
-from ..local.kubelet import Timers
+from ..localcluster.kubelet import Timers
 from .api import AsyncApi, FaultError
 from .claims import (
     ClaimSpec,
@@ -22,7 +22,7 @@ from .claims import (
 )
 from .cluster import controller_on, plugin_on
 from .events import Event, PodError
-from .handles import Api, Cluster, Kubelet, Node
+from .facade import Api, Cluster, Kubelet, Node
 from .node import DriverNode, env_of, node_with, oci_of, on_node
 from .pods import claim, device_class, pod, template
 from .published import Published, PublishedError

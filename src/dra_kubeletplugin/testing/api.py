@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..base.text import near
+from ..base.yaml.manifests import objects
 from ..errors import ApiError
-from ..local.cluster import LocalCluster, resource_of
-from ..manifests import objects
-from ..resources.convert import GROUP
-from ..wording import near
+from ..localcluster.cluster import LocalCluster, resource_of
+from ..resourceapi.conversion import GROUP
 from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
 from .published import Published, PublishedError, Wanted, differs, pools_of
 

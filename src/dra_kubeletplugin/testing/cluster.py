@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ..controller import Controller
+from ..base.settings import ControllerSettings, Settings
 from ..driver import Driver, Role, check, make
-from ..local.cluster import LocalCluster
-from ..plugin import Plugin
-from ..settings import ControllerSettings, Settings
+from ..localcluster.cluster import LocalCluster
+from ..plugin.controller.controller import Controller
+from ..plugin.node import Plugin
 
 _READY = 60.0  # seconds
 

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any
 
 from .api import AsyncApi
+from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
-from .survivors import OPEN, Watcher, gated
 
 JSON = dict[str, Any]
 START = 60.0  # seconds until a server that is not ready is given up

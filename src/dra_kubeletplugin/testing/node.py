@@ -9,19 +9,20 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+from ..base.settings import Settings
 from ..driver import Driver, Health, check, make
-from ..driver.told_health import told_besides
-from ..host import Host, described
-from ..local.cluster import LocalCluster, resource_of
-from ..local.kubelet import Kubelet, Timers
-from ..plugin import Plugin
-from ..settings import Settings
+from ..host import Host
+from ..host.fake import sysfs as described
+from ..localcluster.cluster import LocalCluster, resource_of
+from ..localcluster.kubelet import Kubelet, Timers
+from ..plugin.node import Plugin
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
+from .driver_process import InProcess, Leftovers, OwnProcess, Running
 from .events import PodError
+from .health_override import told_besides
 from .published import Published, PublishedError, Wanted
-from .running import InProcess, Leftovers, OwnProcess, Running
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..resources.convert import GROUP
+from ..resourceapi.conversion import GROUP
 from .claims import ClaimSpec
 
 JSON = dict[str, Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..base.text import listed, near
 from ..errors import clip, describe
-from ..resources.pools import Pool
-from ..resources.reading import read_pool
-from ..resources.types import Device
-from ..wording import listed, near
+from ..resourceapi.decoding import read_pool
+from ..resourceapi.pools import Pool
+from ..resourceapi.types import Device
 
 JSON = Mapping[str, Any]
 _DEVICES = 20  # in an error; a machine may have hundreds of partitions

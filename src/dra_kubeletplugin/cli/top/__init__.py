@@ -9,23 +9,23 @@ import sys
 import time
 from dataclasses import replace
 
-from ...cluster.explaining import explain_pod
-from ...cluster.live import Live
-from ...cluster.objects import Snapshot
-from ...cluster.overviewing import overview
-from ...cluster.reading import EVERYTHING, take
-from ...cluster.scene import Scene
+from ...analysis.explain.explain import explain_pod
+from ...analysis.reader import EVERYTHING, take
+from ...analysis.scheduler_view import Scene
+from ...analysis.snapshot import Snapshot
+from ...analysis.top.arranging import matching, matching_pods
+from ...analysis.top.live import Live
+from ...analysis.top.overview import overview
 from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
 from ...kube.kubeconfig import remove_files
-from ...overview.arranging import matching, matching_pods
-from ...overview.rows import Overview
-from ...scheduling import podinfo
-from ..asking import ask, config_of
-from ..exits import Exit
-from ..output import TEXT, put
-from ..progress import Progress
-from ..style import Style
+from ...resourceapi.usage.rows import Overview
+from ...scheduling.framework import pod_info
+from ..cluster_access import ask, config_of
+from ..shell.exit_codes import Exit
+from ..shell.output import TEXT, put
+from ..shell.progress import Progress
+from ..shell.style import Style
 from .table import table
 
 _WITHIN = 10.0  # seconds for the reasons of all pods that wait
@@ -77,7 +77,7 @@ def _looked(config: ApiConfig, namespace: str, node: str, progress: Progress) ->
         if time.monotonic() > end:
             break
         progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
-        reasons[pod.uid] = clip(explain_pod(scene, podinfo.read(pods[pod.uid]), changes=False).summary)
+        reasons[pod.uid] = clip(explain_pod(scene, pod_info.read(pods[pod.uid]), changes=False).summary)
     rest = len(found.waiting) - len(reasons)
     more = (
         (f"{rest} more pods wait, with Kubernetes' own words: `dra explain pod/NAME` for one of them",) if rest else ()

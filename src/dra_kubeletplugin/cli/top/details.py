@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ...overview.rows import CounterSet, DeviceRow, Holder
+from ...resourceapi.usage.rows import CounterSet, DeviceRow, Holder
 
 
 def device(row: DeviceRow, sets: Iterable[CounterSet]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ...overview.arranging import Group
-from ...overview.rows import BAD, CounterSet, DeviceRow, Health, Meter, PodRow, Use
+from ...analysis.top.arranging import Group
+from ...resourceapi.usage.rows import BAD, CounterSet, DeviceRow, Health, Meter, PodRow, Use
 from .plain import age, health, holder
 
 SIGNS = {Use.FREE: "○", Use.HELD: "●", Use.SHARED: "◐", Use.BLOCKED: "◌", Use.GONE: "✕"}

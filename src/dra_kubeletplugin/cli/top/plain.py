@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from ...overview.rows import DeviceRow, Health, Use
+from ...resourceapi.usage.rows import DeviceRow, Health, Use
 
 
 def health(row: DeviceRow) -> str:

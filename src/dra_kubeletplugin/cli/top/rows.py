@@ -15,7 +15,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ...terminal import on_one_line
+from ...base.terminal import on_one_line
 from .lines import Entry
 
 _CURSOR = Style(bold=True, reverse=True)

@@ -17,14 +17,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
-from ...cluster.live import EVERY, Live
+from ...analysis.top.arranging import Group, Grouping, Order, arranged, matching, matching_pods
+from ...analysis.top.live import EVERY, Live
+from ...base.terminal import on_one_line
+from ...base.text import counted
 from ...errors import QuestionError
-from ...overview.arranging import Group, Grouping, Order, arranged, matching, matching_pods
-from ...overview.rows import CounterSet, DeviceRow, Overview, PodRow
-from ...terminal import on_one_line
-from ...wording import counted
+from ...resourceapi.usage.rows import CounterSet, DeviceRow, Overview, PodRow
 from ..explain_text import text as explanation
-from ..style import Style
+from ..shell.style import Style
 from . import details, lines
 from .lines import Entry, Widths
 from .rows import Rows

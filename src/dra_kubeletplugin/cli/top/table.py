@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...overview.arranging import arranged
-from ...overview.rows import DeviceRow, Overview
-from ...wording import counted
-from ..output import columns
-from ..style import Style
+from ...analysis.top.arranging import arranged
+from ...base.text import counted
+from ...resourceapi.usage.rows import DeviceRow, Overview
+from ..shell.output import columns
+from ..shell.style import Style
 from .plain import age, health, holder
 
 _HEAD = ("NODE", "DEVICE", "USE", "HEALTH", "NUMA", "PCIE ROOT", "HOLDER", "CLAIM", "DRIVER")

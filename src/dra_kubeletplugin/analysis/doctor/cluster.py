@@ -1,0 +1,161 @@
+"""The cluster from here: whether it answers, what it serves, what this account may do, and whether the clocks agree.
+
+Sources: KEP-4381 (versions), the API server's metric ``kubernetes_feature_enabled``, authorization.k8s.io/v1 SelfSubjectAccessReview.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from .findings import Finding, failure, ok, unknown, warning
+
+JSON = Mapping[str, Any]
+GROUP = "resource.k8s.io"
+_GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
+_DRIFT, _APART = 5.0, 60.0  # seconds of clocks apart that are worth a word, and with which tokens and certificates fail
+
+
+@dataclass(frozen=True)
+class Permission:
+    """``needed`` for what; where it is optional, what is missing without it is named in ``otherwise``."""
+
+    verb: str
+    resource: str
+    group: str = GROUP
+    otherwise: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{'.' + self.group if self.group else ''}"
+
+
+READER = tuple(
+    Permission(verb="list", resource=r, group=g)
+    for r, g in (
+        ("resourceslices", GROUP), ("resourceclaims", GROUP), ("deviceclasses", GROUP), ("resourceclaimtemplates", GROUP),
+        ("pods", ""), ("nodes", ""), ("namespaces", ""), ("events", ""),
+    )
+)  # fmt: skip
+"""What whoever explains and examines a cluster has to read."""
+
+PLUGIN = (
+    Permission("get", "resourceclaims"),
+    Permission("get", "nodes", ""),
+    *(Permission(v, "resourceslices") for v in ("list", "watch", "create", "update", "delete")),
+    Permission("create", "events", "", "what is wrong with devices is told in log and readiness only"),
+    Permission("patch", "events", "", "repeated events are told once"),
+    Permission("patch", "resourceclaims/status", GROUP, "the status of devices is not told in claims"),
+)
+"""What a node's plugin does."""
+
+
+async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
+    asked = time.time()
+    try:
+        answer = await client.raw("/version")
+        answered = time.time()
+        version = await client.call("GET", "/version")
+    except ApiError as e:
+        yield failure(
+            "API server",
+            e.message,
+            "see the address and credentials of the kubeconfig or service account, and the network",
+        )
+        return
+    yield ok("API server", f"{client.config.server} is Kubernetes {version.get('gitVersion', '?')}")
+    yield _clock(answer.header(b"date"), asked, answered)
+    async for finding in _served(client):
+        yield finding
+    yield await _gates(client)
+    async for finding in _allowed(client, permissions):
+        yield finding
+
+
+def _clock(date: str, asked: float, answered: float) -> Finding:
+    """``date`` is what the server said between the two, by our clock: what an answer takes is no drift."""
+    try:
+        there = email.utils.parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        return unknown("clock", "the API server tells no time", "compare `date` on both by hand")
+    apart = asked - there if there < asked else min(answered - there, 0.0)
+    if abs(apart) > _DRIFT:
+        text = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the API server's"
+        todo = "keep time with chrony or systemd-timesyncd: tokens, Leases and taints depend on it"
+        return (failure if abs(apart) > _APART else warning)("clock", text, todo)
+    return ok("clock", "agrees with the API server's")
+
+
+async def _served(client: KubeClient) -> AsyncIterator[Finding]:
+    try:
+        found = await client.call("GET", f"/apis/{GROUP}")
+    except ApiError as e:
+        if e.status == 404:
+            yield failure(
+                "API versions",
+                f"this cluster does not serve {GROUP}",
+                "1.34 and later do; before, switch on DynamicResourceAllocation and its API",
+            )
+        else:
+            yield failure("API versions", e.message)
+        return
+    versions = [v["version"] for v in found.get("versions") or () if isinstance(v, dict) and "version" in v]
+    usable = [v for v in versions if v in {"v1", "v1beta2", "v1beta1"}]
+    if usable:
+        yield ok("API versions", f"{GROUP} {', '.join(versions)}")
+    else:
+        yield failure(
+            "API versions", f"{GROUP} {', '.join(versions)}: none that a driver can use", "use Kubernetes 1.34 or later"
+        )
+
+
+async def _gates(client: KubeClient) -> Finding:
+    """What the API server says of itself; scheduler and kubelets have gates of their own."""
+    try:
+        answer = await client.raw("/metrics")
+    except ApiError as e:
+        todo = "a cluster's administrator may see them: nonResourceURLs [/metrics], verb get"
+        return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
+    gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(answer.body)}
+    if not gates:
+        return unknown("feature gates", "the API server's metrics name none")
+    off = [f"{n} ({stage or 'GA'})" for n, (stage, on) in sorted(gates.items()) if not on]
+    on = sum(1 for _, is_on in gates.values() if is_on)
+    return ok("feature gates", f"{on} of DRA are on" + (f"; off: {', '.join(off)}" if off else ""))
+
+
+async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
+    missing = []
+    for p in permissions:
+        resource, _, sub = p.resource.partition("/")
+        asked = {"verb": p.verb, "group": p.group, "resource": resource, "subresource": sub}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
+        }
+        try:
+            said = await client.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        except ApiError as e:
+            yield unknown("permissions", f"{p}: {e.message}")
+            return
+        if not (said.get("status") or {}).get("allowed"):
+            missing.append(p)
+    for p in missing:
+        if p.otherwise:
+            yield warning("permissions", f"this account may not {p}: {p.otherwise}", "grant it where that is wanted")
+        else:
+            yield failure(
+                "permissions",
+                f"this account may not {p}",
+                "apply the roles of its deployment"
+                if permissions is PLUGIN
+                else "bind the cluster role `view` to it, and one that allows this",
+            )
+    if not missing:
+        yield ok("permissions", f"this account may {', '.join(map(str, permissions))}")

@@ -1,0 +1,60 @@
+"""What a look at something finds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from ...errors import printable
+
+
+class Level(StrEnum):
+    """``UNKNOWN``: it could not be looked at from here, by this user; the finding says who can."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a report.
+
+    Args:
+        topic: what was looked at: ``kernel``, ``sockets``, ``CDI``.
+        text: what is so.
+        todo: what to do about it; empty where nothing has to be done.
+    """
+
+    level: Level
+    topic: str
+    text: str
+    todo: str = ""
+
+    def json(self) -> dict[str, Any]:
+        return {k: printable(v) for k, v in asdict(self).items()}
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(Level.OK, topic, text)
+
+
+def unknown(topic: str, text: str, todo: str = "") -> Finding:
+    return Finding(Level.UNKNOWN, topic, text, todo)
+
+
+def warning(topic: str, text: str, todo: str = "") -> Finding:
+    return Finding(Level.WARNING, topic, text, todo)
+
+
+def failure(topic: str, text: str, todo: str = "") -> Finding:
+    return Finding(Level.FAILURE, topic, text, todo)
+
+
+def denied(topic: str, e: OSError) -> Finding:
+    """What this user may not look at."""
+    return unknown(
+        topic, f"{e.filename or topic}: {e.strerror or e}", "run it as root, on the node or in a pod that mounts this"
+    )

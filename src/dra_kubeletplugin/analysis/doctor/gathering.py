@@ -1,0 +1,189 @@
+"""One file with all that somebody needs who was not there: findings, objects, logs of drivers, CDI specs and records, without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import tarfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...cdi.directory import content_of
+from ...cdi.reader import SpecFileError, parse
+from ...claims.record import Record
+from ...claims.store.offline import read_rows
+from ...errors import ApiError, DraError, describe
+from ...kube import KubeClient, Resource
+from ...kube.paging import as_json, read_all
+from ...kube.resource import CLAIMS, CLASSES, EVENTS, NODES, PODS, SLICES, TEMPLATES
+from ...resourceapi.conversion import GROUP
+from .examination import Examination
+from .findings import Finding
+from .redaction import text, tidy
+
+JSON = Mapping[str, Any]
+_LOG_LINES = "5000"
+_LOG_BYTES = str(4 << 20)
+_UNSAFE = re.compile(
+    r"[^\w.@:+/-]|\.\.+(?=/|$)|^/"
+)  # in a name within the archive, which whoever unpacks it gets as a path
+_WAIT = 2.0  # seconds for an instance that writes records
+
+
+class Archive:
+    """A tar.gz that only its owner can read. A thing that cannot be had leaves a file ``NAME.error`` that says why."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        self._tar = tarfile.open(fileobj=self._raw, mode="w:gz")  # noqa: SIM115 close() does
+        self._folder = path.name.removesuffix(".tar.gz")
+
+    def add(self, name: str, content: str | bytes) -> None:
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        info = tarfile.TarInfo(f"{self._folder}/{_UNSAFE.sub('_', name)}")
+        info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
+        self._tar.addfile(info, io.BytesIO(data))
+
+    def add_json(self, name: str, content: object) -> None:
+        self.add(name, json.dumps(tidy(content), indent=1, default=str))
+
+    def close(self) -> None:
+        self._tar.close()
+        self._raw.close()
+
+
+async def gather(what: Examination, findings: Sequence[Finding], archive: Archive, told: Callable[[str], None]) -> None:
+    """``told`` hears what is gathered now, for whoever waits."""
+    told("findings")
+    archive.add_json("findings.json", [f.json() for f in findings])
+    archive.add_json(
+        "about.json",
+        {
+            "version": version("dra-kubeletplugin"),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "time": time.time(),
+        },
+    )
+    if what.host:
+        told("CDI specs and records")
+        _host(what, archive)
+    if isinstance(what.api, str):
+        archive.add("cluster.error", text(what.api))
+        return
+    async with KubeClient(what.api, what.timeout) as client:
+        for resource in (SLICES, CLAIMS, TEMPLATES, CLASSES, NODES, EVENTS):
+            told(resource.plural)
+            await _listed(archive, resource, client)
+        await _drivers(client, what.node, archive, told)
+
+
+async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> None:
+    name = resource.plural
+    try:
+        served = await client.dra(name) if resource.group == GROUP else resource
+        archive.add_json(f"cluster/{name}.json", await read_all(client, served, as_json))
+    except ApiError as e:
+        archive.add(f"cluster/{name}.error", text(e.message))
+
+
+async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callable[[str], None]) -> None:
+    """Pods that use claims, those that wait too, and drivers' with their logs."""
+    try:
+        pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
+    except ApiError as e:
+        archive.add("cluster/pods.error", text(e.message))
+        return
+    archive.add_json(
+        "cluster/pods.json", [p for p in pods if (p.get("spec") or {}).get("resourceClaims") or is_driver(p)]
+    )
+    for pod in pods:
+        if not is_driver(pod):
+            continue
+        meta = pod["metadata"]
+        async for name, content in _logs(client, pod):
+            told(f"log of {meta['namespace']}/{meta['name']}")
+            # A folder for each part: joined, the names may have more than the 255 bytes of a file's name.
+            archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
+
+
+def _at(pod: JSON) -> str:
+    """The pod's node; empty while it waits for one."""
+    return (pod.get("spec") or {}).get("nodeName") or ""
+
+
+def is_driver(pod: JSON) -> bool:
+    """Whether a pod registers at the kubelet: it mounts the folder where that is done, whoever made it."""
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    paths = [str((v.get("hostPath") or {}).get("path", "")).rstrip("/") for v in volumes]
+    return any(p.endswith("/plugins_registry") for p in paths)
+
+
+async def _logs(client: KubeClient, pod: JSON) -> AsyncIterator[tuple[str, str]]:
+    path = PODS.path(pod["metadata"]["namespace"], pod["metadata"]["name"], "log")
+    restarted = {s["name"] for s in (pod.get("status") or {}).get("containerStatuses") or () if s.get("restartCount")}
+    for container in [c["name"] for c in pod["spec"]["containers"]]:
+        for previous in (False, True) if container in restarted else (False,):
+            query = {
+                "container": container,
+                "tailLines": _LOG_LINES,
+                "limitBytes": _LOG_BYTES,
+                "previous": "true" if previous else "",
+            }
+            name = f"{container}{'_previous' if previous else ''}"
+            try:
+                answer = await client.raw(path, query)
+                yield f"{name}.log", text(answer.body.decode(errors="replace"))
+            except ApiError as e:
+                yield f"{name}.error", text(e.message)
+
+
+def _host(what: Examination, archive: Archive) -> None:
+    for folder in (what.host_root / "etc/cdi", what.cdi_root):
+        for path in sorted(folder.glob("*.json")) + sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
+            name = f"cdi/{str(path).lstrip('/').replace('/', '_')}"
+            try:
+                archive.add(name, _spec(content_of(str(path)).decode(errors="replace")))
+            except (OSError, ValueError) as e:
+                archive.add(f"{name}.error", describe(e))
+    for path in sorted((what.kubelet_root / "plugins").glob("*/records.db")):
+        name = path.parent.name
+        try:
+            rows = read_rows(path, _WAIT)
+        except DraError as e:
+            archive.add(f"records/{name}.error", text(e.message))
+            continue
+        archive.add_json(f"records/{name}.json", [_row(r) for r in rows])
+
+
+def _spec(raw: str) -> str:
+    try:
+        return json.dumps(tidy(parse(raw)), indent=1, default=str)
+    except (SpecFileError, RecursionError):
+        return text(raw)
+
+
+def _row(row: Any) -> JSON:
+    """Without the driver's own data, of which nobody else knows what it holds."""
+    if not isinstance(row, Record):
+        return {"uid": row.uid, "unreadable": row.reason}
+    devices = [{k: v for k, v in d.items() if k != "data"} for d in row.devices]
+    shown: dict[str, Any] = {
+        "uid": row.uid,
+        "namespace": row.namespace,
+        "name": row.name,
+        "state": str(row.state),
+        "error": row.error,
+    }
+    return shown | {
+        "created": row.created,
+        "updated": row.updated,
+        "devices": devices,
+        "steps": [s.get("step") for s in row.steps],
+    }

@@ -1,0 +1,154 @@
+"""The kubelet's folders, and who listens in them: every driver of the node, of any vendor.
+
+Source: the plugin registration of the kubelet (pluginregistration/v1), unix(7).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from ..._proto import registration_v1_pb2 as pb
+from ..._proto import registration_v1_pb2_grpc as pb_grpc
+from . import processes
+from .findings import Finding, denied, failure, ok, unknown, warning
+from .processes import Process
+
+ROOTS = (
+    "/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/rancher/k3s/agent/kubelet",
+)  # fmt: skip
+_PATIENCE = 2.0  # seconds for one answer; the kubelet itself waits for one
+
+
+def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Finding]:
+    """The kubelet's process and folders."""
+    kubelets = [p for p in seen if p.name in {"kubelet", "kubelite"} or p.arguments[:1] == ("kubelet",)]
+    for kubelet in kubelets:
+        asked = kubelet.option("--root-dir") or "/var/lib/kubelet"
+        if kubelet.name == "kubelet" and Path(asked) != kubelet_root:
+            yield failure(
+                "kubelet",
+                f"runs with --root-dir {asked}, and {kubelet_root} was looked at",
+                f"use --kubelet-root {asked} (KUBELET_ROOT)",
+            )
+    try:
+        missing = [name for name in ("plugins", "plugins_registry") if not (kubelet_root / name).is_dir()]
+    except OSError as e:
+        yield denied("kubelet", e)
+        return
+    if missing:
+        others = [r for r in ROOTS if (root / r[1:] / "plugins_registry").is_dir()]
+        todo = (
+            f"try --kubelet-root {others[0]}"
+            if others
+            else "run it on the node, or in a pod that mounts the kubelet's root"
+        )
+        yield failure("kubelet", f"{kubelet_root} has no folder {' and no folder '.join(missing)}", todo)
+    elif kubelets:
+        yield ok("kubelet", f"runs as process {kubelets[0].pid}, with its folders at {kubelet_root}")
+    else:
+        yield unknown("kubelet", f"its folders are at {kubelet_root}; no process of that name is seen from here")
+
+
+def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
+    """Everybody who registers at the kubelet: by socket, with process, driver and services."""
+    registry = kubelet_root / "plugins_registry"
+    if not registry.is_dir():
+        return
+    try:
+        sockets = [p for p in sorted(registry.iterdir()) if p.is_socket() and not p.name.startswith(".")]
+    except OSError as e:
+        yield denied("sockets", e)
+        return
+    names: dict[str, int] = {}
+    for path in sockets:
+        try:
+            owner = _owner(root, path)
+            if owner is None:
+                yield failure(
+                    "sockets", f"nobody listens at {path}", f"its driver was killed or uninstalled: rm {path}"
+                )
+                continue
+            info = _info(path)
+        except OSError as e:
+            yield (
+                denied("sockets", e)
+                if isinstance(e, PermissionError)
+                else failure("sockets", f"{path}: {e.strerror or e}")
+            )
+            continue
+        except grpc.RpcError as e:
+            why = e.details() if isinstance(e, grpc.Call) else str(e)
+            yield failure(
+                "sockets",
+                f"{path}, of {owner}, does not answer GetInfo: {why}",
+                "restart that driver; the kubelet cannot use it",
+            )
+            continue
+        names[info.name] = names.get(info.name, 0) + 1
+        yield from _driver(root, path, owner, info)
+    for name, count in names.items():
+        if count > 2:
+            yield warning(
+                "sockets",
+                f"{count} instances of {name} are registered",
+                "more than an old and a new one at an update: see their pods",
+            )
+    if not sockets:
+        yield warning(
+            "sockets",
+            f"no driver registers in {registry}",
+            "see `kubectl get pods -o wide` for the driver's pod on this node",
+        )
+
+
+def _driver(root: Path, path: Path, owner: str, info: pb.PluginInfo) -> Iterator[Finding]:
+    services = ", ".join(info.supported_versions) or "no service"
+    shown = f"{info.name} ({info.type}, {services}), {owner}"
+    endpoint = Path(info.endpoint or path)
+    try:
+        serves = endpoint == path or _owner(root, endpoint) is not None
+    except PermissionError as e:
+        yield denied("sockets", e)
+        return
+    except OSError:
+        serves = False
+    if not serves:
+        yield failure("sockets", f"{shown}: nobody listens at its endpoint {endpoint}", "restart that driver")
+    elif info.type == "DRAPlugin" and not any(s.endswith(".DRAPlugin") for s in info.supported_versions):
+        yield failure(
+            "sockets", f"{shown}: it offers no DRA service", "the kubelet of 1.34 and later wants v1.DRAPlugin"
+        )
+    else:
+        yield ok("sockets", shown)
+
+
+def _owner(root: Path, path: Path) -> str | None:
+    """Who listens, as far as it can be told; None where nobody does. Raises ``OSError`` where it may not be asked."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(_PATIENCE)
+        try:
+            s.connect(os.fsencode(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+        except TimeoutError:
+            return "a process that accepts no connection"
+        pid, uid, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if not pid:
+        return f"a process of another pod, uid {uid}"
+    try:
+        return f"process {pid} {processes.at(root, pid).name}, uid {uid}"
+    except OSError:
+        return f"process {pid}, uid {uid}"
+
+
+def _info(path: Path) -> pb.PluginInfo:
+    """Raises ``grpc.RpcError``."""
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        info: pb.PluginInfo = pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=_PATIENCE)
+        return info

@@ -1,0 +1,81 @@
+"""The node's kernel: its release, and whether devices can be handed to virtual machines and to programs of a container.
+
+Sources: Documentation/ABI/testing/sysfs-kernel-iommu_groups, Documentation/driver-api/vfio.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...base.text import counted
+from ...host import Host
+from .findings import Finding, denied, ok, unknown, warning
+
+_OLDEST = (5, 10)  # of the distributions that current Kubernetes releases are tested on
+
+
+def look(root: Path, sysfs: Path, dev: Path) -> Iterator[Finding]:
+    """``root`` is where the host's file system is seen from here."""
+    yield from _kernel(root / "proc/sys/kernel/osrelease")
+    try:
+        yield from _iommu(sysfs, dev)
+    except OSError as e:
+        yield denied("IOMMU", e)
+
+
+def _kernel(release: Path) -> Iterator[Finding]:
+    try:
+        text = release.read_text(errors="replace").strip()
+    except OSError:
+        yield unknown("kernel", f"no {release}: this is no Linux", "run it on the node")
+        return
+    numbers = text.split("-")[0].split(".")[:2]
+    if len(numbers) == 2 and all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < _OLDEST:
+        yield warning(
+            "kernel", f"{text} is older than {'.'.join(map(str, _OLDEST))}", "use a kernel that is still maintained"
+        )
+    else:
+        yield ok("kernel", text)
+
+
+def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
+    functions = list(Host(sysfs, dev).pci()) if (sysfs / "bus/pci/devices").is_dir() else []
+    if not functions:
+        yield unknown(
+            "PCI",
+            f"no functions in {sysfs / 'bus/pci/devices'}",
+            "see --sysfs-root, and whether the host's /sys is mounted",
+        )
+        return
+    roots = {f.pcie_root for f in functions if f.pcie_root}
+    yield ok("PCI", f"{counted(len(functions), 'function')} below {counted(len(roots), 'PCIe root')}")
+    groups = sysfs / "kernel/iommu_groups"
+    count = sum(1 for _ in groups.iterdir()) if groups.is_dir() else 0
+    if not count:
+        yield warning(
+            "IOMMU",
+            "off: devices can be given to containers, and not through VFIO",
+            "where VFIO is wanted, switch it on in the firmware and boot with intel_iommu=on or amd_iommu=on",
+        )
+        return
+    yield ok("IOMMU", f"{count} groups")
+    bound = [f for f in functions if f.driver == "vfio-pci"]
+    if not (sysfs / "module/vfio_pci").is_dir() and not bound:
+        yield unknown(
+            "VFIO",
+            "vfio-pci is not loaded",
+            "where VFIO is wanted: modprobe vfio-pci, or have the driver's pod load it",
+        )
+        return
+    missing = [
+        f.address for f in bound if f.iommu_group is not None and not (dev / "vfio" / str(f.iommu_group)).exists()
+    ]
+    if missing:
+        yield warning(
+            "VFIO",
+            f"no device node in {dev / 'vfio'} for {', '.join(missing[:4])}",
+            "see dmesg, and whether /dev is mounted whole",
+        )
+    else:
+        yield ok("VFIO", f"vfio-pci is loaded, bound to it: {counted(len(bound), 'function')}")

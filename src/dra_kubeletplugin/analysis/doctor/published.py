@@ -1,0 +1,134 @@
+"""ResourceSlices as the scheduler sees them: pools that are not whole, nodes that are gone, devices that their driver has not published.
+
+Source: KEP-4381, ``ResourcePool``: a pool counts only while all slices of its newest generation are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...base.text import counted, listed
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.decoding import Bare
+from ...kube.paging import as_json, read_all
+from ...kube.resource import NODES
+from .findings import Finding, failure, ok, unknown, warning
+
+JSON = Mapping[str, Any]
+
+
+async def look(
+    client: KubeClient, node: str = "", devices: Mapping[str, frozenset[str]] | None = None
+) -> AsyncIterator[Finding]:
+    """Args:
+    node: the only one that is looked at; all where it is empty.
+    devices: by driver, what its code finds on this machine now.
+    """
+    try:
+        resource = await client.dra("resourceslices")
+        slices = await read_all(client, resource, as_json, fields=f"spec.nodeName={node}" if node else "")
+        names = None if node else set(await read_all(client, NODES, _name))
+    except ApiError as e:
+        yield unknown("slices", e.message)
+        return
+    slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
+    found = list(faults(slices, names))
+    for driver, there in (devices or {}).items():
+        found += list(_compared(driver, there, slices))
+    for fault in found:
+        yield fault
+    count = sum(len(s["spec"].get("devices") or ()) for s in slices)
+    by = ", ".join(sorted({s["spec"]["driver"] for s in slices}))
+    if not slices:
+        yield warning(
+            "slices",
+            f"nothing is published{f' for node {node}' if node else ''}",
+            "see the drivers' logs and readiness (/readyz)",
+        )
+    elif not count:
+        yield warning(
+            "slices", f"no slice of {by} has a device", "see what the drivers find: their logs, and `dra inspect`"
+        )
+    elif not found:
+        yield ok("slices", f"{counted(count, 'device')} in {counted(len(slices), 'slice')} of {by}")
+
+
+def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
+    """What is wrong with pools; ``nodes`` are the cluster's, None where they are not known."""
+    pools: dict[tuple[str, str], list[JSON]] = {}
+    for s in slices:
+        pools.setdefault((s["spec"]["driver"], s["spec"]["pool"]["name"]), []).append(s)
+    for (driver, name), members in sorted(pools.items()):
+        newest = max(s["spec"]["pool"]["generation"] for s in members)
+        now = [s for s in members if s["spec"]["pool"]["generation"] == newest]
+        wanted = now[0]["spec"]["pool"]["resourceSliceCount"]
+        if len(now) != wanted:
+            yield failure(
+                "slices",
+                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} are there: none of its devices is "
+                "allocated",
+                "its driver publishes the rest, or takes back what is too much; if this stays, see its log for what is refused",
+            )
+        if old := len(members) - len(now):
+            yield warning(
+                "slices",
+                f"pool {name} of {driver}: {counted(old, 'slice')} of older generations",
+                "its driver removes them; if this stays, it does not run",
+            )
+        seen: dict[str, int] = {}
+        for s in now:
+            for device in s["spec"].get("devices") or ():
+                seen[device["name"]] = seen.get(device["name"], 0) + 1
+        if twice := [d for d, n in seen.items() if n > 1]:
+            yield failure(
+                "slices",
+                f"pool {name} of {driver} has {listed(twice)} more than once: it is not used at all",
+                "two publishers? see who writes them: managedFields",
+            )
+    lost = sorted(
+        {
+            s["spec"]["nodeName"]
+            for s in slices
+            if nodes is not None and s["spec"].get("nodeName") not in (None, "", *nodes)
+        }
+    )
+    if lost:
+        yield warning(
+            "slices",
+            f"slices for nodes that do not exist: {listed(lost)}",
+            "they go with their owner; without one, delete them",
+        )
+    tainted = [
+        f"{d['name']} of {s['spec']['driver']}: {t.get('key')}={t.get('value', '')}:{t.get('effect')}"
+        for s in slices for d in s["spec"].get("devices") or () for t in d.get("taints") or ()
+    ]  # fmt: skip
+    if tainted:
+        yield warning(
+            "slices",
+            f"{counted(len(tainted), 'taint')} on devices: {listed(tainted)}",
+            "each is of the driver's report of health, where its log says why, or one that the driver always gives",
+        )
+
+
+def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Iterator[Finding]:
+    published = {d["name"] for s in slices if s["spec"]["driver"] == driver for d in s["spec"].get("devices") or ()}
+    if missing := sorted(there - published):
+        yield failure(
+            "slices",
+            f"{driver} finds {listed(missing)} here, and has not published them",
+            "see its readiness (/readyz): what is left out is named there",
+        )
+    if gone := sorted(published - there):
+        yield warning(
+            "slices",
+            f"{driver} has published {listed(gone)}, and does not find them here",
+            "it takes them back, unless a claim uses them",
+        )
+
+
+def _name(item: msgspec.Raw) -> str:
+    return msgspec.json.decode(item, type=Bare).metadata.name

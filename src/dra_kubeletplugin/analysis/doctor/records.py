@@ -1,0 +1,143 @@
+"""Records of prepared claims against claims and CDI files: what would leak, and what a container would not get."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...base.text import counted
+from ...cdi import ClaimSpecs
+from ...claims.record import Record, State, Unreadable
+from ...claims.rollback_retries import retry_note
+from ...claims.store.offline import read_rows
+from ...errors import ApiError, RecordsError
+from ...kube import KubeClient
+from .findings import Finding, denied, failure, ok, unknown, warning
+
+_LONG = 600.0  # seconds in which a claim is prepared, unprepared, or noticed to be gone
+_WAIT = 2.0  # seconds for an instance that writes
+_AT_ONCE = 8  # claims that are asked for at the same time
+JSON = dict[str, Any]
+
+
+async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) -> AsyncIterator[Finding]:
+    """``client`` is None where the API server cannot be asked."""
+    plugins = kubelet_root / "plugins"
+    try:
+        found = sorted(p.parent.name for p in plugins.glob("*/records.db"))
+    except OSError as e:
+        yield denied("records", e)
+        return
+    for driver in found:
+        path = plugins / driver / "records.db"
+        try:
+            rows = await asyncio.to_thread(read_rows, path, _WAIT)
+            specs = ClaimSpecs(cdi_root, driver)
+            files = set(specs.uids())
+        except RecordsError as e:
+            yield (unknown if "permission" in e.message.lower() or "readonly" in e.message.lower() else failure)(
+                "records", e.message, e.help
+            )
+            continue
+        except (OSError, ValueError) as e:
+            yield denied("records", e) if isinstance(e, OSError) else unknown("records", f"{path}: {e}")
+            continue
+        faults = [*_alone(driver, rows, files, specs)]
+        records = [r for r in rows if isinstance(r, Record)]
+        if client is not None:
+            faults += await _against_claims(client, driver, records)
+        for fault in faults:
+            yield fault
+        if not faults:
+            beside = "" if client else ", not compared with the API server"
+            yield ok("records", f"{driver}: {counted(len(records), 'claim')}, with CDI files{beside}")
+
+
+def _alone(driver: str, rows: list[Record | Unreadable], files: set[str], specs: ClaimSpecs) -> Iterator[Finding]:
+    for r in rows:
+        if isinstance(r, Unreadable):
+            yield failure(
+                "records",
+                f"{driver}: the record of claim {r.shown} cannot be read: {r.reason}",
+                f"its devices are held: dra claims forget {r.uid}, once nobody uses them",
+            )
+            continue
+        age = time.time() - r.updated
+        if r.state is State.PREPARED and r.doc.get("cdi") and not specs.exists(r.uid):
+            yield failure(
+                "records",
+                f"{driver}: claim {r.shown} is prepared and {specs.path(r.uid)} is missing",
+                "restart the driver's pod: it writes the file again at its start",
+            )
+        elif retry := retry_note(r):
+            yield failure(
+                "records",
+                f"{driver}: claim {r.shown} cannot be rolled back and keeps its devices ({retry}): {r.error}",
+                f"repair what it names; the driver tries again. dra claims forget {r.uid} frees the devices without the driver",
+            )
+        elif r.state is not State.PREPARED and age > _LONG:
+            yield failure(
+                "records",
+                f"{driver}: claim {r.shown} is {r.state} for {age / 60:.0f} min{f': {r.error}' if r.error else ''}",
+                "see the driver's log for what it waits for",
+            )
+    known = {r.uid for r in rows}
+    for uid in sorted(files - known):
+        yield warning(
+            "records",
+            f"{driver}: {specs.path(uid)} belongs to no record",
+            "the driver removes it at its start; where it is uninstalled, dra cleanup does",
+        )
+
+
+async def _against_claims(client: KubeClient, driver: str, records: list[Record]) -> list[Finding]:
+    try:
+        resource = await client.dra("resourceclaims")
+    except ApiError as e:
+        return [unknown("records", f"{driver}: not compared with claims: {e.message}")]
+    turn = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(r: Record) -> Finding | None:
+        if not r.name:
+            return warning(
+                "records",
+                f"{driver}: claim {r.uid} has no name on record",
+                "it was rebuilt from its CDI file: its name comes with the kubelet's next call",
+            )
+        async with turn:
+            try:
+                claim: JSON | None = await client.get(resource, r.name, r.namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    return unknown("records", f"{driver}: claim {r.shown}: {e.message}")
+                claim = None
+        return _compared(driver, r, claim)
+
+    return [f for f in await asyncio.gather(*map(one, records)) if f]
+
+
+def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
+    todo = "the driver unprepares it after its grace (RECONCILE_GRACE); if this stays, see its log"
+    level = failure if time.time() - r.updated > _LONG else warning
+    if claim is None or claim["metadata"]["uid"] != r.uid:
+        return level("records", f"{driver}: claim {r.shown} is prepared and exists no more", todo)
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in results if x.get("driver") == driver}
+    held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
+    if not given:
+        return level("records", f"{driver}: claim {r.shown} is prepared and not allocated any more", todo)
+    if given != held:
+        return failure(
+            "records",
+            f"{driver}: claim {r.shown} holds {_names(held)} and is allocated {_names(given)}",
+            "delete its pods: the next prepare begins anew",
+        )
+    return None
+
+
+def _names(devices: set[tuple[Any, ...]]) -> str:
+    return ", ".join(sorted(f"{pool}/{name}" for pool, name, _ in devices)) or "nothing"

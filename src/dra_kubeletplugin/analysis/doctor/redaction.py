@@ -1,0 +1,163 @@
+"""What must not leave a cluster in a file that is sent around: values of the environment, tokens, keys, whatever is named like a secret.
+
+By name (of a field, a flag, an assignment, a header) and by form (a JWT, a PEM block, credentials in a URL). Rather too much than too
+little: a removed word costs a question, a password costs its rotation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...resourceapi.encoded import TOO_DEEP
+
+REMOVED = "<removed>"
+_DEEPEST = 100  # levels; parameters of a claim may have thousands, and Python a thousand frames
+_WORDS = (
+    r"pass(?:word|wd|phrase|code)?|pwd|secret|token|credential|dockerc(?:onfigjson|fg)"
+    r"|(?:api|access|account|private|licen[cs]e|signing|encryption|shared|ssh|storage|master|subscription)[-_]?key"
+    r"|(?:key|cert(?:ificate)?)[-_]?data|cookie|authorization"
+)
+_NAMES = re.compile(rf"(?i)({_WORDS}|(^|[^a-z])(auth|sig|signature)$)|(?-i:(Auth|Signature)$)")
+_REFERS = ("Name", "name", "Ref", "Path", "path")  # names of Secrets, and fields that only refer to one, are no secrets
+_ANNOTATIONS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+_QUOTED = r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"  # in JSON within JSON the quotes have backslashes too
+_BLOCK = r"[|>][-+0-9]*[ \t]*\n(?:[ \t]+[^ \t\n].*(?:\n|\Z))+"  # of YAML
+_FORMS = (
+    re.compile(r"(?P<name>)(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JWT, RFC 7519
+    re.compile(
+        r"(?P<name>)-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL
+    ),
+    re.compile(r"(?P<name>)LS0tLS1CRUdJTi[\w+/=]*"),  # the same in base64, as a kubeconfig has it
+    re.compile(r"(?P<name>(?i:\bbearer) )[\w.~+/=-]{8,}"),
+    re.compile(r"(?P<name>(?i:\bbasic) )(?=[a-z]{0,64}[A-Z0-9+/=])[\w+/=]{6,}"),  # and no word of a sentence
+    re.compile(r"(?P<name>://)[^\s/\"'<>]{1,512}(?=@)"),  # credentials in a URL
+    re.compile(
+        r"(?P<name>://)[^\s/:@\"'<>]{0,128}:(?!\d+/)[^\s\"'<>@]{1,512}(?=@)"
+    ),  # with a slash that should have been %2F
+    re.compile(
+        r"(?P<name>)\b(gh[oprsu]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{8,}|nvapi-[\w-]{16,})"
+    ),
+    re.compile(r"(?P<name>)\b(?:AKIA|ASIA)[0-9A-Z]{12,}"),
+)
+_NAMED = (
+    re.compile(
+        rf"(?i)(?P<name>(?:authorization|cookie)\\*[\"']?\s*[=:]\s*)(?:{_QUOTED}|[^\s\"'][^\n\"']*)"
+    ),  # several words
+    re.compile(
+        rf"(?i)(?P<name>(?:(?:{_WORDS})[\w.-]{{0,64}}|(?<![a-z-])(?:auth|sig)|signature)\\*[\"']?(?:\s+is)?\s*[=:]\s*)"
+        rf"(?:{_QUOTED}|{_BLOCK}|\S+)"
+    ),
+    re.compile(rf"(?i)(?P<name>(?<!\S)--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}}[ \t]+)(?:{_QUOTED}|(?!-)\S+)"),
+    re.compile(r"(?P<name>(?<!\S)(?:-u|--user)[ =]+[^\s:]+:)\S+"),  # curl's
+)
+_LONE_FLAG = re.compile(rf"(?i)--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}}")
+_HINT = re.compile(
+    rf"(?i){_WORDS}|auth|sig|bearer|basic|://|eyJ|-----|LS0|gh[oprsu]_|github_|glpat|xox|nvapi|AKIA|ASIA|-u|--user"
+)
+"""Without any of these there is nothing to remove, as in nearly every line."""
+
+
+def text(value: str) -> str:
+    """A log, or any other text, without what looks like a secret; lines of JSON as the objects that they are."""
+    if not _HINT.search(value):
+        return value
+    out: list[str] = []
+    plain: list[str] = []
+    for line in value.split("\n"):
+        if (found := _json(line)) is None:
+            plain.append(line)
+            continue
+        if plain:
+            out.append(_plain("\n".join(plain)))
+            plain = []
+        out.append(found)
+    return "\n".join([*out, _plain("\n".join(plain))] if plain else out)
+
+
+def _json(line: str) -> str | None:
+    """A line that is a JSON object or list, tidied; None for any other."""
+    if not line.lstrip().startswith(("{", "[")):
+        return None
+    if not _HINT.search(line):
+        return line
+    try:
+        return json.dumps(tidy(json.loads(line)), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _plain(value: str) -> str:
+    if _HINT.search(value):
+        for pattern in (*_FORMS, *_NAMED):
+            value = pattern.sub(_without_value, value)
+    return value
+
+
+def _without_value(match: re.Match[str]) -> str:
+    name = match["name"]
+    if name.rstrip(" \t\n=:\"'\\").endswith(_REFERS):
+        return match[0]
+    quote = match.groupdict().get("q") or ""
+    return f"{name}{quote}{REMOVED}{quote}"
+
+
+def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
+    """A copy of an object, as JSON has it, without managed fields, values of the environment, and secrets.
+
+    What is nested deeper than 100 levels is replaced as well: users nest parameters as deep as they like.
+    """
+    if depth > _DEEPEST and isinstance(obj, Mapping | list | tuple):
+        return TOO_DEEP
+    if isinstance(obj, Mapping):
+        if name == "env":  # of a container of CDI or OCI as a mapping
+            return dict.fromkeys(map(str, obj), REMOVED)
+        called = obj.get("name", obj.get("key"))  # a pair of name and value is a field of that name
+        secret = isinstance(called, str) and _is_secret(called)
+        out = {}
+        for key, value in obj.items():
+            if key in _ANNOTATIONS or key == "managedFields":
+                continue
+            hidden = _is_secret(str(key)) or (secret and key == "value")
+            out[str(key)] = _hidden(value, depth + 1) if hidden else tidy(value, str(key), depth + 1)
+        return out
+    if isinstance(obj, list | tuple):
+        if name == "env":
+            return [_variable(v, depth + 1) for v in obj]
+        return [REMOVED if _follows_flag(obj, i) else tidy(v, name, depth + 1) for i, v in enumerate(obj)]
+    return text(obj) if isinstance(obj, str) else obj
+
+
+def _is_secret(key: str) -> bool:
+    return bool(_NAMES.search(key)) and not key.endswith(_REFERS)
+
+
+def _hidden(value: Any, depth: int) -> Any:
+    """What is named like a secret, all that is within too; names and whether something is so tell nothing."""
+    if depth > _DEEPEST and isinstance(value, Mapping | list | tuple):
+        return TOO_DEEP
+    deeper = depth + 1
+    if isinstance(value, Mapping):
+        return {
+            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERS) else _hidden(v, deeper)
+            for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_hidden(v, deeper) for v in value]
+    return value if value is None or isinstance(value, bool) else REMOVED
+
+
+def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
+    """Whether an argument is the value of the flag before it."""
+    flag, value = arguments[i - 1] if i else None, arguments[i]
+    is_value = isinstance(value, str | int | float) and not str(value).startswith("-")
+    return isinstance(flag, str) and is_value and bool(_LONE_FLAG.fullmatch(flag)) and not flag.endswith(_REFERS)
+
+
+def _variable(entry: Any, depth: int) -> Any:
+    """One of a container's, as Kubernetes (name and value) or CDI (NAME=VALUE) has it: names tell enough."""
+    if isinstance(entry, Mapping):
+        return {k: REMOVED if k == "value" else tidy(v, k, depth + 1) for k, v in entry.items()}
+    return f"{str(entry).partition('=')[0]}={REMOVED}"

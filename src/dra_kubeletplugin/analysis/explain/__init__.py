@@ -1,0 +1,1 @@
+"""Why a pod or a claim waits, and what would have to change."""

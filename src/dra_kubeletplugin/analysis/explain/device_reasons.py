@@ -1,0 +1,287 @@
+"""Why a request does not take a device: every reason that holds for one device and one request, whatever else is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ...base.text import listed
+from ...resourceapi.quantity import Quantity, canonical, parse
+from ...scheduling import cel
+from ...scheduling.allocator import capacity, selection
+from ...scheduling.allocator.faults import AllocationError
+from ...scheduling.allocator.pools import Candidate, DeviceId, Pool, PoolKey
+from ...scheduling.allocator.results import PickedRequest
+from ...scheduling.allocator.search import plus
+from ...scheduling.allocator.taints import tolerates
+from ...scheduling.cel.parts import unmet
+from ...scheduling.framework.claim_cache import UNUSED, Use
+from ...scheduling.framework.node_info import NodeInfo
+from ..scheduler_view import Scene, told
+from .model import Kind
+
+JSON = Mapping[str, Any]
+_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One reason against one device. ``detail`` is what differs from device to device.
+
+    ``subject`` is what a trial would change: a selector's part, a taint, a constraint, a capacity. ``parts`` are the reasons that
+    stand against one device together.
+    """
+
+    kind: Kind
+    text: str
+    change: str
+    detail: str = ""
+    subject: str = ""
+    parts: tuple[Fault, ...] = ()
+
+
+_NO_AMOUNT = Fault(Kind.CAPACITY, "its policy allows no amount that suffices", "ask for another amount")
+
+
+class NodeDevices:
+    """The devices that one node sees, and what is left of them."""
+
+    def __init__(self, scene: Scene, node: NodeInfo) -> None:
+        self.scene = scene
+        self.node = node
+        self.pools: list[Pool] = scene.memory.pools.pools(node, scene.slices)
+        self._by_key = {p.key: p for p in self.pools}
+        self._left: dict[PoolKey, dict[tuple[str, str], Quantity]] = {}
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        return [c for p in self.pools if not (p.invalid or p.incomplete) for c in p.candidates]
+
+    def broken(self) -> Iterator[Fault]:
+        """Pools of the node that cannot be used now."""
+        known = {p.key for p in self.pools}
+        for pool in self.pools:
+            if pool.invalid:
+                change = "the driver has to publish a pool that does not contradict itself"
+                yield Fault(Kind.POOL_INVALID, "a pool contradicts itself", change, f"pool {pool}: {pool.invalid}")
+            elif pool.incomplete:
+                yield _incomplete(pool.key, self.scene)
+        for key in {key for sl in self.scene.slices.local.get(self.node.name, ()) if (key := _key(sl)) not in known}:
+            if _is_incomplete(key, self.scene):
+                yield _incomplete(key, self.scene)
+
+    # --- one device -----------------------------------------------------------------------------
+
+    def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[Fault]:
+        """Empty where the request could have the device, if it were the only one."""
+        try:
+            if not selection.takes(claim, request, candidate):
+                return self._not_taken(request, candidate)
+        except AllocationError:
+            return list(_selectors(request, candidate))
+        held = list(self._held(request, candidate))
+        taken = held or self._exhausted(request, candidate)  # the counters of what is held are its holder's
+        return [*_taints(request, candidate), *taken]
+
+    @staticmethod
+    def _not_taken(request: PickedRequest, candidate: Candidate) -> list[Fault]:
+        found = list(_selectors(request, candidate))
+        if not found and not candidate.here:
+            found = [Fault(Kind.NOT_HERE, "it is for other nodes", "another node")]
+        return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
+
+    def _use(self, candidate: Candidate) -> Use:
+        return self.scene.cache.claims.use.get((candidate.id.driver, candidate.id.pool), UNUSED)
+
+    def _held(self, request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+        if not request.admin and candidate.id in self._use(candidate).devices:
+            yield Fault(
+                Kind.HELD,
+                "another claim holds it",
+                "claims that hold such devices have to go",
+                self._holders(candidate.id),
+            )
+
+    def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+        """Capacity that is shared out, and counters."""
+        used = self._use(candidate).shares.get(candidate.id)
+        if candidate.multiple:
+            amounts = capacity.consumed(candidate.device, request.spec.get("capacity")) or {}
+            for name, amount in amounts.items():
+                has = parse(candidate.device["capacity"][name]["value"])
+                taken = (used or {}).get(name)
+                if plus(taken, amount) > has:
+                    left = canonical(has - taken) if taken is not None else canonical(has)
+                    detail = f"{left} of {canonical(has)} left; {self._holders(candidate.id)}"
+                    text = f"too little of its {_short(name)} is left for {canonical(amount)}"
+                    change = f"ask for less {_short(name)}, or a claim that shares it has to go"
+                    yield Fault(Kind.CAPACITY, text, change, detail, name)
+        if used is None and (candidate.multiple or not request.admin):
+            yield from self._counters(candidate)
+
+    def _counters(self, candidate: Candidate) -> Iterator[Fault]:
+        """One reason for each set of counters: which of them are short differs from device to device."""
+        left = self._counters_left(candidate)
+        for consumed in candidate.device.get("consumesCounters") or []:
+            counter_set, short = consumed["counterSet"], {}
+            for name, amount in consumed["counters"].items():
+                has = left.get((counter_set, name))
+                if has is None or has < parse(amount["value"]):
+                    short[name] = f"{amount['value']} {name} ({'none' if has is None else canonical(has)} left)"
+            if short:
+                text = "counters that it shares with others are exhausted"
+                holders = self._takers(candidate, counter_set, short)
+                detail = f"of {counter_set} it needs {listed(short.values(), 2)}; {holders}"
+                yield Fault(Kind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail)
+
+    def _counters_left(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
+        pool = self._by_key[candidate.id.driver, candidate.id.pool]
+        if pool.key not in self._left:
+            use = self._use(candidate)
+            left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
+            for device in pool.devices:
+                held = DeviceId(pool.driver, pool.name, device["name"])
+                if held in use.devices or held in use.shares:
+                    for key, amount in _consumes(device):
+                        if key in left:
+                            left[key] -= amount
+            self._left[pool.key] = left
+        return self._left[pool.key]
+
+    def _takers(self, candidate: Candidate, counter_set: str, counters: Collection[str]) -> str:
+        """Who has devices that consume one of the counters."""
+        pool = self._by_key[candidate.id.driver, candidate.id.pool]
+        ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counters))
+        claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.scene.holders(i)}
+        return listed([told(c) for c in claims.values()]) or "no claim holds any of it"
+
+    def _holders(self, device: DeviceId) -> str:
+        return listed([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
+
+
+def _key(sl: JSON) -> PoolKey:
+    return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
+
+
+def _newest(key: PoolKey, scene: Scene) -> tuple[int, int, int]:
+    """Generation of a pool, how many slices of it there are, and how many there should be."""
+    slices = scene.slices.by_pool.get(key, ())
+    newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
+    current = [s for s in slices if int(s["spec"]["pool"].get("generation", 0)) == newest]
+    return newest, len(current), int(current[0]["spec"]["pool"]["resourceSliceCount"])
+
+
+def _is_incomplete(key: PoolKey, scene: Scene) -> bool:
+    _, there, wanted = _newest(key, scene)
+    return there != wanted
+
+
+def _incomplete(key: PoolKey, scene: Scene) -> Fault:
+    generation, there, wanted = _newest(key, scene)
+    detail = f"pool {key[0]}/{key[1]}, generation {generation}: {there} of {wanted} slices"
+    change = "the driver has to publish the rest of the pool: see its log where that takes long"
+    return Fault(Kind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail)
+
+
+def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+    """What of the class's selectors is not true; where all is, what of the request's own."""
+    name = request.device_class["metadata"]["name"]
+    change = f"devices that class {name} selects, or another class"
+    of_class = Fault(Kind.CLASS_SELECTOR, f"class {name} does not select it", change)
+    own = Fault(Kind.SELECTOR, "its selector is false", "a selector without {}, or devices that match")
+    for fault, spec in ((of_class, request.device_class["spec"]), (own, request.spec)):
+        found = [f for s in spec.get("selectors") or [] for f in _parts(s["cel"]["expression"], fault, candidate)]
+        if found:
+            yield from found
+            return
+
+
+def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Fault]:
+    try:
+        parts = unmet(expression, candidate.seen)
+    except cel.CompileError as e:
+        text = f"a selector does not compile: {e}"
+        yield Fault(Kind.SELECTOR_ERROR, text, "a selector that compiles", subject=str(e))
+        return
+    for part in parts:
+        if part.error:
+            change = "a selector that can be evaluated for every device"
+            if part.asks:
+                change = f"a selector that asks first: {' && '.join(part.asks)} && ..."
+            text = f"a selector fails: {_line(part.expression)}: {part.error}"
+            yield Fault(Kind.SELECTOR_ERROR, text, change, part.seen, part.error)
+            return
+    if parts:
+        shown = ", and ".join(_line(p.expression) for p in parts)
+        detail = ", ".join(dict.fromkeys(p.seen for p in parts if p.seen))
+        alone = parts[0].expression if len(parts) == 1 else ""
+        change = fault.change.format(shown)
+        yield replace(fault, text=f"{fault.text}: {shown}", change=change, detail=detail, subject=alone)
+
+
+def _line(expression: str) -> str:
+    return " ".join(expression.split())
+
+
+def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+    capacities = candidate.device.get("capacity") or {}
+    for name, value in ((request.spec.get("capacity") or {}).get("requests") or {}).items():
+        if name not in capacities:
+            yield Fault(
+                Kind.CAPACITY,
+                f"it has no capacity {_short(name)}",
+                f"a device with {_short(name)}, or no request for it",
+                subject=name,
+            )
+        elif parse(str(value)) > parse(capacities[name]["value"]):
+            text = f"its {_short(name)} is less than {value}"
+            yield Fault(
+                Kind.CAPACITY,
+                text,
+                f"ask for less {_short(name)}, or add larger devices",
+                f"it has {capacities[name]['value']}",
+                name,
+            )
+        elif (
+            candidate.multiple
+            and capacity.consumed({"capacity": {name: capacities[name]}}, {"requests": {name: value}}) is None
+        ):
+            policy = capacities[name].get("requestPolicy")
+            text = f"its policy for {_short(name)} allows no amount for {value}"
+            yield Fault(Kind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}", name)
+
+
+def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+    for taint in candidate.device.get("taints") or []:
+        if taint["effect"] in _KEEPS_AWAY and not any(
+            tolerates(t, taint) for t in request.spec.get("tolerations") or []
+        ):
+            shown = taint_text(taint)
+            change = f"the request has to tolerate {shown}, or the driver has to take the taint back"
+            yield Fault(Kind.DEVICE_TAINT, f"it has the taint {shown}, which is not tolerated", change, subject=shown)
+
+
+def taint_text(taint: JSON) -> str:
+    """As kubectl writes it: ``key=value:effect``."""
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
+def _consumes(device: JSON) -> Iterator[tuple[tuple[str, str], Quantity]]:
+    for consumed in device.get("consumesCounters") or []:
+        for name, amount in consumed["counters"].items():
+            yield (consumed["counterSet"], name), parse(amount["value"])
+
+
+def _takes(device: JSON, counter_set: str, counters: Collection[str]) -> bool:
+    return any(key[0] == counter_set and key[1] in counters for key, _ in _consumes(device))
+
+
+def _short(name: str) -> str:
+    """A capacity without its domain."""
+    return name.rpartition("/")[2]
+
+
+__all__ = ["Fault", "NodeDevices", "taint_text"]

@@ -1,0 +1,143 @@
+"""The requests of a pod's open claims on one node: how many devices each could have, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...scheduling.allocator import selection
+from ...scheduling.allocator.faults import AllocationError
+from ...scheduling.allocator.pools import Candidate
+from ...scheduling.allocator.results import PickedRequest
+from ..scheduler_view import name_of
+from .device_reasons import Fault, NodeDevices
+from .model import Kind
+
+JSON = dict[str, Any]
+Place = tuple[str, Fault]  # a device, and what is said of it
+_NONE = Fault(
+    Kind.NO_DEVICES, "no device is published for the node", "a driver that publishes devices there: see whether it runs"
+)
+_NO_MATCH = Fault(Kind.NO_DEVICES, "no device of the node is large enough and selected", "devices that are")
+
+
+@dataclass
+class RequestLook:
+    """One request, or one alternative of it, on one node. ``wanted`` is None for all devices that match."""
+
+    claim: str
+    request: str
+    device_class: str
+    wanted: int | None
+    usable: int = 0
+    devices: int = 0
+    faults: list[Place] = field(default_factory=list)
+    enough: bool = False
+
+
+def looks(
+    devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]
+) -> list[list[RequestLook]]:
+    """For each request its alternatives, one where it has none."""
+    out = []
+    for claim in claims:
+        for options in _options(claim, classes):
+            out.append([_look(devices, name_of(claim), option) for option in options])
+    return out
+
+
+def failing(devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
+    """Devices for which a selector cannot be evaluated."""
+    for claim in claims:
+        for request in (option for options in _options(claim, classes) for option in options):
+            for candidate in devices.candidates:
+                for fault in devices.faults(name_of(claim), request, candidate):
+                    if fault.kind is Kind.SELECTOR_ERROR:
+                        yield f"{devices.node.name}/{candidate.id.device}", fault
+
+
+def _options(claim: JSON, classes: Mapping[str, Mapping[str, Any]]) -> Iterator[list[PickedRequest]]:
+    for request in (claim["spec"].get("devices") or {}).get("requests") or []:
+        if request.get("exactly"):
+            yield [_picked(request["name"], "", request["exactly"], classes)]
+        else:
+            yield [_picked(sub["name"], request["name"], sub, classes) for sub in request.get("firstAvailable") or []]
+
+
+def _picked(name: str, parent: str, spec: JSON, classes: Mapping[str, Mapping[str, Any]]) -> PickedRequest:
+    return PickedRequest(name, parent, spec, classes[spec["deviceClassName"]], int(spec.get("count") or 1))
+
+
+def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLook:
+    every = request.spec.get("allocationMode") == "All"
+    out = RequestLook(
+        claim, request.full_name, request.device_class["metadata"]["name"], None if every else request.count
+    )
+    of_class: list[Place] = []
+    matched = 0
+    for candidate in devices.candidates:
+        where = f"{devices.node.name}/{candidate.id.device}"
+        out.devices += 1
+        found = devices.faults(claim, request, candidate)
+        matches = not found or _matches(claim, request, candidate)
+        matched += matches
+        if not found:
+            out.usable += 1
+        elif found[0].kind is Kind.CLASS_SELECTOR:
+            of_class.append((where, found[0]))
+        elif not every or matches:
+            out.faults.append((where, _one(found)))
+    broken = list(devices.broken())
+    out.faults += [(devices.node.name, fault) for fault in broken]
+    if not out.usable and not out.faults:
+        out.faults = of_class  # devices of other classes matter where there are no others
+    if every:
+        out.enough = matched > 0 and out.usable == matched and not broken
+        if not matched and not out.faults:
+            out.faults = [(devices.node.name, _NO_MATCH)] if out.devices else []
+    else:
+        out.enough = out.usable >= request.count
+    if not out.devices and not out.faults:
+        out.faults = [(devices.node.name, _NONE)]
+    if out.enough:
+        out.faults = []
+    elif not out.faults or _too_few(devices, out, len(of_class)):
+        text = f"the node has fewer than {request.count} devices for request {request.full_name}"
+        detail = f"{out.devices - len(of_class)} of class {out.device_class}"
+        out.faults.insert(0, (devices.node.name, Fault(Kind.TOO_FEW, text, "ask for fewer", detail)))
+    return out
+
+
+def _too_few(devices: NodeDevices, look: RequestLook, of_others: int) -> bool:
+    """Whether there are not even as many devices of the class as are wanted, so that nothing that keeps them away matters alone.
+
+    A device that is shared out can be had more than once.
+    """
+    there = look.devices - of_others
+    return (
+        there > 0
+        and look.wanted is not None
+        and there < look.wanted
+        and not any(c.multiple for c in devices.candidates)
+    )
+
+
+def _matches(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
+    try:
+        return selection.takes(claim, request, candidate)
+    except AllocationError:
+        return False
+
+
+def _one(found: list[Fault]) -> Fault:
+    """Several reasons against one device as one, as each alone would not be enough to mend."""
+    if len(found) == 1:
+        return found[0]
+    return Fault(
+        found[0].kind,
+        ", and ".join(dict.fromkeys(f.text for f in found)),
+        "; and ".join(dict.fromkeys(f.change for f in found)),
+        ", ".join(dict.fromkeys(f.detail for f in found if f.detail)),
+        parts=tuple(found),
+    )

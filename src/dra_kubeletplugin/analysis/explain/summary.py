@@ -1,0 +1,61 @@
+"""State and summary of an explanation, from what the nodes said and what of the cluster could be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...base.text import counted, listed
+from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
+from ..snapshot import Gap
+from .model import Explanation, Kind, NodeGroup, State
+
+_MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}  # without these more seems to fit than does
+_UNREAD = "what may not be read decides it"
+
+
+def judged(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
+    """What waits for a node, with state and summary."""
+    unread = {g.resource for g in gaps}
+    if known.reasons:
+        return replace(known, summary=known.reasons[0].text)
+    if SLICES.plural in unread:
+        return undecided(known)
+    if known.nodes:
+        return _fits(known, unsure=bool(unread & _MAKE_ROOM))
+    late = [r.text for g in known.groups for r in g.reasons if r.kind is Kind.TIMEOUT]
+    if late:
+        return replace(known, state=State.UNKNOWN, summary=late[0])
+    return replace(known, summary=_refused(known.groups))
+
+
+def undecided(known: Explanation) -> Explanation:
+    """Nothing is claimed of what could not be read."""
+    return replace(known, state=State.UNKNOWN, summary=_UNREAD, groups=(), changes=())
+
+
+def _fits(known: Explanation, *, unsure: bool) -> Explanation:
+    number = sum(len(g.nodes) for g in known.groups)
+    shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {listed(known.nodes)}"
+    if unsure:
+        return replace(known, state=State.UNKNOWN, summary=f"as far as can be seen, {shown}")
+    return replace(known, state=State.FITS, summary=shown)
+
+
+def _refused(groups: tuple[NodeGroup, ...]) -> str:
+    number = sum(len(g.nodes) for g in groups)
+    largest = max(groups, key=lambda g: len(g.nodes))
+    if number == 1:
+        return f"the only node does not take it: {_main(largest)}"
+    share = "on all of them" if len(groups) == 1 else f"on {len(largest.nodes)} of them"
+    return f"none of {number} nodes takes it; {share}: {_main(largest)}"
+
+
+def _main(group: NodeGroup) -> str:
+    """The first of its reasons, as a sentence of its own."""
+    for reason in group.reasons:
+        return reason.text
+    for request in group.requests:
+        for reason in request.reasons:
+            return f"too few devices for request {request.request} ({reason.text})" if reason.devices else reason.text
+    return ""

@@ -1,0 +1,95 @@
+"""Names in objects that are nearly those of something else in the same files: classes, claims, templates, attributes of devices.
+
+What has no such neighbour is not told: it may well be in the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..base.text import near
+from ..scheduling.cel.mentions import mentions
+
+JSON = Mapping[str, Any]
+_REFERENCES = {
+    "deviceClassName": "DeviceClass",
+    "resourceClaimName": "ResourceClaim",
+    "resourceClaimTemplateName": "ResourceClaimTemplate",
+}
+_CLOSE = 0.75
+_OWN = {"attributes": "attribute", "capacity": "capacity"}
+
+
+class Published:
+    """Names of attributes and capacities, by the domain in which selectors find them."""
+
+    def __init__(self, slices: Iterable[JSON]) -> None:
+        self.names: dict[str, dict[str, set[str]]] = {}
+        self.drivers: set[str] = set()
+        for found in slices:
+            spec = found.get("spec")
+            if isinstance(spec, Mapping) and isinstance(driver := spec.get("driver"), str):
+                self.drivers.add(driver)
+                self._add(driver, spec.get("devices"))
+
+    def _add(self, driver: str, devices: Any) -> None:
+        for device in devices if isinstance(devices, list) else ():
+            for kind in _OWN:
+                values = device.get(kind) if isinstance(device, Mapping) else None
+                for name in values if isinstance(values, Mapping) else ():
+                    domain, slash, own = str(name).partition("/")
+                    at = self.names.setdefault(domain if slash else driver, {k: set() for k in _OWN})
+                    at[kind].add(own if slash else str(name))
+
+    def doubts(self, expression: str) -> Iterator[str]:
+        """What a selector names and no device has, in domains that are known."""
+        for kind, domain, name in mentions(expression):
+            if domain not in self.names:
+                if meant := near(domain, self.names, _CLOSE):
+                    yield f"no device has {kind} of {domain!r}{meant}"
+                continue
+            there = self.names[domain]
+            if not name or name in there[kind]:
+                continue
+            other = next(k for k in _OWN if k != kind)
+            if name in there[other]:
+                yield f"{name!r} of {domain} is in device.{other}, not in device.{kind}"
+            else:
+                known = ", ".join(sorted(there[kind])) or "none"
+                yield f"no device has the {_OWN[kind]} {name!r} of {domain}{near(name, there[kind]) or f': there are {known}'}"
+
+
+def doubts(
+    obj: JSON, objects: Sequence[JSON], published: Published, classes: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Path and sentence for each name in ``obj`` that is nearly one in ``objects``, of what is ``published``, or of the ``classes`` that
+    a driver brings.
+    """
+    names: dict[str, set[str]] = {kind: set() for kind in _REFERENCES.values()}
+    names["DeviceClass"] |= {*classes}
+    for other in objects:
+        meta = other.get("metadata")
+        if (kind := other.get("kind")) in names and isinstance(meta, Mapping):
+            names[kind].add(str(meta.get("name")))
+    for path, key, value in _texts(obj, ""):
+        if (kind := _REFERENCES.get(key)) is not None and value not in names[kind]:
+            if meant := near(value, names[kind], _CLOSE):
+                where = "these files or beside the driver" if classes and kind == "DeviceClass" else "these files"
+                yield path, f"no {kind} {value!r} in {where}{meant}"
+        elif key == "expression":
+            yield from ((path, doubt) for doubt in published.doubts(value))
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Path, key and value of every text that stands at a key; not in parameters, which are their driver's."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            where = f"{path}.{key}" if path else str(key)
+            if isinstance(inner, str):
+                yield where, str(key), inner
+            elif key != "parameters":
+                yield from _texts(inner, where)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _texts(item, f"{path}[{i}]")

@@ -1,0 +1,153 @@
+"""A snapshot as a scheduler would hold it: nodes with their pods, claims with their devices, slices by node."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from ..base.text import listed
+from ..kube.resource import CLASSES, NODES
+from ..scheduling.allocator.allocator import TIME_LIMIT
+from ..scheduling.allocator.pools import DeviceId, PoolKey, key_of
+from ..scheduling.framework import extended, pod_info
+from ..scheduling.framework.cache import Cache
+from ..scheduling.framework.claim_cache import reserved_for, results_of
+from ..scheduling.framework.node_allocation import AllocationMemory, Allocations
+from ..scheduling.framework.slice_cache import Slices
+from .snapshot import Snapshot
+
+JSON = dict[str, Any]
+_PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
+
+
+class Scene:
+    """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.cache = Cache()
+        self.memory = AllocationMemory()
+        for node in _named_by_slices(snapshot.slices) if snapshot.gap(NODES) else snapshot.nodes:
+            self.cache.node_changed(node)
+        for namespace in snapshot.namespaces:
+            self.cache.namespace_changed(namespace, gone=False)
+        self.namespaces = {
+            str(n["metadata"]["name"]): dict(n["metadata"].get("labels") or {}) for n in snapshot.namespaces
+        }
+        self._claims = {str(c["metadata"]["uid"]): c for c in snapshot.claims}
+        self.cache.claims.observe_all(snapshot.claims)
+        classes = _named_by(snapshot.claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
+        self.cache.classes = {str(c["metadata"]["name"]): c for c in classes}
+        self.cache.extended = extended.class_names(self.cache.classes.values())
+        self.cache.slices.slices = _by_node(snapshot.slices)
+        for pod in snapshot.pods:
+            if not is_finished(pod):
+                self._pod(pod)
+        self._holders: dict[DeviceId, list[JSON]] | None = None
+
+    def _pod(self, pod: JSON) -> None:
+        info = pod_info.read(pod)
+        if info.node:
+            self.cache.place(info, info.node)
+        else:
+            self.cache.nominate(info, info.nominated)
+
+    def seen_with(self, snapshot: Snapshot) -> Scene:
+        """The same, of a snapshot that differs in events alone."""
+        out = copy.copy(self)
+        out.snapshot = snapshot
+        return out
+
+    @property
+    def slices(self) -> Slices:
+        return self.cache.slices.slices
+
+    @property
+    def claims(self) -> Collection[JSON]:
+        return self._claims.values()
+
+    def set_claim(self, claim: JSON) -> None:
+        """The claim is new, or is so now."""
+        self._claims[str(claim["metadata"]["uid"])] = claim
+        self._holders = None
+        self.cache.claims.observe(claim)
+
+    def remove_claim(self, claim: JSON) -> None:
+        self._claims.pop(str(claim["metadata"]["uid"]), None)
+        self._holders = None
+        self.cache.claims.forget(claim)
+
+    def allocations(self, limit: float = TIME_LIMIT) -> Allocations:
+        """For one look at all nodes. ``limit``: seconds for one of them."""
+        nodes = len(self.snapshot.nodes) or 1
+        return Allocations(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
+
+    def holders(self, device: DeviceId) -> list[JSON]:
+        """Claims that have a device, or a share of it."""
+        if self._holders is None:
+            self._holders = {}
+            for claim in self.claims:
+                for result in results_of(claim):
+                    if not result.get("adminAccess"):
+                        held = DeviceId(result["driver"], result["pool"], result["device"])
+                        self._holders.setdefault(held, []).append(claim)
+        return self._holders.get(device, [])
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+
+
+def name_of(obj: Mapping[str, Any]) -> str:
+    """``namespace/name``."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def told(claim: JSON) -> str:
+    """``claim ml/a of pod ml/a-0``."""
+    users = users_of(claim)
+    return f"claim {name_of(claim)} " + (f"of {listed(users, 1)}" if users else "that no pod uses")
+
+
+def users_of(claim: JSON) -> list[str]:
+    """Who has a claim reserved: ``pod ml/a-0``."""
+    namespace = claim["metadata"]["namespace"]
+    return [
+        f"{str(r.get('resource', 'pods')).removesuffix('s')} {namespace}/{r.get('name')}" for r in reserved_for(claim)
+    ]
+
+
+def _by_node(slices: Iterable[JSON]) -> Slices:
+    """As the scheduler's own store, made in one go."""
+    local: dict[str, list[JSON]] = {}
+    wide: list[JSON] = []
+    by_pool: dict[PoolKey, list[JSON]] = {}
+    for sl in slices:
+        spec = sl["spec"]
+        node = "" if spec.get("sharedCounters") else str(spec.get("nodeName") or "")
+        (local.setdefault(node, []) if node else wide).append(sl)
+        by_pool.setdefault(key_of(sl), []).append(sl)
+    return Slices({n: tuple(s) for n, s in local.items()}, tuple(wide), {k: tuple(s) for k, s in by_pool.items()})
+
+
+def _named_by_slices(slices: Iterable[JSON]) -> Iterator[JSON]:
+    names = {str(s["spec"].get("nodeName") or "") for s in slices} - {""}
+    for name in sorted(names):
+        labels = {"kubernetes.io/hostname": name}
+        yield {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"allocatable": _PLENTY}}
+
+
+def _named_by(claims: Iterable[JSON], templates: Iterable[JSON]) -> Iterator[JSON]:
+    specs = [*(c["spec"] for c in claims), *(t["spec"]["spec"] for t in templates)]
+    for name in sorted({str(one["deviceClassName"]) for spec in specs for _, one in asked(spec)}):
+        yield {"metadata": {"name": name}, "spec": {}}
+
+
+def asked(spec: Mapping[str, Any]) -> Iterator[tuple[str, JSON]]:
+    """Requests of a claim's spec with their names; each alternative is one."""
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        if request.get("exactly"):
+            yield str(request["name"]), request["exactly"]
+        for sub in request.get("firstAvailable") or []:
+            yield f"{request['name']}/{sub['name']}", sub

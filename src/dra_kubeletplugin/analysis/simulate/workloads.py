@@ -1,0 +1,207 @@
+"""Manifests as pods and claims: what the controllers of workloads and of claims would make of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import QuestionError, describe
+from ...resourceapi import schema
+from ...resourceapi.defaulting import apply, now
+from ...scheduling import cel
+from ...scheduling.framework import filters, pod_info
+from ...scheduling.framework.node_info import NodeInfo
+from ...scheduling.framework.pod_info import PodInfo
+from ..object_shapes import FAULTS, RULES, settled
+from ..snapshot import KINDS as READ
+from ..snapshot import kind_of, read
+
+JSON = dict[str, Any]
+_COMPILE = functools.partial(cel.compile_selector, list_attributes=True)  # which gates the cluster has is not known
+# What a DaemonSet's pods tolerate without being told.
+_DAEMON = [
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists"}
+    for name in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
+]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """So many pods of one template; of a DaemonSet, one for each node that it is for."""
+
+    kind: str
+    namespace: str
+    name: str
+    metadata: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    count: int
+    per_node: bool = False
+
+    @property
+    def shown(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+    def pods(self, nodes: Iterable[NodeInfo]) -> Iterator[JSON]:
+        """Raises :class:`QuestionError` where the template is no pod's."""
+        if self.per_node:
+            yield from (p for p in (self._on(n) for n in nodes) if p)
+        else:
+            yield from (self.pod(i) for i in range(self.count))
+
+    def pod(self, number: int) -> JSON:
+        name = self.name if self.kind == "Pod" and not number else f"{self.name}-{number}"
+        return self._made(name, copy.deepcopy(dict(self.spec)))
+
+    def _made(self, name: str, spec: JSON) -> JSON:
+        labels = dict(self.metadata.get("labels") or {})
+        meta = {
+            "name": name,
+            "namespace": self.namespace,
+            "uid": f"simulated/{self.kind}/{self.namespace}/{name}",
+            "labels": labels,
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Pending"}}
+
+    def _on(self, node: NodeInfo) -> JSON | None:
+        """The pod of a node; None where it is not for it."""
+        spec = copy.deepcopy(dict(self.spec))
+        spec["tolerations"] = [*(spec.get("tolerations") or []), *_DAEMON]
+        required = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        terms = (required.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+        place = {"key": "metadata.name", "operator": "In", "values": [node.name]}
+        required[_REQUIRED] = {"nodeSelectorTerms": [{**t, "matchFields": [place]} for t in terms]}
+        made = self._made(f"{self.name}-{node.name}", spec)
+        info = pod_info.read(made)
+        return None if filters.node_affinity(info, node) or filters.taints(info, node) else made
+
+
+MOST_PODS = 100_000  # of one workload
+_PRIORITIES = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}  # those of every cluster
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Workload]:
+    """Those of ``objects`` that make pods, with the priority that a PriorityClass among them says.
+
+    Raises :class:`QuestionError` for what has a workload's kind and not its form.
+    """
+    priorities = {o["metadata"].get("name"): o.get("value") for o in objects if kind_of(o) == "PriorityClass"}
+    out = []
+    for obj in objects:
+        found = _template(obj)
+        if found is None:
+            continue
+        kind, meta = kind_of(obj), obj["metadata"]
+        count, template = found
+        if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
+            raise QuestionError(f"{kind} {meta.get('name')}: its template has no spec")
+        if not 0 <= count <= MOST_PODS:
+            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MOST_PODS} can be simulated")
+        where = str(meta.get("namespace") or namespace)
+        name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
+        priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))
+        spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
+        made = Workload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
+        try:
+            settled(made.pod(0))
+        except FAULTS as e:
+            raise QuestionError(f"{kind} {where}/{name}: its pods cannot be read: {describe(e)}") from None
+        out.append(made)
+    return out
+
+
+def _template(obj: JSON) -> tuple[int, Any] | None:
+    """How many pods at once, and their template; None for what makes none."""
+    spec = obj.get("spec")
+    kind = kind_of(obj)
+    if not isinstance(spec, Mapping):
+        return None
+    try:
+        match kind:
+            case "Pod":
+                return 1, obj
+            case "Job":
+                return _at_once(spec), spec.get("template")
+            case "CronJob":
+                job = spec["jobTemplate"]["spec"]
+                return _at_once(job), job.get("template")
+            case _ if isinstance(spec.get("template"), Mapping) and "containers" in (
+                spec["template"].get("spec") or {}
+            ):
+                replicas = spec.get("replicas")
+                return 1 if replicas is None else int(replicas), spec["template"]
+    except (TypeError, KeyError, ValueError, AttributeError) as e:
+        raise QuestionError(f"{kind} {obj['metadata'].get('name')} cannot be read: {describe(e)}") from None
+    return None
+
+
+def _at_once(job: Mapping[str, Any]) -> int:
+    parallelism, completions = job.get("parallelism"), job.get("completions")
+    at_once = 1 if parallelism is None else int(parallelism)
+    return at_once if completions is None else min(at_once, int(completions))
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+def claim_for(pod: JSON, entry: Mapping[str, Any], template: JSON) -> JSON:
+    """What the claim controller makes of a template for an entry of a pod."""
+    meta = pod["metadata"]
+    name = f"{meta['name']}-{entry['name']}"
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    made = {
+        "name": name,
+        "namespace": meta["namespace"],
+        "uid": f"{meta['uid']}/{entry['name']}",
+        "ownerReferences": [owner],
+    }
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": made,
+        "spec": template["spec"]["spec"],
+    }
+
+
+def allocated(claim: JSON, allocation: JSON, pod: PodInfo) -> JSON:
+    """The claim as the scheduler writes it."""
+    consumer = {"resource": "pods", "name": pod.name, "uid": pod.uid}
+    reserved = [*((claim.get("status") or {}).get("reservedFor") or []), consumer]
+    return {**claim, "status": {"allocation": {"allocationTimestamp": now(), **allocation}, "reservedFor": reserved}}
+
+
+def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
+    """Claims, templates, classes and all other objects that questions are about, as a server would store them.
+
+    Raises :class:`QuestionError` with the object, the field and the fault, in the server's words.
+    """
+    out = []
+    for obj in objects:
+        kind = kind_of(obj)
+        if kind not in READ:
+            continue
+        placed = {**obj, "metadata": {**obj["metadata"]}}
+        if READ[kind].namespaced:
+            placed["metadata"].setdefault("namespace", namespace)
+        if kind in RULES:
+            placed = _judged(placed, kind)
+        out.append(read(placed, READ[kind]))
+    return out
+
+
+def _judged(obj: JSON, kind: str) -> JSON:
+    name = obj["metadata"].get("name")
+    try:
+        decoded = schema.decode(read(obj, READ[kind]), kind)
+        faults = RULES[kind](apply(decoded, kind), _COMPILE)
+    except (ValueError, KeyError, TypeError) as e:
+        raise QuestionError(f"{kind} {name}: {describe(e)}") from None
+    if faults:
+        raise QuestionError(f"{kind} {name}: {'; '.join(map(str, faults))}")
+    return decoded

@@ -1,0 +1,1 @@
+"""Which devices exist, who holds them, which pods wait."""

@@ -1,0 +1,119 @@
+"""``overview``: who has which device, how devices are, and which pods wait: the rows of `dra top`, from plain objects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ...errors import clip, describe
+from ...kube.resource import NODES
+from ...resourceapi import node_selectors
+from ...resourceapi.usage.rows import DeviceRow, NodeRow, Overview, PodRow, Use, counted
+from ...resourceapi.usage.usage import Reaches, Tallier
+from ...scheduling.framework import pod_info
+from ...scheduling.framework.extended import class_names, wanted
+from ..explain.cluster_reasons import entries
+from ..snapshot import Snapshot
+
+JSON = dict[str, Any]
+_ODD = (TypeError, KeyError, ValueError, AttributeError)
+_WAITS = {"", "Pending"}
+_AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreachable": "unreachable"}
+
+
+def overview(
+    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: Tallier | None = None
+) -> Overview:
+    """The rows of a cluster, or of one node: devices that reach it, and pods that wait for it or for any node.
+
+    Args:
+        node: its name; one that does not exist has no devices, which a note says.
+        reasons: what :func:`explain` said of pods in one line, by UID.
+        tallier: of the one before, where there are many of the same cluster.
+    """
+    by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
+    one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
+    reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
+    found = (tallier or Tallier()).tally(snapshot.slices, snapshot.claims, reaches)
+    notes = [*map(str, snapshot.unread), *found.notes]
+    if node and node not in by_name and snapshot.gap(NODES) is None:
+        notes.append(f"there is no node {node}")
+    waiting = tuple(_waiting(snapshot, node, reasons or {}, notes))
+    names = [node] if node else sorted({*by_name, *(d.node for d in found.devices if d.node)})
+    return Overview(
+        title=f"node {node}" if node else "cluster",
+        devices=found.devices,
+        sets=found.sets,
+        nodes=tuple(_nodes(names, by_name, found.devices)),
+        waiting=waiting,
+        count=counted(found.devices, len(waiting)),
+        gaps=tuple(g.why for g in snapshot.gaps),
+        notes=tuple(notes),
+    )
+
+
+def _reaches(node: JSON, sl: Mapping[str, Any], device: Mapping[str, Any]) -> bool:
+    owner = device if sl["spec"].get("perDeviceNodeSelection") else sl["spec"]
+    return node_selectors.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
+
+
+def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collection[DeviceRow]) -> Iterator[NodeRow]:
+    number: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for device in devices:
+        number[device.node] = number.get(device.node, 0) + 1
+        held[device.node] = held.get(device.node, 0) + (device.use in {Use.HELD, Use.SHARED})
+    for name in names:
+        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _away(by_name.get(name) or {}))
+
+
+def _away(node: Mapping[str, Any]) -> str:
+    spec = node.get("spec") or {}
+    told = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
+    told += ["cordoned"] if spec.get("unschedulable") else []
+    return ", ".join(dict.fromkeys(told))
+
+
+def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: list[str]) -> Iterator[PodRow]:
+    """Pods that want devices and do not run, the oldest first."""
+    explicit = class_names(snapshot.classes)
+    classes = {str(c["metadata"]["name"]) for c in snapshot.classes}
+    waiting = [p for p in snapshot.pods if str((p.get("status") or {}).get("phase") or "") in _WAITS]
+    for obj in sorted(waiting, key=_age):
+        meta = obj["metadata"]
+        try:
+            pod = pod_info.read(obj)
+            wants = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
+        except _ODD as e:
+            notes.append(f"pod {meta['namespace']}/{meta['name']} cannot be read, and is left out: {describe(e)}")
+            continue
+        if not wants or pod.terminating or (node and pod.node and pod.node != node):
+            continue
+        yield PodRow(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            node=pod.node,
+            since=str(meta.get("creationTimestamp") or ""),
+            wants=tuple(wants),
+            said=_said(obj),
+            reason=reasons.get(pod.uid, ""),
+        )
+
+
+def _age(pod: Mapping[str, Any]) -> tuple[str, str, str]:
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp") or ""), str(meta["namespace"]), str(meta["name"])
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("resourceClaimName") or entry.get("resourceClaimTemplateName") or entry["name"])
+
+
+def _said(pod: Mapping[str, Any]) -> str:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    told = [c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"]
+    return clip((told[0].get("message") or told[0].get("reason") or "") if told else "")
+
+
+__all__ = ["Overview", "overview"]

@@ -1,0 +1,34 @@
+"""The page that lists all errors: ``docs/errors.md``."""
+
+from __future__ import annotations
+
+from .. import errors
+from ..errors import DraError
+
+
+def catalogue() -> list[type[DraError]]:
+    """All error classes, by code."""
+    found: list[type[DraError]] = []
+    queue: list[type[DraError]] = [DraError]
+    while queue:
+        cls = queue.pop()
+        if cls.__module__ == errors.__name__:  # others only carry more data
+            found.append(cls)
+        queue.extend(cls.__subclasses__())
+    return sorted(found, key=lambda c: c.code)
+
+
+def page() -> str:
+    """The Markdown page that lists all errors."""
+    lines = [
+        "# Errors",
+        "",
+        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
+        "code last, and the same fault has the same text each time it is tried. Search the plugin's log for that text: its",
+        "line has the operation id (eight hex digits in brackets) that all other lines of that call have too.",
+        "",
+        "| code | reason | class | what to do |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {c.code} | `{c.reason}` | `{c.__name__}` | {c.help} |" for c in catalogue()]
+    return "\n".join(lines) + "\n"

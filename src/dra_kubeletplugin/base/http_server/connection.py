@@ -1,0 +1,323 @@
+"""The requests of one connection: HTTP/1.1 with h11, from the first byte to the end of the last response."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import SupportsIndex
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import h11
+
+from .limits import LIVENESS, READINESS, Connection, Connections, Phase
+from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
+
+log = logging.getLogger(__name__)
+CLOSE = 2.0  # seconds for written bytes to leave when a connection ends
+_DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # independent of the locale
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_READ = 16 * 1024  # bytes of one read
+_WRITE = 32 * 1024  # bytes of a response in the transport's buffer
+_SMALL_CHUNKS = 100  # parts of a body that may be smaller than _CHUNK bytes on average
+_CHUNK = 64
+_END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
+
+
+class Reader(asyncio.StreamReader):
+    """A stream reader that notes on the connection that bytes were received."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(limit=_READ, loop=asyncio.get_running_loop())
+        self._connection = connection
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self._connection.unread = True
+        super().feed_data(data)
+
+
+class Session:
+    """Reads requests and sends the handler's responses.
+
+    Args:
+        connection: the entry in ``connections``.
+        connections: all connections of the server; they share the limits.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        reader: Reader,
+        writer: asyncio.StreamWriter,
+        connection: Connection,
+        connections: Connections,
+    ) -> None:
+        self.handler = handler
+        self.reader = reader
+        self.writer = writer
+        self.connection = connection
+        self.connections, self.limits = connections, connections.limits
+        self.is_last = False  # no request follows the one that is under way
+        self._between = False
+        self._pipelined_since: float | None = None
+        self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
+        # drain() returns when the buffer is empty. With 0, asyncio's TLS would pause at each write.
+        writer.transport.set_write_buffer_limits(high=1)
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self._between and not self.connection.unread
+
+    async def serve(self) -> None:
+        try:
+            await self._serve()
+        except RefusedError as e:
+            await self._refuse(e.response)
+        except asyncio.CancelledError:
+            response, task = self.connection.refusal, asyncio.current_task()
+            if response is None or task is None:
+                raise
+            self.connection.refusal = None
+            task.uncancel()
+            await self._refuse(response)
+        finally:
+            self.connections.release(self.connection)
+
+    async def _refuse(self, response: Response) -> None:
+        """Responds, and reads what the client still sends: closing at once would reset the connection and lose the response."""
+        self.connections.release(self.connection)
+        self.connection.enter(Phase.UNFINISHED)
+        self._write(*_head_and_body(response))
+        if self.writer.can_write_eof():  # TLS cannot
+            self.writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE):
+                while await self._read():
+                    pass
+
+    async def _serve(self) -> None:
+        while True:
+            request = await self._request()
+            if request is None:
+                return
+            response = await self._handle(request)
+            if response.tunnel:
+                await self._become(response.tunnel, response.headers)
+                return
+            if self.is_last:
+                response.headers = {**response.headers, "Connection": "close"}
+            await self._send(request, response)
+            del request, response  # their bodies
+            self.connections.release(self.connection)
+            if self.is_last or self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
+                return
+            try:
+                self.h11.start_next_cycle()
+            except h11.LocalProtocolError:
+                return
+            self.connection.enter(Phase.IDLE)
+
+    async def _handle(self, request: Request) -> Response:
+        """Calls the handler where fewer requests than the limit are being handled. Liveness probes are always handled."""
+        self.connection.enter(Phase.WORKING)
+        if request.path == LIVENESS:
+            return await self._call(request)
+        free = self.connections.readiness_probes if request.path == READINESS else self.connections.requests
+        if free.locked():
+            raise busy(f"{self.limits.requests} requests are being handled")
+        async with free:
+            return await self._call(request)
+
+    async def _call(self, request: Request) -> Response:
+        try:
+            return await self.handler(request)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return Response(500, b"internal error", "text/plain")
+
+    async def _become(self, tunnel: Tunnel, headers: Mapping[str, str]) -> None:
+        self._write(h11.InformationalResponse(status_code=101, headers=list(headers.items())))
+        await self.writer.drain()
+        await tunnel(bytes(self.h11.trailing_data[0]), self.reader, self.writer)
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    async def _read(self) -> bytes:
+        data = await self.reader.read(_READ)
+        self.connection.unread = False
+        return data
+
+    async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        while True:
+            event = self.h11.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            if self.h11.they_are_waiting_for_100_continue:
+                go_on = self.h11.send(h11.InformationalResponse(status_code=100, headers=[]))
+                self.writer.write(go_on or b"")
+            self.h11.receive_data(await self._read())
+
+    async def _request(self) -> Request | None:
+        """Returns the next request; None where the client sends no more or breaks off. Raises ``TimeoutError``, ``RefusedError``."""
+        if not self.h11.trailing_data[0]:
+            self._between = True
+            async with within(self.limits.idle_timeout):
+                self.h11.receive_data(await self._read())
+            self._between = False
+            self._pipelined_since = None
+        else:
+            await self._take_turn()
+        if self.connection.phase is not Phase.UNFINISHED:
+            self.connection.enter(Phase.UNFINISHED)
+        async with within(self.limits.head_timeout):
+            await self._receive_head()
+            head = await self._event()
+        if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # this server is no proxy
+            return None
+        async with within(self.limits.body_timeout):
+            body = await self._body(head)
+        if body is None:
+            return None
+        try:
+            target = urlsplit(head.target.decode("latin-1"))
+        except ValueError:  # brackets without an address between them
+            return None
+        arguments = parse_qsl(target.query, keep_blank_values=True)
+        headers: dict[str, str] = {}
+        for k, v in head.headers:  # the values of a repeated header are joined (RFC 9110, 5.3)
+            name, value = k.decode().lower(), v.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        return Request(
+            head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
+        )
+
+    async def _take_turn(self) -> None:
+        """Delays pipelined requests, so that single requests such as probes need not wait for them."""
+        if self._pipelined_since is None:
+            self._pipelined_since = asyncio.get_running_loop().time()
+        self.connection.enter(Phase.PIPELINED, self._pipelined_since)
+        async with self.connections.pipelined:
+            await asyncio.sleep(0)
+
+    async def _receive_head(self) -> None:
+        """Receives bytes until a head is complete, and checks its size before h11 parses it, which takes long for many lines."""
+        data = bytearray(self.h11.trailing_data[0])
+        while True:
+            end = _END_OF_HEAD.search(data)
+            size = end.end() if end else len(data)
+            if size > self.limits.head_bytes:
+                raise refusal(431, f"the head of the request is larger than {self.limits.head_bytes} bytes")
+            if data.count(b"\n", 0, size) > self.limits.head_lines:
+                raise refusal(431, f"the head of the request has more than {self.limits.head_lines} lines")
+            if end or not (received := await self._read()):
+                return
+            self.h11.receive_data(received)
+            data += received
+
+    async def _body(self, head: h11.Request) -> bytes | None:
+        """Returns the request's body; None where the client breaks off. Counts its bytes as they are received."""
+        most = self.limits.body_bytes
+        length = next((value for name, value in head.headers if name == b"content-length"), b"0")
+        if len(length) > 18 or int(length) > most:  # h11 accepts only digits
+            raise refusal(413, f"the body is larger than {most} bytes, the limit")
+        body, chunks = bytearray(), 0
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            if not isinstance(event, h11.Data):
+                return None
+            body += event.data
+            chunks += 1
+            if len(body) > most:
+                raise refusal(413, f"the body is larger than {most} bytes, the limit")
+            if chunks > _SMALL_CHUNKS and len(body) < chunks * _CHUNK:
+                raise refusal(400, f"the body was sent in {chunks} parts of less than {_CHUNK} bytes on average")
+            self.connections.hold(self.connection, len(body))
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    async def _send(self, request: Request, response: Response) -> None:
+        head, *body = _head_and_body(response)
+        if response.stream is not None and request.method != "HEAD":
+            self._write(head)
+            await self._stream(response.stream)
+            return
+        self.connections.release(self.connection)  # the request's body
+        self.connection.enter(Phase.RESPONDING)
+        self.connections.hold(self.connection, len(response.body))
+        async with within(self.limits.send_timeout):
+            if request.method == "HEAD":
+                self._write(head, h11.EndOfMessage())
+            elif len(response.body) <= _WRITE:
+                self._write(head, *body)
+            else:
+                self._write(head)
+                await self._send_in_parts(response.body)
+            await self.writer.drain()
+
+    async def _send_in_parts(self, body: bytes) -> None:
+        """The transport's buffer holds one part: many connections may send the same body."""
+        view = memoryview(body)
+        for start in range(0, len(body), _WRITE):
+            self._write(h11.Data(data=bytes(view[start : start + _WRITE])))
+            await self.writer.drain()
+        self._write(h11.EndOfMessage())
+
+    async def _stream(self, stream: AsyncIterator[bytes]) -> None:
+        task = asyncio.current_task()
+        assert task
+        await self.writer.drain()
+        gone = asyncio.ensure_future(self.reader.read(1))  # a client that hangs up ends the stream
+
+        def end(_: object) -> None:
+            task.cancel()
+
+        gone.add_done_callback(end)
+        try:
+            async for part in stream:
+                self._write(h11.Data(data=part))
+                await self.writer.drain()
+            self._write(h11.EndOfMessage())
+            await self.writer.drain()
+        finally:
+            gone.remove_done_callback(end)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)  # retrieves the error of a broken connection
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    def _write(self, *events: h11.Event) -> None:
+        """Writes all events at once: separate writes are sent as separate packets."""
+        if data := b"".join([self.h11.send(e) or b"" for e in events]):
+            self.writer.write(data)
+
+
+def within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[object]:
+    """A time limit, or none."""
+    return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
+
+
+@functools.lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """The Date header, with which clients compare their clock. Source: RFC 9110, "Date"."""
+    day, date, month, year = time.strftime("%w %d %m %Y", time.gmtime(second)).split()
+    clock = time.strftime("%H:%M:%S", time.gmtime(second))
+    return f"{_DAYS[int(day)]}, {date} {_MONTHS[int(month) - 1]} {year} {clock} GMT"
+
+
+def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
+    """The events of a response; of a stream only the head."""
+    headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
+    if response.stream is None:
+        headers["Content-Length"] = str(len(response.body))
+    else:
+        headers["Transfer-Encoding"] = "chunked"
+    head = h11.Response(status_code=response.status, headers=list(headers.items()))
+    return (head, h11.Data(data=response.body), h11.EndOfMessage()) if response.stream is None else (head,)
+
+
+__all__ = ["CLOSE", "Reader", "Session", "within"]

@@ -1,0 +1,275 @@
+"""A small HTTP/1.1 server on asyncio streams and h11: for metrics and probes, admission reviews, and the local API server.
+
+It accepts connections itself, a few in each pass of the event loop. ``asyncio.start_server`` accepts up to its whole backlog in one
+pass, so that new connections would be closed for newer ones before their requests are read; without descriptors it pauses for 1 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+
+import h11
+
+from .connection import CLOSE, Reader, Session, within
+from .limits import PROBES, Connection, Connections, Limits, Phase
+from .messages import Handler, Request, Response, Tunnel
+
+log = logging.getLogger(__name__)
+_BACKLOG = 1024  # clients that wait in the kernel: beyond it, a client retries after a second
+_ACCEPTS = 32  # connections accepted in one pass of the event loop
+_HANDSHAKES = 4  # TLS handshakes begun in one pass of the event loop: each costs a signature
+_PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Closes a server whose connections are ended elsewhere.
+
+    ``close()`` alone forgets a connection that was accepted just before, without closing it (CPython gh-109564): its client waits
+    for ever.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    try:
+        await asyncio.sleep(0)  # accepted sockets become connections
+    finally:  # also where the stop is cancelled
+        server.close()
+
+
+class HttpServer:
+    """Serves ``handler`` until closed.
+
+    ``address`` is HOST:PORT. Port 0 takes a free port; without HOST the server listens on IPv6 and IPv4. ``tls`` may be replaced at
+    any time, for connections made afterwards.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        address: str = "127.0.0.1:0",
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.handler = handler
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self.tls = tls
+        self._limits = limits or Limits()
+        self.connections = Connections(self._limits)
+        self._handshakes = asyncio.Semaphore(_HANDSHAKES)
+        self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
+        self._tasks: dict[asyncio.Task[None], Session | None] = {}
+        self._has_warned = False
+
+    async def start(self) -> str:
+        """Returns the URL.
+
+        Raises ``OSError`` where the address cannot be used.
+        """
+        listeners = await _listen(self._host, self._port, self._limits.socket_bytes)
+        for listener in listeners:
+            self._listeners[listener] = asyncio.create_task(self._accept_clients(listener), name="accept")
+        host, port = listeners[0].getsockname()[:2]
+        shown = "localhost" if host in {"::", "0.0.0.0"} else f"[{host}]" if ":" in host else host
+        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
+
+    async def close(self, grace: float = 0.0) -> None:
+        """Closes all connections; requests that have begun to arrive get a response within ``grace`` seconds."""
+        self._stop_listening()
+        try:
+            if grace:
+                await self._finish(grace)
+        finally:
+            self.drop_connections()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stop_listening(self) -> None:
+        for listener, task in self._listeners.items():
+            task.cancel()
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        self._listeners.clear()
+
+    async def _finish(self, grace: float) -> None:
+        for task, session in self._tasks.items():
+            if session is None:
+                continue
+            session.is_last = True
+            if session.is_between_requests:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=grace)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._tasks)
+
+    def drop_connections(self) -> None:
+        """Cuts every open connection, as a failing network would."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    # --- accepting ------------------------------------------------------------------------------------
+
+    async def _accept_clients(self, listener: socket.socket) -> None:
+        while True:
+            await _readable(listener)
+            # Two passes of the loop: requests that have arrived are read before a connection is closed for a new one.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            for _ in range(_ACCEPTS):
+                try:
+                    client, address = listener.accept()
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    break
+                except OSError as e:
+                    await self._cannot_accept(e)
+                    break
+                await self._begin(client, str(address[0]))
+
+    async def _cannot_accept(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("cannot accept a connection: %s; closing other connections", error.strerror or error)
+        has_closed = error.errno in _NO_DESCRIPTORS and self.connections.close_any()
+        await asyncio.sleep(0 if has_closed else _PAUSE)
+
+    async def _begin(self, client: socket.socket, peer: str) -> None:
+        """Starts to serve a client as soon as there is room for it."""
+        connection = Connection(peer, asyncio.get_running_loop().time())
+        client.setblocking(False)
+        self.connections.add(connection)
+        try:
+            while not self.connections.make_room_for(connection):
+                if not self.connections.may_wait(connection):
+                    raise ConnectionRefusedError
+                await asyncio.sleep(_PAUSE)
+        except BaseException as e:
+            self.connections.remove(connection)
+            client.close()
+            if isinstance(e, ConnectionRefusedError):
+                return
+            raise
+        task = connection.task = asyncio.create_task(self._connection(connection, client, self.tls))
+        self._tasks[task] = None
+
+        def ended(_: object) -> None:
+            self._tasks.pop(task, None)
+            self.connections.remove(connection)
+            if task.cancelled():  # before its first step
+                client.close()
+
+        task.add_done_callback(ended)
+
+    async def _connection(self, connection: Connection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+        writer = None
+        try:
+            reader = Reader(connection)
+            writer = await self._open(connection, client, reader, tls)
+            session = Session(self.handler, reader, writer, connection, self.connections)
+            self._tasks[connection.task] = session  # type: ignore[index]
+            await session.serve()
+        except (OSError, TimeoutError, asyncio.CancelledError, h11.RemoteProtocolError):
+            pass
+        finally:
+            self._tasks.pop(connection.task, None)  # type: ignore[arg-type]
+            if writer is not None:
+                await _close(writer, at_once=connection.closing)
+
+    async def _open(
+        self, connection: Connection, client: socket.socket, reader: Reader, tls: ssl.SSLContext | None
+    ) -> asyncio.StreamWriter:
+        """Connects a client's socket to the reader.
+
+        A TLS connection takes a third of a MiB: it is made when the client's first byte arrives, and its handshake counts as a connection.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if tls:
+                await self._take_turn(connection, client)
+        except BaseException:
+            client.close()
+            raise
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, client, ssl=tls, ssl_handshake_timeout=self._limits.head_timeout if tls else None
+        )
+        return asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _take_turn(self, connection: Connection, client: socket.socket) -> None:
+        """Waits for the client's first byte, and then until its handshake may begin."""
+        async with within(self._limits.head_timeout):
+            await _readable(client)
+        if not client.recv(1, socket.MSG_PEEK):
+            raise ConnectionResetError("the client closed the connection before the handshake")
+        connection.enter(Phase.WORKING)  # this wait is not the client's
+        async with self._handshakes:
+            await asyncio.sleep(0)
+        connection.enter(Phase.UNFINISHED)
+
+
+async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:
+    """Written bytes leave within two seconds, unless the server closes the connection to make room."""
+    if not at_once:
+        writer.close()
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            async with asyncio.timeout(CLOSE):
+                await writer.wait_closed()
+    writer.transport.abort()
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def set_ready() -> None:
+        loop.remove_reader(sock)
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(sock, set_ready)
+    try:
+        await ready
+    finally:
+        if sock.fileno() >= 0:
+            loop.remove_reader(sock)
+
+
+async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket.socket]:
+    """Sockets for every address of the host; without a host, one for every address of the machine. Raises ``OSError``."""
+    if not host:
+        listeners = [_any(port)]
+    else:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listeners = []
+        try:
+            for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+                listeners.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+        except OSError:
+            for listener in listeners:
+                listener.close()
+            raise
+    for listener in listeners:
+        listener.setblocking(False)
+        if socket_bytes is not None:  # accepted sockets inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_bytes)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_bytes)
+    return listeners
+
+
+def _any(port: int) -> socket.socket:
+    """A socket for every address of the machine, of both families where it has both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # the kernel may have IPv6 switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+__all__ = ["PROBES", "Handler", "HttpServer", "Limits", "Request", "Response", "Tunnel", "stop_listening"]

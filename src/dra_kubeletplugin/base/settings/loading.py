@@ -1,0 +1,68 @@
+"""Settings from flags, environment and defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import Field
+from typing import Any, TypeVar, overload
+
+from ...errors import SettingsError
+from .node import Settings
+
+S = TypeVar("S", bound=Settings)
+
+
+@overload
+def load(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings: ...
+
+
+@overload
+def load(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None, kind: type[S]) -> S: ...
+
+
+def load(
+    given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, kind: type[Settings] = Settings
+) -> Settings:
+    """Settings from flags (``given``, by field name; None means not given), else environment, else default.
+
+    Raises :class:`SettingsError` with all unreadable values at once. Whether they can work together on this
+    machine is :meth:`Settings.check`.
+    """
+    values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
+    if faults:
+        raise SettingsError(*faults)
+    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
+        if name in values:
+            values[name] = values[name].absolute()
+    return kind(**values)
+
+
+def values_of(
+    options: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What was given of some options, by name, and a sentence for each value that cannot be read."""
+    values: dict[str, Any] = {}
+    faults = []
+    for f in options:
+        raw = given.get(f.name)
+        source = f.metadata["flag"]
+        if raw is None and environ.get(f.metadata["env"]):
+            raw, source = environ[f.metadata["env"]], f.metadata["env"]
+        if raw is None:
+            continue
+        try:
+            if isinstance(raw, str):
+                _checked(raw)
+            values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
+        except ValueError as e:
+            faults.append(f"{source} {raw!r} is {e}")
+    return values, faults
+
+
+def _checked(text: str) -> None:
+    """Raises ``ValueError`` for bytes that are no text: the API server, gRPC and the records take none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid UTF-8") from None

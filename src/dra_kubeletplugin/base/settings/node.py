@@ -1,0 +1,271 @@
+"""What a plugin process on a node is told; all paths derive from one kubelet root."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import SettingsError
+from ..files import at_home
+from .folders import folder_faults
+from .values import MAX_DURATION, To, duration, one_of, option, read_address, read_count, read_flag
+
+DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+MAX_DRIVER_NAME = 63
+HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
+_MAX_NODE_NAME = 253
+_UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a plugin process is told. Durations are seconds. Paths are absolute after :func:`load`."""
+
+    process: ClassVar[To] = To.NODE
+    """Which process takes them; options that say nothing to it keep their defaults."""
+
+    driver_name: str = option(
+        "--driver-name",
+        "DRIVER_NAME",
+        "",
+        "Name of the driver, in place of the class's own; a DNS subdomain of 63 bytes.",
+        to=To.ALL,
+    )
+    node_name: str = option(
+        "--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName).", to=To.NODE
+    )
+    pod_uid: str = option(
+        "--pod-uid", "POD_UID", "", "UID of this pod (downward metadata.uid); turns rolling update on.", to=To.NODE
+    )
+    kubeconfig: str = option(
+        "--kubeconfig",
+        "KUBECONFIG",
+        "",
+        "Path of a kubeconfig, or several as kubectl takes them; without it the service account is used. Needs the extra `kubeconfig`.",
+    )
+    service_account: str = option(
+        "--service-account",
+        "SERVICE_ACCOUNT",
+        "",
+        "Folder with a service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST; the pod's own when empty.",
+    )
+    kubelet_root: Path = option(
+        "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path, to=To.NODE
+    )
+    cdi_root: Path = option(
+        "--cdi-root",
+        "CDI_ROOT",
+        Path("/var/run/cdi"),
+        "Folder for CDI specs that the container runtime reads.",
+        Path,
+        to=To.NODE,
+    )
+    sysfs_root: Path = option(
+        "--sysfs-root", "SYSFS_ROOT", Path("/sys"), "Where sysfs is, or a described host.", Path, to=To.NODE
+    )
+    dev_root: Path = option(
+        "--dev-root", "DEV_ROOT", Path("/dev"), "Where the host's /dev is seen from here.", Path, to=To.NODE
+    )
+    http_address: str = option(
+        "--http-address",
+        "HTTP_ADDRESS",
+        "",
+        "HOST:PORT for /metrics, /healthz and /readyz; on a node also a page at /, for the loopback alone; off when empty.",
+        read_address,
+    )
+    log_format: str = option("--log-format", "LOG_FORMAT", "text", "text or json.", one_of("text", "json"), to=To.ALL)
+    log_level: str = option(
+        "--log-level",
+        "LOG_LEVEL",
+        "info",
+        "debug, info, warning or error.",
+        one_of("debug", "info", "warning", "error"),
+        to=To.ALL,
+    )
+    call_timeout: float = duration(
+        "--call-timeout", "CALL_TIMEOUT", 40.0, "Answer the kubelet within this; it gives up after 45s.", to=To.NODE
+    )
+    api_timeout: float = duration(
+        "--api-timeout", "API_TIMEOUT", 15.0, "Longest wait for one answer of the API server."
+    )
+    start_timeout: float = duration(
+        "--start-timeout", "START_TIMEOUT", 60.0, "Longest wait for the driver's start(); the plugin ends after it."
+    )
+    scan_timeout: float = duration(
+        "--scan-timeout",
+        "SCAN_TIMEOUT",
+        10.0,
+        "A devices() of the driver that takes longer is reported; start waits no longer for the first.",
+    )
+    stop_grace: float = duration(
+        "--stop-grace",
+        "STOP_GRACE",
+        20.0,
+        "Let calls in flight end for this long at SIGTERM; 10s below the pod's own grace, because a stop that hangs is cut "
+        "5s later.",
+        least=0,
+        to=To.ALL,
+    )
+    lock_wait: float = duration(
+        "--lock-wait",
+        "LOCK_WAIT",
+        10.0,
+        "Longest wait for another instance that holds the records or a claim.",
+        to=To.NODE,
+    )
+    rescan_interval: float = duration(
+        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not."
+    )
+    health_interval: float = duration(
+        "--health-interval", "HEALTH_INTERVAL", 10.0, "Ask the driver for its devices' health this often.", to=To.NODE
+    )
+    reconcile_interval: float = duration(
+        "--reconcile-interval",
+        "RECONCILE_INTERVAL",
+        300.0,
+        "Compare records with the API server this often.",
+        to=To.NODE,
+    )
+    reconcile_grace: float = duration(
+        "--reconcile-grace",
+        "RECONCILE_GRACE",
+        120.0,
+        "A claim must be gone for this long before it is unprepared.",
+        least=0,
+        to=To.NODE,
+    )
+    local_cluster: bool = option(
+        "--local-cluster",
+        "LOCAL_CLUSTER",
+        False,
+        "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
+        read_flag,
+        to=To.NODE,
+    )
+    unhealthy_policy: str = option(
+        "--unhealthy-policy",
+        "UNHEALTHY_POLICY",
+        "refuse",
+        "refuse or allow a prepare of a device that the driver reports as unhealthy.",
+        one_of("refuse", "allow"),
+        to=To.NODE,
+    )
+    unhealthy_effect: str = option(
+        "--unhealthy-effect",
+        "UNHEALTHY_EFFECT",
+        "",
+        "Effect of every taint for bad health, in place of what the driver says: None, NoSchedule, or NoExecute, which evicts pods.",
+        one_of("", "None", "NoSchedule", "NoExecute"),
+        to=To.NODE,
+    )
+    unhealthy_after: int = option(
+        "--unhealthy-after",
+        "UNHEALTHY_AFTER",
+        1,
+        "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
+        read_count,
+        to=To.NODE,
+    )
+    healthy_after: int = option(
+        "--healthy-after",
+        "HEALTHY_AFTER",
+        3,
+        "Reports in a row that must call an unhealthy device healthy before it counts.",
+        read_count,
+        to=To.NODE,
+    )
+    list_attributes: bool = option(
+        "--list-attributes",
+        "LIST_ATTRIBUTES",
+        False,
+        "1 where the cluster's feature gate DRAListTypeAttributes is on: numaNode is published as a list then.",
+        read_flag,
+    )
+
+    @classmethod
+    def options(cls) -> list[Field[Any]]:
+        """The fields that say something to this process."""
+        return [f for f in fields(cls) if cls.process in f.metadata["to"]]
+
+    def __post_init__(self) -> None:
+        """Of settings that are made in Python; what :func:`load` reads is a number already."""
+        out = [
+            f"{f.name} is {value!r}, not a number of seconds"
+            for f in fields(self)
+            if "least" in f.metadata
+            and (isinstance(value := getattr(self, f.name), bool) or not isinstance(value, int | float))
+        ]
+        if out:
+            raise SettingsError(*out)
+
+    @property
+    def registry_dir(self) -> Path:
+        """Where the kubelet looks for registration sockets."""
+        return self.kubelet_root / "plugins_registry"
+
+    @property
+    def plugin_dir(self) -> Path:
+        """This driver's own folder: DRA socket, claim records, process locks."""
+        return self.kubelet_root / "plugins" / self.driver_name
+
+    @property
+    def records_path(self) -> Path:
+        return self.plugin_dir / "records.db"
+
+    @property
+    def health_timeout(self) -> float:
+        """Seconds after which a health report says nothing any more."""
+        return max(HEALTH_TIMEOUT, 3 * self.health_interval)
+
+    def faults(self) -> list[str]:
+        """A sentence for everything that keeps a plugin from running with these settings."""
+        out = self.name_faults()
+        if not self.node_name:
+            out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
+        elif len(self.node_name) > _MAX_NODE_NAME or not DNS_SUBDOMAIN.fullmatch(self.node_name):
+            out.append(
+                f"--node-name (NODE_NAME) {self.node_name!r} is no name of a Node object: see `kubectl get nodes`"
+            )
+        if self.pod_uid and not _UID.fullmatch(self.pod_uid):
+            out.append(f"--pod-uid (POD_UID) {self.pod_uid!r} is no UID: use the downward API field metadata.uid")
+        out += folder_faults(self)
+        if not self.sysfs_root.is_dir():
+            out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
+        if not self.dev_root.is_dir():
+            out.append(f"--dev-root (DEV_ROOT) {self.dev_root} is not a folder: mount the host's /dev there")
+        return out + self.common_faults()
+
+    def common_faults(self) -> list[str]:
+        """A sentence for everything that is wrong in either role, besides the name."""
+        out = []
+        if self.kubeconfig and not any(at_home(p).is_file() for p in self.kubeconfig.split(os.pathsep) if p):
+            out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
+        for f in fields(self):
+            least, value = f.metadata.get("least"), getattr(self, f.name)
+            if least is not None and not least <= value <= MAX_DURATION:
+                out.append(
+                    f"{f.metadata['flag']} ({f.metadata['env']}) {value:g}s must be at least {least:g}s and at most 30 days"
+                )
+        if self.call_timeout >= 45:
+            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
+        return out
+
+    def name_faults(self) -> list[str]:
+        """What is wrong with the driver's name."""
+        out = []
+        if not self.driver_name:
+            out.append("the driver has no name: set `name` in its class, or --driver-name (DRIVER_NAME)")
+        elif len(self.driver_name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(self.driver_name):
+            out.append(
+                f"--driver-name (DRIVER_NAME) {self.driver_name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} "
+                "bytes (lower case letters, digits, '-' and '.'): choose one like fpga.example.com"
+            )
+        return out
+
+    def check(self) -> None:
+        """Raises :class:`SettingsError` with all faults at once."""
+        if faults := self.faults():
+            raise SettingsError(*faults)

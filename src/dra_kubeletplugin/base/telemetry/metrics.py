@@ -1,0 +1,234 @@
+"""Counters, gauges and histograms in Prometheus' text format.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format", version 0.0.4. Written here because the
+official library costs 2.2 MiB of resident memory (an HTTP server and client among them) for one page of format; the tests read what
+is written here with that library's parser.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "dra_"
+_COUNTERS = {
+    "requests_total": ("Claims handled, by operation and result (ok or the error's reason).", ["operation", "result"]),
+    "slice_writes_total": ("Writes of ResourceSlices, by verb.", ["verb"]),
+    "publish_errors_total": ("Failed attempts to publish.", []),
+    "reconciled_total": ("What reconciling did, by action.", ["action"]),
+    "undo_failures_total": ("Undo steps that failed and will be tried again.", []),
+    "records_damaged_total": ("Times that the record database was set aside.", []),
+    "scan_failures_total": ("Looks at the devices that failed.", []),
+    "health_failures_total": ("Calls of the driver's health() that failed.", []),
+    "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
+    "status_reports_total": ("Reports of device status to claims, by result (written, dropped, failed).", ["result"]),
+    "events_total": ("Events about claims and the node, by result (written, failed, forbidden, dropped).", ["result"]),
+    "binds_total": (
+        "Calls of the driver's bind and unbind in the controller, by operation and result.",
+        ["operation", "result"],
+    ),
+    "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
+}
+_GAUGES = {
+    "in_flight": ("Claims being worked on.", []),
+    "prepared_claims": ("Claims that are prepared on this node.", []),
+    "devices": ("Devices of this node, by health.", ["health"]),
+    "devices_left_out": (
+        "Devices and counter sets that are not published, because the API server would refuse them or drop what makes them safe.",
+        [],
+    ),
+    "scan_hanging": ("1 while devices() of the driver does not return.", []),
+    "last_scan_timestamp_seconds": ("When devices() last succeeded, in unix seconds.", []),
+    "slices": ("Published ResourceSlices.", []),
+    "pools": ("Published pools.", []),
+    "gate_off": ("1 for each feature gate that the API server was found to have off.", ["gate"]),
+    "publisher": ("1 while this instance is the one that publishes for the node.", []),
+    "publish_fault": ("1 while the slices are not as they should be, or their watch is dead.", []),
+    "leader": ("1 while this process leads the controllers of the driver.", []),
+    "bound_claims": ("Claims for which the controller has called bind and not yet unbind.", []),
+    "registered": ("1 while the kubelet accepts this plugin.", []),
+    "records_healthy": ("1 while the record database can be read and written.", []),
+}
+_HISTOGRAMS = {
+    "request_seconds": ("Time for one call of the kubelet.", ["operation"]),
+    "registration_seconds": ("From start until the kubelet accepted this plugin.", []),
+}
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0, math.inf)
+
+Values = tuple[str, ...]
+Read = Callable[[], float | None]
+
+
+def page() -> str:
+    """The Markdown page that lists all metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `src/dra_kubeletplugin/base/telemetry/metrics.py` by `make docs`. `/metrics` of plugin and controller",
+        "has them in Prometheus' text format, where `HTTP_ADDRESS` is set; names do not depend on the driver.",
+        "Alerts and a dashboard that use them: [monitoring](monitoring.md).",
+        "",
+        "| name | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
+        for name, (text, labels) in table.items():
+            shown = ", ".join(f"`{label}`" for label in labels) or " "
+            lines.append(f"| `{PREFIX}{name}` | {kind.value} | {shown} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass
+class _Distribution:
+    """Observations by the first bucket that they fit into."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(_BUCKETS))
+    sum: float = 0.0
+
+
+@dataclass
+class _Family:
+    """All series of one name, by the values of their labels."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: list[str]
+    values: dict[Values, float] = field(default_factory=dict)
+    reads: dict[Values, Read] = field(default_factory=dict)
+    distributions: dict[Values, _Distribution] = field(default_factory=dict)
+
+
+class Metrics:
+    """All metrics of one plugin. Safe to use from any thread.
+
+    A name or a label that is not in the tables above raises ``ValueError``: it is a fault of the caller.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: dict[str, _Family] = {}
+        self._complained: set[str] = set()
+        for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
+            for name, (text, labels) in table.items():
+                family = self._families[name] = _Family(PREFIX + name, kind, text, labels)
+                if kind is not Kind.HISTOGRAM and not labels:
+                    family.values[()] = 0.0  # what has not happened yet is shown as 0, so that rates are right
+                elif not labels:
+                    family.distributions[()] = _Distribution()
+
+    def inc(self, name: str, amount: float = 1, **labels: str) -> None:
+        family, key = self._find(name, labels, Kind.COUNTER)
+        with self._lock:
+            family.values[key] = family.values.get(key, 0.0) + amount
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        family, key = self._find(name, labels, Kind.GAUGE)
+        with self._lock:
+            family.values[key] = float(value)
+
+    def measure(self, name: str, read: Read, **labels: str) -> None:
+        """The gauge is what ``read`` answers when somebody asks, so that it tells the state of now; None where that is unknown.
+
+        ``read`` must neither wait nor block.
+        """
+        family, key = self._find(name, labels, Kind.GAUGE)
+        with self._lock:
+            family.values.pop(key, None)
+            family.reads[key] = read
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        family, key = self._find(name, labels, Kind.HISTOGRAM)
+        with self._lock:
+            distribution = family.distributions.setdefault(key, _Distribution())
+            distribution.counts[bisect.bisect_left(_BUCKETS, value)] += 1
+            distribution.sum += value
+
+    @contextlib.contextmanager
+    def timed(self, name: str, **labels: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.observe(name, time.perf_counter() - start, **labels)
+
+    def text(self) -> bytes:
+        """Everything, as :data:`CONTENT_TYPE` says."""
+        lines: list[str] = []
+        for family in self._families.values():
+            lines.append(f"# HELP {family.name} {_escaped(family.help)}")
+            lines.append(f"# TYPE {family.name} {family.kind.value}")
+            measured = self._measured(family)  # outside the lock: a reader may itself count
+            with self._lock:
+                for key, value in (family.values | measured).items():
+                    lines.append(_sample(family.name, family.labels, key, value))
+                for key, distribution in family.distributions.items():
+                    lines += _buckets(family, key, distribution)
+        return ("\n".join(lines) + "\n").encode(errors="backslashreplace")
+
+    def _find(self, name: str, labels: Mapping[str, str], kind: Kind) -> tuple[_Family, Values]:
+        family = self._families.get(name)
+        if family is None or family.kind is not kind:
+            raise ValueError(f"no {kind.value} is named {name!r}")
+        if labels.keys() != set(family.labels):
+            raise ValueError(f"{name} has labels {family.labels}, not {sorted(labels)}")
+        return family, tuple(str(labels[label]) for label in family.labels)
+
+    def _measured(self, family: _Family) -> dict[Values, float]:
+        out = {}
+        for key, read in list(family.reads.items()):
+            try:
+                value = read()
+            except Exception:
+                if family.name not in self._complained:
+                    self._complained.add(family.name)
+                    log.exception("%s cannot be measured: it is left out", family.name)
+                continue
+            if value is not None:
+                out[key] = float(value)
+        return out
+
+
+def _buckets(family: _Family, key: Values, distribution: _Distribution) -> Iterator[str]:
+    labels = [*family.labels, "le"]
+    total = 0
+    for bound, count in zip(_BUCKETS, distribution.counts, strict=True):
+        total += count
+        yield _sample(f"{family.name}_bucket", labels, (*key, _number(bound)), total)
+    yield _sample(f"{family.name}_sum", family.labels, key, distribution.sum)
+    yield _sample(f"{family.name}_count", family.labels, key, total)
+
+
+def _sample(name: str, labels: list[str], key: Values, value: float) -> str:
+    pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in zip(labels, key, strict=True))
+    return f"{name}{'{' + pairs + '}' if pairs else ''} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(float(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', r"\"")

@@ -1,0 +1,141 @@
+"""YAML and JSON as people write them: documents that know where each of their values stands, and what is wrong with a text in a
+sentence with file, line and column."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import stream
+
+STDIN = Path("-")
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+class Document:
+    """One document, or one item of a list.
+
+    Attributes:
+        twice: lines of keys that stand in one mapping again, each with a sentence.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        value: Any,
+        line: int,
+        node: Callable[[], yaml.Node | None],
+        twice: Iterable[tuple[int, str]] = (),
+    ) -> None:
+        self.file, self.value, self._line, self._find = file, value, line, node
+        self.twice = list(twice)
+
+    @functools.cached_property
+    def node(self) -> yaml.Node | None:
+        """Where things stand, as far as that is known; looked for when it is asked for, as most files are right."""
+        return self._find()
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """Keys that stand in one mapping again: place and sentence."""
+        return [(f"{self.file}:{line}", text) for line, text in self.twice]
+
+    def place(self, path: str = "") -> str:
+        """``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``; of the innermost that there is."""
+        return f"{self.file}:{self._line + _mark(self.node, path) + 1}"
+
+    def items(self, key: str) -> list[Document]:
+        """Those of the list that stands at a key. What is said of a line goes to the last item that begins before it."""
+
+        @functools.cache
+        def nodes() -> list[yaml.Node | None]:
+            entries = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
+            node = next((v for k, v in reversed(entries) if k.value == key), self.node)
+            return node.value if isinstance(node, yaml.SequenceNode) else [node] * len(self.value[key])
+
+        out = [
+            Document(self.file, value, self._line, lambda i=i: nodes()[i])  # type: ignore[misc]
+            for i, value in enumerate(self.value[key])
+        ]
+        for line, text in self.twice if out else ():
+            before = [d for d in out if d.node is not None and self._line + d.node.start_mark.line < line]
+            (before or out[:1])[-1].twice.append((line, text))
+        return out
+
+
+def files(paths: list[Path]) -> Iterator[Path]:
+    """Each file; of a folder, those in it that end in .yaml, .yml or .json. Raises ``FileNotFoundError`` for a folder without one."""
+    for path in paths:
+        if path == STDIN or not path.is_dir():
+            yield path
+            continue
+        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+        if not found:
+            raise FileNotFoundError(0, f"no file in it ends in {', '.join(_SUFFIXES)}", str(path))
+        yield from found
+
+
+def read(path: Path, faults: list[str]) -> list[Document]:
+    """The documents of a file that have something in them. What is wrong with it is added to ``faults``; documents before that are
+    read."""
+    name = "standard input" if path == STDIN else str(path)
+    try:
+        raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+    except OSError as e:
+        faults.append(f"{name}: {e.strerror or e}")
+        return []
+    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
+    try:
+        text = raw.decode("utf-8-sig" if encoding == "UTF-8" else encoding)
+    except UnicodeDecodeError as e:
+        line = raw[: e.start].count(b"\n") + 1
+        faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is no {encoding}: save the file as UTF-8")
+        return []
+    out: list[Document] = []
+    try:
+        for part in stream.parts(text):
+            if part.value is not None:
+                out.append(Document(name, part.value, part.line, part.node, part.twice))
+    except stream.Fault as e:
+        faults.append(f"{name}:{e}")
+    return out
+
+
+def _mark(node: yaml.Node | None, path: str) -> int:
+    """The line, from 0, where a path leads to."""
+    line = node.start_mark.line if node is not None else 0
+    while path and node is not None:
+        path = path.removeprefix(".")
+        step = _step(node, path)
+        if step is None:
+            break
+        line, node, path = step
+    return int(line)
+
+
+def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
+    """One step along a path: the line, the value, and the rest of the path."""
+    if isinstance(node, yaml.SequenceNode):
+        index, bracket, rest = path[1:].partition("]")
+        if path[:1] == "[" and bracket and index.isdigit() and int(index) < len(node.value):
+            inner = node.value[int(index)]
+            return inner.start_mark.line, inner, rest
+        return None
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    found: tuple[int, yaml.Node, str] | None = None
+    longest = -1
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else ""
+        for written in (name, f"[{name}]"):  # keys may have dots in them: the longest that fits
+            after = path[len(written) :]
+            fits = name and path.startswith(written) and (not after or after[0] in ".[")
+            if fits and len(name) >= longest:  # of one that was merged, its own
+                found, longest = (key.start_mark.line, value, after), len(name)
+    return found

@@ -1,0 +1,79 @@
+"""YAML with the line of every key and item, for messages. Strict: a key twice is a fault, and an address is never a number.
+
+No manifest, so it is not read as kubectl reads: there ``yes`` is a bool, ``0440`` is 288 and a key that stands twice is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import SettingsError
+
+Place = tuple[str | int, ...]
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+)")
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
+_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+def read(path: Path) -> tuple[Any, Mapping[Place, int]]:
+    """What a file holds, as :func:`parse`. Raises :class:`SettingsError` too for a file that cannot be read."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as e:
+        raise SettingsError(f"{path} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is no text in UTF-8") from None
+
+
+def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
+    """What a text holds, and the line of each place in it, counted from one.
+
+    Only decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null`` are more than text: YAML 1.1 would
+    read ``0000:17:00.0`` as a number to the base of sixty.
+
+    Raises :class:`SettingsError` for what is no YAML; ``source`` is what it is called.
+    """
+    import yaml
+
+    from . import loader, stream
+
+    lines: dict[Place, int] = {}
+
+    def value(node: Any, place: Place) -> Any:
+        lines[place] = node.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode):
+            out: dict[Any, Any] = {}
+            for key_node, value_node in node.value:
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: a key must be a word or a number")
+                key = _scalar(key_node)
+                if key in out:
+                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: key {key!r} is there twice")
+                out[key] = value(value_node, (*place, key))
+                lines[*place, key] = key_node.start_mark.line + 1
+            return out
+        if isinstance(node, yaml.SequenceNode):
+            return [value(item, (*place, i)) for i, item in enumerate(node.value)]
+        return _scalar(node)
+
+    try:
+        roots = [node for node, _ in loader.composed(text)]
+    except yaml.YAMLError as e:
+        raise SettingsError(f"{source}:{stream.told(text, e)}") from None
+    if len(roots) > 1:
+        raise SettingsError(f"{source}:{roots[1].start_mark.line + 1}: a second document: all stands in one")
+    return (value(roots[0], ()) if roots else None), lines
+
+
+def _scalar(node: Any) -> Any:
+    text: str = node.value
+    if node.style:  # quoted
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text, 0)
+    return float(text) if _FLOAT.fullmatch(text) else text

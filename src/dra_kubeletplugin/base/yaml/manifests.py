@@ -1,0 +1,160 @@
+"""Manifests as users write them: the objects of files, lists taken apart as kubectl does, and what stands in the place of one.
+
+Every command that is given manifests reads them here, so that the same mistake is the same sentence with the same place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import QuestionError, printable
+from ..terminal import on_one_line
+from ..text import near
+from . import documents
+from .documents import Document
+
+JSON = dict[str, Any]
+_KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
+
+
+class ManifestError(QuestionError):
+    """Files that cannot be read, or have something else in them; ``faults`` has a sentence with file and line for each."""
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One object of a file, or what stands in the place of one.
+
+    Attributes:
+        faults: why it is no object with ``apiVersion``, ``kind`` and a name; empty where it is one.
+    """
+
+    document: Document
+    faults: tuple[str, ...]
+
+    @property
+    def value(self) -> Any:
+        """A JSON object where there are no ``faults``."""
+        return self.document.value
+
+    @property
+    def name(self) -> str:
+        """Kind, namespace and name, as far as they are given."""
+        if not isinstance(self.value, dict):
+            return ""
+        meta = self.value.get("metadata")
+        meta = meta if isinstance(meta, dict) else {}
+        name = str(meta.get("name") or meta.get("generateName") or "")
+        whole = f"{meta['namespace']}/{name}" if meta.get("namespace") else name
+        return on_one_line(f"{self.value.get('kind', '')} {whole}".strip())
+
+    @property
+    def of_kustomize(self) -> bool:
+        """Whether only kustomize knows it."""
+        return self.faults == (_KUSTOMIZE,)
+
+    def told(self, text: str) -> tuple[str, str]:
+        """The place that a sentence about the object leads to, and the sentence."""
+        return self.document.place(_path(text)), printable(text)
+
+    def sentence(self, told: tuple[str, str]) -> str:
+        place, text = told
+        return f"{place}: {self.name + ': ' if self.name else ''}{text}"
+
+
+def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
+    """Of all files, and of those in folders. What cannot be read is added to ``unreadable``, a sentence with file and line each.
+
+    Raises ``OSError`` for a folder without one.
+    """
+    return [
+        m
+        for file in documents.files(list(paths))
+        for document in documents.read(file, unreadable)
+        for m in _apart(document, whole=True)
+    ]
+
+
+def objects(paths: Iterable[Path]) -> list[Manifest]:
+    """As :func:`read`, without faults. Raises :class:`ManifestError` with all that there are."""
+    faults: list[str] = []
+    try:
+        found = read(paths, faults)
+    except OSError as e:  # none in a folder, or one below that went meanwhile
+        raise ManifestError(f"{e.filename}: {e.strerror or e}") from None
+    faults += [m.sentence(m.told(text)) for m in found for text in m.faults]
+    if faults:
+        raise ManifestError(*faults)
+    return found
+
+
+def _apart(document: Document, *, whole: bool) -> Iterator[Manifest]:
+    """``whole``: a document of a file, not an item."""
+    value = document.value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
+        yield Manifest(document, tuple(_faults(value)))
+    elif not whole:
+        yield Manifest(
+            document, ("a list within a list, which kubectl leaves whole: put its items into the outer one",)
+        )
+    elif value["items"] is not None and not isinstance(value["items"], list):
+        yield Manifest(document, (f"items: {_what(value['items'])} in place of a list",))
+    else:
+        head = {} if kind == "List" else {"apiVersion": value.get("apiVersion"), "kind": kind.removesuffix("List")}
+        for item in document.items("items") if value["items"] else ():
+            if isinstance(item.value, dict) and not item.value.get("apiVersion") and not item.value.get("kind"):
+                item.value = head | item.value  # a server writes it once, for the list
+            yield from _apart(item, whole=False)
+
+
+def _faults(value: Any) -> Iterator[str]:
+    """What every object has and this one lacks, and what stands there instead."""
+    if not isinstance(value, dict):
+        yield f"{_what(value)} in place of an object with apiVersion and kind"
+        return
+    if str(value.get("apiVersion")).startswith("kustomize.config.k8s.io/"):
+        yield _KUSTOMIZE
+        return
+    for key in ("apiVersion", "kind"):
+        if not isinstance(value.get(key), str):
+            yield _lacks("", key, value)
+    meta = value.get("metadata")
+    if not isinstance(meta, dict):
+        yield _lacks("", "metadata", value)
+    elif not isinstance(meta.get("name") or meta.get("generateName"), str):
+        yield _lacks("metadata", "name", meta)
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return "nothing" if value is None else "text" if isinstance(value, str) else printable(value)
+
+
+def _lacks(path: str, key: str, value: JSON) -> str:
+    where = f"{path}.{key}" if path else key
+    if key in value:
+        given = "nothing" if value[key] is None else printable(value[key])
+        return f"{where}: {given} in place of {'an object' if key == 'metadata' else 'text'}"
+    meant = [str(k) for k in value if near(str(k), [key])]
+    return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
+
+
+def _path(text: str) -> str:
+    """Where a sentence leads to, as far as it says so: its beginning, and the parameter that it names."""
+    path, _, rest = text.partition(": ")
+    if " " in path:
+        return ""
+    if rest.startswith("parameters") and " " not in (inner := rest.partition(": ")[0]):
+        path += f".{inner}"
+    named = re.search(r"unknown field '([^']+)'", rest)
+    return f"{path}.{named[1]}" if named else path

@@ -1,0 +1,106 @@
+"""What is wrong with claims that are in use, told where an operator looks: on the claim, on its pods, and on the node.
+
+A device that vanished or fell ill while a claim has it, and a record that had to be set aside. What fails while something is done
+is told by whoever does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from ..base.settings import DNS_SUBDOMAIN
+from ..devices.inventory import Inventory
+from ..errors import RecordsError, printable
+from ..kube.event_recorder import Events, Subject, claim_subject, node_subject
+from .record import Record, State, Unreadable
+from .store.rows import Row
+
+_AGAIN = 60.0  # seconds between looks where no health changes
+_NEXT = 1.0  # seconds after a look that could not read the records
+Trouble = tuple[Subject, str, str]  # the claim, a reason, a sentence
+
+
+class Troubles:
+    """One instance's. Each is told when it begins, and once more when it came back.
+
+    Args:
+        rows: answers all that is on record; may raise :class:`RecordsError`.
+        repaired: sentences of what became of the records as a whole; it only grows.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        inventory: Inventory,
+        node: str,
+        rows: Callable[[], Awaitable[Sequence[Row]]],
+        repaired: Sequence[str],
+    ) -> None:
+        self._events = events
+        self._inventory = inventory
+        self._node = node_subject(node)
+        self._rows = rows
+        self._repaired = repaired
+        self._told: set[Trouble] = set()
+        self._told_of_records = 0
+
+    async def run(self) -> None:
+        """Never returns; no fault from outside ends it."""
+        while True:
+            seen, pause = self._inventory.health_version, _AGAIN
+            try:
+                await self.look()
+            except RecordsError:  # readiness says so
+                pause = _NEXT
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    while True:  # the usual report is that all is well
+                        seen = await self._inventory.health_changed(seen)
+                        if self._told or self._inventory.has_faults:
+                            break
+
+    async def look(self) -> None:
+        """Tells what is new. Raises :class:`RecordsError`."""
+        for sentence in self._repaired[self._told_of_records :]:
+            self._events.tell(self._node, "RecordsSetAside", sentence)
+        self._told_of_records = len(self._repaired)
+        found = set(self._found(await self._rows()))
+        for trouble in sorted(found - self._told):
+            self._events.tell_claim(*trouble)
+        self._told = found
+
+    def _found(self, rows: Sequence[Row]) -> Iterator[Trouble]:
+        for row in rows:
+            if isinstance(row, Unreadable):
+                if claim := _subject_of(row):
+                    yield (
+                        claim,
+                        "RecordSetAside",
+                        f"its record on the node cannot be read, so its devices stay held: {row.reason}",
+                    )
+            elif row.state is State.PREPARED:
+                claim = claim_subject(row.namespace, row.name, row.uid)
+                for reason, text in self._of_devices(row):
+                    yield claim, reason, text
+
+    def _of_devices(self, record: Record) -> Iterator[tuple[str, str]]:
+        inventory = self._inventory
+        for device in record.devices:
+            pool, name = device["pool"], device["device"]
+            shown = printable(f"{pool}/{name}")
+            if inventory.find(name, pool) is not None and inventory.get(name, pool) is None:
+                yield "DeviceVanished", f"device {shown}, which this claim has, is not on the node any more"
+            elif not inventory.healthy(name, pool):
+                yield (
+                    "DeviceUnhealthy",
+                    f"device {shown}, which this claim has, is unhealthy: {inventory.unhealthy_reason(name, pool)}",
+                )
+
+
+def _subject_of(row: Unreadable) -> Subject | None:
+    """The claim, where the row still says which it is."""
+    namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
+    named = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
+    return claim_subject(namespace, name, row.uid) if named else None

@@ -1,0 +1,329 @@
+"""Writes what drivers tell of allocated devices into ``status.devices[]`` of their claims (KEP-4817), behind everything else.
+
+By server-side apply with a field manager of our own, so that entries of other drivers, and conditions of other writers on the
+same device, stay as they are. An apply says all that its manager has to say: what was reported before, by this process or by
+one that is gone, is read back from the claim and sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..base.telemetry.metrics import Metrics
+from ..driver.status import DeviceStatus, Reported, StatusSink
+from ..errors import ApiError, describe
+from ..kube import KubeClient, Resource
+from ..resourceapi.defaulting import now
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+APPLY = "application/apply-patch+yaml"
+_WAIT = 5.0  # seconds that an awaited report takes at most
+_PATIENCE = 600.0  # seconds for which one that fails is tried again
+_MAX_PAUSE = 30.0
+_MOST = 1_000  # claims with reports under way; above, the oldest is dropped
+_AT_ONCE = 4
+_CONFLICTS = 5  # writes by others in a row before it is called a failure
+_LONGEST_MANAGER = 128
+
+
+class ClaimKey(NamedTuple):
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+DeviceKey = tuple[str, str, str]  # pool, name, share
+
+
+@dataclass
+class _Pending:
+    """What is to be said of one claim."""
+
+    claim: ClaimKey
+    wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+    failures: int = 0
+    not_before: float = 0.0
+    told: list[Callable[[bool], object]] = field(default_factory=list)
+
+    def tell(self, written: bool) -> None:
+        waiting, self.told = self.told, []
+        for one in waiting:
+            one(written)
+
+
+class StatusReports:
+    """Reports of one driver in one role. Made on the event loop; :meth:`say` from any thread.
+
+    ``fault`` is why reports do not arrive now, empty where they do.
+
+    Args:
+        manager: name of the field manager, of at most 128 bytes: longer ones are cut.
+    """
+
+    def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics) -> None:
+        self.client = client
+        self.driver = driver
+        self.manager = manager.encode()[:_LONGEST_MANAGER].decode(errors="ignore")
+        self.metrics = metrics
+        self.fault = ""
+        self._pending: dict[str, _Pending] = {}
+        self._busy: set[str] = set()
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def of(self, claim: ClaimKey) -> StatusSink:
+        """Where the reports of one claim go."""
+        return _ClaimStatus(self, claim)
+
+    def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> Reported:
+        """Takes reports; they are written soon."""
+        done, ended = asyncio.Event(), threading.Event()
+        result: list[bool] = []
+
+        def told(written: bool) -> None:
+            result.append(written)
+            done.set()
+            ended.set()
+
+        if self._loop is None:  # it does not run yet
+            self._take(claim, statuses, told)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._take, claim, statuses, told)
+
+        async def wait() -> bool:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WAIT):
+                    await done.wait()
+            return bool(result and result[0])
+
+        def block() -> bool:
+            return ended.wait(_WAIT) and result[0]
+
+        return Reported(wait, block)
+
+    async def run(self) -> None:
+        """Never returns; no fault from outside ends it."""
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                for pending in self._due():
+                    self._busy.add(pending.claim.uid)
+                    tasks.create_task(self._work(pending))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
+                        await self._wake.wait()
+
+    # --- what is under way ----------------------------------------------------------------------
+
+    def _take(
+        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], told: Callable[[bool], object]
+    ) -> None:
+        pending = self._pending.pop(claim.uid, None) or _Pending(claim)
+        pending.wanted.update(statuses)
+        pending.told.append(told)
+        pending.not_before = 0.0
+        self._pending[claim.uid] = pending
+        while len(self._pending) > _MOST:
+            oldest = self._pending.pop(next(iter(self._pending)))
+            log.warning("the status of claim %s is not reported: too many others are under way", oldest.claim)
+            oldest.tell(False)
+        self._wake.set()
+
+    def _due(self) -> list[_Pending]:
+        at = time.monotonic()
+        due = [p for uid, p in self._pending.items() if uid not in self._busy and p.not_before <= at]
+        return due[: max(0, _AT_ONCE - len(self._busy))]
+
+    def _pause(self) -> float:
+        at = time.monotonic()
+        free = [p.not_before - at for uid, p in self._pending.items() if uid not in self._busy]
+        return max(0.01, min([_MAX_PAUSE, *free])) if len(self._busy) < _AT_ONCE else _MAX_PAUSE
+
+    async def _work(self, pending: _Pending) -> None:
+        uid = pending.claim.uid
+        sent, told = dict(pending.wanted), list(pending.told)
+        try:
+            written = await self.write(pending.claim, sent)
+        except ApiError as e:
+            if self._failed(pending, e):
+                self._settle(pending, sent, told, written=False)
+        except Exception as e:  # an odd answer must not end the process
+            log.exception("reporting the status of claim %s failed", pending.claim)
+            if self._failed(pending, ApiError(describe(e))):
+                self._settle(pending, sent, told, written=False)
+        else:
+            self.fault = ""
+            self.metrics.inc("status_reports_total", result="written" if written else "dropped")
+            self._settle(pending, sent, told, written=written)
+        finally:
+            self._busy.discard(uid)
+            self._wake.set()
+
+    def _settle(
+        self,
+        pending: _Pending,
+        sent: Mapping[DeviceKey, DeviceStatus],
+        told: list[Callable[[bool], object]],
+        *,
+        written: bool,
+    ) -> None:
+        """What was sent is done with; what came meanwhile is still to be said."""
+        for one in told:
+            one(written)
+        pending.told = [t for t in pending.told if t not in told]
+        pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
+        pending.since = time.monotonic()
+        if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
+            del self._pending[pending.claim.uid]
+
+    def _failed(self, pending: _Pending, e: ApiError) -> bool:
+        """Whether it is given up; otherwise it is tried again after a pause."""
+        self.metrics.inc("status_reports_total", result="failed")
+        hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
+        fault = f"the status of claims cannot be reported{hint}: {e}"
+        if fault != self.fault:
+            log.warning("%s", fault)
+        self.fault = fault
+        pending.failures += 1
+        pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
+        pending.not_before = time.monotonic() + pause
+        if time.monotonic() - pending.since > _PATIENCE or (e.status in {400, 422} and not e.unreachable):
+            log.warning("the status of claim %s is given up: %s", pending.claim, e)
+            return True
+        return False
+
+    # --- one write ------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        claim: ClaimKey,
+        wanted: Mapping[DeviceKey, DeviceStatus],
+        same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> bool:
+        """Writes now. Whether it is in the claim then; False where the claim or the devices are its no more, or not ``same``.
+
+        Raises :class:`ApiError`.
+        """
+        resource = await self.client.dra("resourceclaims")
+        for _ in range(_CONFLICTS):
+            try:
+                found = await self.client.get(resource, claim.name, claim.namespace)
+            except ApiError as e:
+                if e.status == 404 and e.names(claim.name):
+                    return False
+                raise
+            try:
+                if found["metadata"]["uid"] != claim.uid or not same(found):
+                    return False
+                entries, version = (
+                    merged(found, self.driver, self.manager, wanted),
+                    found["metadata"]["resourceVersion"],
+                )
+            except (KeyError, TypeError, AttributeError, ValueError) as e:
+                what = f"what the API server has as claim {claim} is no ResourceClaim"
+                raise ApiError(f"{what}: {describe(e)}") from None
+            if entries is None:
+                return False
+            try:
+                await self._apply(resource, claim, version, entries)
+            except ApiError as e:
+                if e.status != 409:
+                    raise
+                continue  # somebody else wrote: look again
+            return True
+        raise ApiError(f"claim {claim} is written by others all the time", status=409)
+
+    async def _apply(self, resource: Resource, claim: ClaimKey, version: object, entries: list[JSON]) -> None:
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": "ResourceClaim",
+            "metadata": {**claim._asdict(), "resourceVersion": version},
+            "status": {"devices": entries},
+        }
+        path = resource.path(claim.namespace, claim.name, "status")
+        query = {"fieldManager": self.manager, "force": "true"}
+        answer = await self.client.call("PATCH", path, body, query=query, content_type=APPLY)
+        if entries and not (answer.get("status") or {}).get("devices"):
+            raise ApiError(
+                "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
+            )
+
+
+class _ClaimStatus(StatusSink):
+    def __init__(self, reports: StatusReports, claim: ClaimKey) -> None:
+        self._reports = reports
+        self._claim = claim
+
+    def report(self, key: DeviceKey, status: DeviceStatus) -> Reported:
+        return self._reports.say(self._claim, {key: status})
+
+
+def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]) -> list[JSON] | None:
+    """All that ``manager`` has to say of the claim's devices: what it said before, and what it says now.
+
+    None where none of the wanted devices is allocated to the claim any more.
+    """
+    status = claim.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+    allocated = {_key(r) for r in results if r.get("driver") == driver}
+    fresh = {k: s for k, s in wanted.items() if k in allocated}
+    if not fresh:
+        return None
+    current = {_key(d): d for d in status.get("devices") or [] if d.get("driver") == driver}
+    said = _said(claim, driver, manager, current)
+    out = []
+    for key in sorted(allocated & (said.keys() | fresh.keys())):
+        pool, device, share = key
+        entry: JSON = {"driver": driver, "pool": pool, "device": device} | ({"shareID": share} if share else {})
+        told = fresh.get(key)
+        out.append(entry | (told.json(current.get(key, {}), now()) if told else said[key]))
+    return out
+
+
+def _key(device: Mapping[str, Any]) -> DeviceKey:
+    return str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or "")
+
+
+def _said(
+    claim: JSON, driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
+) -> dict[DeviceKey, JSON]:
+    """What of ``current`` is the manager's, by the claim's managed fields."""
+    out: dict[DeviceKey, JSON] = {}
+    for entry in claim["metadata"].get("managedFields") or []:
+        if (entry.get("manager"), entry.get("operation"), entry.get("subresource")) != (manager, "Apply", "status"):
+            continue
+        fields = ((entry.get("fieldsV1") or {}).get("f:status") or {}).get("f:devices") or {}
+        for keys, owned in _items(fields):
+            key = _key(keys)
+            device = current.get(key)
+            if keys.get("driver") != driver or device is None:
+                continue
+            types = {k.get("type") for k, _ in _items(owned.get("f:conditions") or {})}
+            conditions = [c for c in device.get("conditions") or [] if c.get("type") in types]
+            said = {"conditions": conditions} if conditions else {}
+            said |= {n: device[n] for n in ("data", "networkData") if f"f:{n}" in owned and device.get(n) is not None}
+            out[key] = said
+    return out
+
+
+def _items(fields: Mapping[str, Any]) -> Iterable[tuple[JSON, JSON]]:
+    """Items of a list that has keys, from managed fields."""
+    for element, below in fields.items():
+        if element.startswith("k:"):
+            yield json.loads(element[2:]), below

@@ -1,0 +1,251 @@
+"""Everything that knows about claims, built once and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..base.settings import Settings
+from ..base.telemetry.metrics import Metrics
+from ..cdi import ClaimSpecs
+from ..devices.inventory import Held, Inventory
+from ..driver import Driver, MetadataUpdate
+from ..driver.calls import Calls
+from ..errors import DraError, RecordsError
+from ..kube import KubeClient
+from ..kube.event_recorder import Events
+from .alerts import Troubles
+from .claim_files import Files
+from .device_status import StatusReports
+from .engine import Answer, ClaimRef, Engine
+from .inflight import Flights
+from .instances import ProcessLock
+from .metadata_files import MetadataFiles
+from .metadata_updates import MetadataUpdates
+from .reconcile import Reconciler
+from .record import InFlight, Record, Unreadable
+from .remote_devices import Elsewhere
+from .rollback import Undoing
+from .rollback_retries import retry_note
+from .store.database import Keeper
+from .store.recovery import Recovery
+from .store.rows import Row
+from .store.store import Store
+from .transitions import Judge
+from .verification import Verifier
+
+log = logging.getLogger(__name__)
+_START = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
+_LOOK = 2.0  # seconds between looks at the database's name
+_ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
+_ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
+_MEASURE = 2.0  # seconds that a probe waits for the records
+_MAX_NOTES = 20  # claims whose rollback fails that readiness names
+
+
+class Claims:
+    """The claims of one driver on one node: calls of the kubelet go in, everything else goes on by itself.
+
+    ``process`` is the mark of life of this instance, taken before and released after. ``changed`` is called when devices were
+    taken or freed.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        client: KubeClient,
+        inventory: Inventory,
+        settings: Settings,
+        process: ProcessLock,
+        boot_id: str,
+        metrics: Metrics,
+        changed: Callable[[], None] = lambda: None,
+        events: Events | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self.settings = settings
+        name, wait = settings.driver_name, settings.lock_wait
+        in_flight = InFlight()
+        specs = ClaimSpecs(settings.cdi_root, name, process.id)
+        self.flights = Flights(metrics)
+        self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
+        self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
+        self.store = Store(self.keeper)
+        judge = Judge(name, process, boot_id, self.flights.prepares, settings.node_name)
+        refuse = settings.unhealthy_policy == "refuse"
+        self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
+        elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
+        events = events or Events(client, name, settings.node_name, metrics)
+        undoing = Undoing(
+            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events,
+            patience=settings.call_timeout / 2,
+        )  # fmt: skip
+        self.engine = Engine(
+            driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
+            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
+        )  # fmt: skip
+        self.reconciler = Reconciler(
+            undoing, self.store, self.files, self.flights, judge, verifier, metrics,
+            grace=settings.reconcile_grace, patience=settings.call_timeout,
+        )  # fmt: skip
+        self.recovery = Recovery(driver, calls, self.store, boot_id)
+        # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
+        patience = settings.call_timeout / 2
+        self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
+        self.troubles = Troubles(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
+        self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
+
+    # --- calls of the kubelet -------------------------------------------------------------------
+
+    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        """See :meth:`Engine.prepare`."""
+        return await self.engine.prepare(refs)
+
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        """See :meth:`Engine.unprepare`."""
+        return await self.engine.unprepare(refs)
+
+    def kubelet_came(self) -> None:
+        """To be called whenever a kubelet has registered the plugin."""
+        self.reconciler.kubelet_came()
+
+    # --- calls of the driver --------------------------------------------------------------------
+
+    def update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        """See :meth:`Driver.update_metadata`."""
+        return self._updates.begin(update)
+
+    # --- lifespan -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens the records, repairs them where it must, and undoes what a crash left, for a bounded time.
+
+        Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
+        """
+        self._updates.open()
+        await self._begin("what the driver's hardware knows", self.recovery.once())
+        await self._begin("undoing what a crash left", self._tidy())
+
+    async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work, name=what)
+        self._first.append(task)
+        done, _ = await asyncio.wait([task], timeout=_START)
+        if not done:
+            log.warning("%s takes long; it goes on", what)
+            task.add_done_callback(_tell)
+        else:
+            _tell(task)
+
+    async def _tidy(self) -> None:
+        if report := await self.reconciler.once(ask_server=False):
+            log.info("start: %s", report)
+
+    def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Tasks by name; none of them ever ends."""
+        undoing = self.engine.undoing
+        return {
+            "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
+            "recovery": self._keep_recovering,
+            "records": self._keep_looking,
+            "device status": self.reports.run,
+            "troubles": self.troubles.run,
+            "rollbacks": lambda: undoing.retries.run(undoing.tidy),
+        }
+
+    async def _keep_looking(self) -> None:
+        """Somebody may remove the file while nothing happens; a new instance would find nothing."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            await self.store.look()
+
+    async def _keep_recovering(self) -> None:
+        """The records may also be damaged, and made anew, while the plugin runs: here, or by an instance that died before it asked."""
+        first, longest = _ASK_AGAIN
+        pause = first
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ASK_FOR_OTHERS):
+                    await self.store.opened.wait()
+            self.store.opened.clear()
+            try:
+                done = await self.recovery.once()
+            except DraError as e:
+                log.warning("recovery: %s", e)
+                done = False
+            if done:
+                pause = first
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+                self.store.opened.set()
+
+    async def stop(self, grace: float) -> None:
+        """No new work; waits up to ``grace`` seconds for what is under way."""
+        await self.engine.stop(grace)
+
+    async def close(self) -> None:
+        for task in self._first:
+            task.cancel()
+        await self.store.close()
+
+    # --- what is so now -------------------------------------------------------------------------
+
+    async def held(self) -> Held:
+        """Each device that some claim has, see :meth:`Inventory.update`.
+
+        Raises :class:`RecordsError`.
+        """
+        return await self.store.held()
+
+    async def faults(self) -> list[str]:
+        """Why claims cannot be worked on now; a disk that was full is tried again."""
+        if self.store.fault:
+            with contextlib.suppress(RecordsError, TimeoutError):
+                async with asyncio.timeout(_MEASURE):
+                    await self.store.probe()
+        if self.files.fault:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MEASURE):
+                    await asyncio.to_thread(self.files.probe)
+        return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
+
+    async def notes(self) -> list[str]:
+        """What an operator should know: what was repaired, records that cannot be read, and rollbacks that fail."""
+        out = [*self.keeper.report, *self.recovery.report, *([self.reports.fault] if self.reports.fault else [])]
+        with contextlib.suppress(RecordsError, TimeoutError):
+            async with asyncio.timeout(_MEASURE):
+                out += _notes_of(await self.store.everything())
+        return out
+
+    async def measure(self) -> None:
+        """Brings the metrics of claims up to date."""
+        with contextlib.suppress(RecordsError, TimeoutError):
+            async with asyncio.timeout(_MEASURE):
+                self.metrics.set("prepared_claims", await self.store.prepared())
+        self.metrics.set("records_healthy", int(not self.store.fault))
+
+
+def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
+    """What is wrong with records, and with rollbacks of claims."""
+    yield from (
+        f"the record of claim {row.shown} cannot be read: {row.reason}" for row in rows if isinstance(row, Unreadable)
+    )
+    failing = [(row, note) for row in rows if isinstance(row, Record) and (note := retry_note(row))]
+    for row, note in failing[:_MAX_NOTES]:
+        yield f"claim {row.shown} cannot be rolled back and keeps its devices ({note}): {row.error}"
+    if len(failing) > _MAX_NOTES:
+        yield f"{len(failing) - _MAX_NOTES} more claims cannot be rolled back: see `dra claims` on the node"
+
+
+def _tell(task: asyncio.Task[object]) -> None:
+    """How a part of the start ended."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, DraError):
+        log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)
+    elif error is not None:
+        log.critical("%s failed", task.get_name(), exc_info=error)

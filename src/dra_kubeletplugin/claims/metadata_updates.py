@@ -1,0 +1,162 @@
+"""Later news of prepared claims' devices: on record, then in the file that containers have mounted; for whoever calls.
+
+The record is committed first, and the file is then brought to what the record says, inside a write transaction: so of two
+instances none writes what is older than what is there, and whatever dies in between, the next look at the claim's files puts
+the news into them. The generation that a container sees never falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Generator
+from sqlite3 import Connection
+from typing import Any
+
+from ..driver import MetadataUpdate
+from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
+from . import metadata_files
+from .claim_files import Files
+from .inflight import Flights, Work, own
+from .record import Record, State
+from .store import rows
+from .store.store import Job, Store
+from .transitions import Judge
+
+log = logging.getLogger(__name__)
+_POLL = 0.05  # seconds between looks at a claim that another instance prepares
+_MORE = 5.0  # seconds above the patience after which a thread gives up too; the loop is gone then
+
+
+class MetadataUpdates:
+    """Updates of one driver's claims in one process. ``patience`` is how many seconds one waits for other work on its claim."""
+
+    def __init__(self, store: Store, files: Files, judge: Judge, flights: Flights, *, patience: float) -> None:
+        self.store = store
+        self.files = files
+        self.judge = judge
+        self.flights = flights
+        self.patience = patience
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def open(self) -> None:
+        """To be called on the event loop, before the driver is."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def begin(self, update: MetadataUpdate) -> Awaitable[int]:
+        """From any thread. On the loop it is under way when this returns, elsewhere it is done; see ``Driver.update_metadata``."""
+        if self._loop is None:
+            raise StoppingError(
+                "update_metadata(): the plugin has not opened its records yet: call it later than start()"
+            )
+        work = self.apply(update)
+        try:
+            pending = _Pending(asyncio.run_coroutine_threadsafe(work, self._loop), update)
+        except RuntimeError:
+            work.close()
+            raise StoppingError("update_metadata(): the plugin has stopped") from None
+        if threading.get_ident() != self._thread:  # the loop's own thread must never wait for the loop
+            pending.wait(self.patience + _MORE)
+        return pending
+
+    async def apply(self, update: MetadataUpdate) -> int:
+        """The generation that the file has then. Raises :class:`DraError`."""
+        if self.flights.ending:
+            raise StoppingError("update_metadata(): the plugin is shutting down")
+        deadline = time.monotonic() + self.patience
+        task, _ = self.flights.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        await asyncio.wait({task}, timeout=self.patience)
+        if not task.done():
+            raise ClaimBusyError(
+                f"claim {printable(update.uid)} is worked on for more than {self.patience:g} s, and its metadata is updated after "
+                "that: do not wait for it within prepare, which says what it knows with prepared()"
+            )
+        if task.cancelled():
+            raise StoppingError("update_metadata(): the plugin is shutting down")
+        if error := task.exception():
+            raise own(error)
+        found: int = task.result()
+        return found
+
+    async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
+        """One flight of the claim."""
+        while True:
+            done = await self.store.do(
+                lambda db: self._record(db, update),
+                then=lambda done: Job(lambda db: self._write(db, update)) if done else done,
+            )
+            if isinstance(done, int) and done is not False:
+                log.info("metadata of claim %s, request %s: generation %d", update.uid, update.request, done)
+                return done
+            if time.monotonic() > deadline:
+                raise ClaimBusyError(f"claim {update.uid} is prepared by another instance of the plugin for too long")
+            await asyncio.sleep(_POLL)
+
+    def _record(self, db: Connection, update: MetadataUpdate) -> Any:
+        """Puts it on record; False while another instance prepares the claim."""
+        row = self.judge.readable(rows.read(db, update.uid))
+        if row is not None and row.state is State.PREPARING and self.judge.is_others(row):
+            return False
+        record = self._prepared(row, update)
+        before, fence = record.doc, record.fence
+        record.doc = metadata_files.updated(record, update)
+        if record.doc is not before:
+            rows.update(db, record, fence)
+            self.files.note(record)
+        return True
+
+    def _write(self, db: Connection, update: MetadataUpdate) -> int:
+        """Brings the file to what is on record now, which another instance may have made newer still."""
+        record = self._prepared(self.judge.readable(rows.read(db, update.uid)), update)
+        try:
+            self.files.put_metadata(record)
+        except RecordsError as e:
+            raise RecordsError(
+                f"metadata of claim {record.shown} is on record, and will be written when it can: {e}"
+            ) from None
+        return metadata_files.generation(record, update.request)
+
+    def _prepared(self, row: Record | None, update: MetadataUpdate) -> Record:
+        if row is None or row.state is not State.PREPARED:
+            shown = row.shown if row else printable(update.uid)
+            raise MetadataUpdateError(f"claim {shown} is not prepared, or not any more: there is no metadata to update")
+        if not self.judge.answers(row):
+            raise MetadataUpdateError(
+                f"claim {row.shown} was prepared before the node was rebooted, or is known from its hardware alone: the kubelet "
+                "has it prepared anew before a container starts"
+            )
+        return row
+
+
+class _Pending(Awaitable[int]):
+    """An update under way. Nothing is lost where it is not awaited; a failure is in the log then."""
+
+    def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
+        self._done = done
+        self._asked = False
+        self._shown = f"{printable(update.uid)}, request {printable(update.request)}"
+        done.add_done_callback(self._ended)
+
+    def __await__(self) -> Generator[Any, None, int]:
+        self._asked = True
+        return asyncio.wrap_future(self._done).__await__()
+
+    def wait(self, seconds: float) -> None:
+        """Blocks until it is done. Raises what it raised."""
+        self._asked = True
+        try:
+            self._done.result(seconds)
+        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            raise StoppingError("update_metadata(): the plugin stopped before it was done") from None
+
+    def _ended(self, done: concurrent.futures.Future[int]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, DraError) and not self._asked:
+            log.warning("metadata of claim %s is not updated: %s", self._shown, error)
+
+
+__all__ = ["MetadataUpdates"]

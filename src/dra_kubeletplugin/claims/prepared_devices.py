@@ -1,0 +1,170 @@
+"""From a driver's answer to a claim's CDI spec and to what the kubelet is told."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.text import near
+from ..cdi import ClaimSpecs, ContainerEdits
+from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
+from ..driver.data import plain_json
+from ..driver.diagnostics.author_errors import forgotten, instead, instead_of_item
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
+from ..host import Host
+from .record import Record, allocated_json, identity, request_names
+
+JSON = dict[str, Any]
+_TEXT = (str, type(None))
+_IN_ITS_FILE = ": it is a described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
+_INSTALL = ": install there what makes it, such as its kernel driver, or correct the path"
+_NUMBER = re.compile(r"\d+")
+_Key = tuple[str, str, str | None, str]  # pool, device, share, request
+
+
+class PreparedAnswer(NamedTuple):
+    """One device as the kubelet is told of it."""
+
+    requests: Sequence[str]
+    pool: str
+    device: str
+    cdi_ids: Sequence[str]
+    share_id: str | None
+
+
+def answer(record: Record) -> list[PreparedAnswer]:
+    """What a prepared record says to the kubelet."""
+    return [
+        PreparedAnswer(
+            request_names([d.get("request", "")]), d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")
+        )
+        for d in record.devices
+    ]
+
+
+def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, host: Host) -> None:
+    """Puts devices, CDI ids and the CDI spec into ``record``.
+
+    Where the host's ``/dev`` is seen as ``/dev`` itself, the whole host is, and every path that a container needs is looked at.
+    Elsewhere this is a container, whose own files tell nothing of the host's, and only paths below ``/dev`` are.
+
+    Raises :class:`BadAnswerError` where the answer and the allocation do not fit, :class:`HostPathMissingError` where a
+    device node, the source of a mount or a hook's program is not there.
+    """
+    answers = _matched(claim, prepared)
+    begun = {(*identity(d), d.get("request")): d for d in record.devices}
+    edits: list[tuple[str, JSON]] = []
+    devices: list[JSON] = []
+    for allocated, given in answers:
+        entry = allocated_json(allocated)
+        entry = {**begun.get((*identity(entry), allocated.request), entry)}
+        if given.edits:
+            _check_paths(claim, given, host)
+            name = specs.device_name(claim.uid, given.name, given.share_id)
+            edits.append((name, given.edits.json()))
+            entry["cdi"] = [specs.device_id(name)]
+        if given.data is not None:
+            entry["data"] = _plain(claim, given)
+        devices.append(entry)
+    record.doc["devices"] = devices
+    record.doc["complete"] = True
+    if not edits:
+        record.doc["cdi"] = None
+        return
+    try:
+        record.doc["cdi"] = specs.build(edits)
+    except InvalidSpecError as e:
+        raise BadAnswerError(
+            f"claim {claim.namespace}/{claim.name}: prepare answered CDI edits that no runtime takes: {e}"
+        ) from None
+
+
+def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
+    """Every allocated device with its one answer."""
+    shown = f"claim {claim.namespace}/{claim.name}"
+    given: dict[_Key, PreparedDevice] = {}
+    if not is_a(prepared, Iterable):
+        hint = instead(prepared, "PreparedDevice", of="device.prepared()")
+        raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
+    for p in prepared:
+        if not is_a(p, PreparedDevice):
+            raise BadAnswerError(
+                f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice"
+                f"{instead_of_item(p, 'PreparedDevice') or ': answer device.prepared(...) for each of claim.devices'}"
+            )
+        key = (p.pool, p.name, p.share_id, p.request)
+        if not all(is_a(k, _TEXT) for k in key):
+            raise BadAnswerError(
+                f"{shown}: prepare answered a PreparedDevice whose names are no text: use AllocatedDevice.prepared()"
+            )
+        fields = (
+            ("edits", p.edits, ContainerEdits),
+            ("status", p.status, DeviceStatus),
+            ("metadata", p.metadata, Mapping),
+        )
+        for field, value, kind in fields:
+            if not is_a(value, kind) and not (value is None and kind is DeviceStatus):
+                raise BadAnswerError(
+                    f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
+                    f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
+                )
+        if key in given:
+            raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
+        given[key] = p
+    wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
+    if given.keys() != wanted.keys():
+        raise _misfit(shown, given.keys(), wanted.keys())
+    return [(allocated, given[key]) for key, allocated in wanted.items()]
+
+
+def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
+    for pool, name, share, request in given - wanted:
+        return BadAnswerError(
+            f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
+            f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
+        )
+    missing = next(iter(wanted - given))
+    return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
+
+
+def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
+    """What is missing is told now, because the runtime's own error comes late and is not repeated."""
+    for path in given.edits.host_paths():
+        seen = _seen(path, host.dev)
+        # Not followed: a link may lead to where only the host can look.
+        if seen is not None and not os.path.lexists(seen):
+            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
+            described = not host.is_real and host.dev == host.sysfs / "dev"
+            raise HostPathMissingError(missing + (_near(seen) or (_IN_ITS_FILE if described else _INSTALL)))
+
+
+def _near(missing: Path) -> str:
+    """The name beside a path that may have been meant; another one of the same kind, such as the next card, is not."""
+    try:
+        there = os.listdir(missing.parent)  # noqa: PTH208 - names
+    except OSError:
+        return ""
+    kind = _NUMBER.sub("", missing.name)
+    return near(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
+
+
+def _seen(path: str, dev: Path) -> Path | None:
+    """Where a path of the host is seen from here; None where it cannot be judged."""
+    if dev == Path("/dev"):
+        return Path(path)
+    below = Path(os.path.normpath(path))
+    return dev / below.relative_to("/dev") if below.is_relative_to("/dev") else None
+
+
+def _plain(claim: Claim, given: PreparedDevice) -> Any:
+    try:
+        return plain_json(given.data)
+    except ValueError as e:
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {given.name}: {e}") from None
+
+
+def _type(value: object) -> str:
+    return printable(type(value).__name__)

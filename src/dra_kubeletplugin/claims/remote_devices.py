@@ -1,0 +1,279 @@
+"""Devices that another process publishes, a controller or another instance: what their ResourceSlices say of them.
+
+Asked only for devices that the inventory does not have. One list serves all claims that ask at about the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ..devices.inventory import GONE
+from ..errors import (
+    ApiError,
+    ApiUnavailableError,
+    DeviceGoneError,
+    DevicesUnknownError,
+    WrongNodeError,
+    describe,
+    printable,
+)
+from ..kube import KubeClient
+from ..kube.paging import read_all
+from ..kube.resource import NODES
+from ..resourceapi import node_selectors
+from ..resourceapi.conversion import GROUP, convert
+from ..resourceapi.decoding import read_counters, read_device
+from ..resourceapi.types import Device
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_FRESH = 2.0  # seconds for which an answer serves those who ask later
+_LONGEST = 8.0  # seconds for one look, with all its pages
+_PAGE = 100  # slices
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device, and the counter sets from which it draws: counter set → counter → amount."""
+
+    device: Device
+    counter_sets: Mapping[str, Mapping[str, str]]
+
+
+class _PoolName(msgspec.Struct, rename="camel"):
+    name: str
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class _Spec(msgspec.Struct):
+    pool: _PoolName
+
+
+class _Head(msgspec.Struct):
+    """What of a slice says where it belongs; the rest is passed over until somebody asks for a device of its pool."""
+
+    spec: _Spec
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+
+
+class _NodeStatus(msgspec.Struct):
+    conditions: list[_Condition] | None = None
+
+
+class _Node(msgspec.Struct):
+    """What of a Node says whether its kubelet is heard."""
+
+    status: _NodeStatus | None = None
+
+
+@dataclass
+class _Pool:
+    """The slices of a pool's newest generation, as they came."""
+
+    version: str  # of the API
+    generation: int
+    count: int  # of slices
+    raw: list[bytes] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.raw) >= self.count
+
+    @functools.cached_property
+    def slices(self) -> list[JSON]:
+        """Their specs, in resource.k8s.io/v1 form."""
+        out = []
+        for raw in self.raw:
+            found = msgspec.json.decode(raw)
+            out.append(
+                convert({**found, "apiVersion": f"{GROUP}/{self.version}", "kind": "ResourceSlice"}, "v1")["spec"]
+            )
+        return out
+
+    @functools.cached_property
+    def devices(self) -> Mapping[str, tuple[JSON, JSON]]:
+        """Device and slice by the device's name."""
+        return {d["name"]: (d, s) for s in self.slices for d in s.get("devices") or ()}
+
+    @functools.cached_property
+    def counter_sets(self) -> Mapping[str, Mapping[str, str]]:
+        return {c["name"]: read_counters(c["counters"]) for s in self.slices for c in s.get("sharedCounters") or ()}
+
+
+class _Look(Generic[T]):
+    """An answer that is shared: asked for once by all who want one that is young enough, and let go of soon."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._began = 0.0
+        self._task: asyncio.Task[T] | None = None
+
+    async def since(self, when: float) -> T:
+        """One that began not before ``when``, in the event loop's time. Raises what asking raises."""
+        loop = asyncio.get_running_loop()
+        task = self._task
+        if task is None or self._began < when or (task.done() and (task.cancelled() or task.exception())):
+            task = asyncio.create_task(self._bounded(), name="looking at slices")
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whoever still waits
+            self._task, self._began = task, loop.time()
+            loop.call_later(_LONGEST + _FRESH, self._forget, task)
+        return await asyncio.shield(task)
+
+    async def _bounded(self) -> T:
+        async with asyncio.timeout(_LONGEST):
+            return await self._ask()
+
+    def _forget(self, task: asyncio.Task[T]) -> None:
+        if self._task is task:
+            self._task = None
+
+
+class Elsewhere:
+    """Args:
+    others: whether another instance of the plugin lives on this node: only then are slices of this node another's.
+    """
+
+    def __init__(self, client: KubeClient, driver: str, node: str, others: Callable[[], bool]) -> None:
+        self._client = client
+        self._driver = driver
+        self._node = node
+        self._others = others
+        # Slices of other nodes are nobody's business here, and there may be thousands: those of no single node, then ours.
+        self._anywhere: _Look[Mapping[str, _Pool]] = _Look(functools.partial(self._pools, ""))
+        self._here: _Look[Mapping[str, _Pool]] = _Look(functools.partial(self._pools, node))
+        self._labels: _Look[JSON | None] = _Look(self._this_node)
+        self._told = False  # that the node may not be read
+
+    async def find(self, shown: str, pool: str, name: str, asked: float) -> Found:
+        """``shown`` names the claim in messages; ``asked`` is when its first device was looked for, in the event loop's time.
+
+        Raises :class:`ApiUnavailableError` where the API server does not tell, :class:`DevicesUnknownError` while the pool is
+        being written, :class:`DeviceGoneError` where it has no such device, :class:`WrongNodeError` where it is not for this
+        node.
+        """
+        try:
+            # What was not there a moment ago may be there now.
+            for since, sure in ((asked - _FRESH, False), (asked, True)):
+                if found := await self._find(shown, pool, name, since, sure=sure):
+                    return found
+        except (ApiError, TimeoutError) as e:
+            raise ApiUnavailableError(
+                f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
+                f"read now: {e if isinstance(e, ApiError) else f'no answer within {_LONGEST:g} s'}"
+            ) from None
+        raise WrongNodeError(
+            f"{shown}: device {name} is of pool {pool}, which is no pool of node {self._node} and of no ResourceSlice for it"
+        )
+
+    async def kubelet_is_away(self) -> bool:
+        """Whether nobody hears of the kubelet of this node: what it started may run on, and it will unprepare what it ends when it
+        is back. False where the node may not be read.
+
+        Raises :class:`ApiError` or ``TimeoutError`` where the API server does not tell.
+        """
+        try:
+            node = await self._labels.since(asyncio.get_running_loop().time())
+        except ApiError as e:
+            if e.status != 404:
+                raise
+            return True
+        if node is None:
+            return False
+        try:
+            status = msgspec.convert(node, _Node).status or _NodeStatus()
+        except msgspec.ValidationError as e:
+            raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
+        return _Condition("Ready", "True") not in (status.conditions or ())
+
+    async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> Found | None:
+        """None where there is no such device for this node; where that is ``sure`` and the pool is known, what it is instead."""
+        looks = [self._anywhere, self._here] if self._others() else [self._anywhere]
+        for look in looks:
+            seen = (await look.since(since)).get(pool)
+            if seen is None:
+                continue
+            try:
+                entry = seen.devices.get(name)
+                if entry is not None and await self._is_here(entry, since):
+                    return _read(shown, pool, entry[0], seen)
+            except (AttributeError, KeyError, TypeError, ValueError) as e:
+                raise DevicesUnknownError(
+                    f"{shown}: this version of the plugin cannot read how device {name} is described in the ResourceSlices of "
+                    f"pool {pool}: {describe(e)}"
+                ) from None
+            if not sure:
+                return None
+            if entry is not None:
+                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not for node {self._node}")
+            if not seen.complete:
+                raise DevicesUnknownError(f"{shown}: device {name} is not known, pool {pool} is being written just now")
+            raise DeviceGoneError(f"{shown}: device {name} is in pool {pool} no more")
+        return None
+
+    async def _is_here(self, entry: tuple[JSON, JSON], since: float) -> bool:
+        """Whether a device can be used from this node, as far as that can be told."""
+        raw, spec = entry
+        at = raw if spec.get("perDeviceNodeSelection") else spec
+        node: JSON | None = {"metadata": {"name": self._node}}
+        if node_selectors.needs_labels(at.get("nodeSelector")):
+            node = await self._labels.since(since)
+        return node is None or node_selectors.matches(
+            node, at.get("nodeName"), at.get("allNodes"), at.get("nodeSelector")
+        )
+
+    # --- questions to the API server ------------------------------------------------------------
+
+    async def _pools(self, node: str) -> Mapping[str, _Pool]:
+        """The driver's pools by name; of one node, or of no single one."""
+        resource = await self._client.dra("resourceslices")
+        fields = f"spec.driver={self._driver},spec.nodeName={node}"
+        out: dict[str, _Pool] = {}
+        for pool, raw in await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE):
+            seen = out.get(pool.name)
+            if seen is None or seen.generation < pool.generation:
+                seen = out[pool.name] = _Pool(resource.version, pool.generation, pool.resource_slice_count)
+            if seen.generation == pool.generation:
+                seen.raw.append(raw)
+        return out
+
+    async def _this_node(self) -> JSON | None:
+        """The Node; None where we may not read it: then the scheduler's choice stands."""
+        try:
+            return await self._client.get(NODES, self._node)
+        except ApiError as e:
+            if e.status != 403:
+                raise
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
+                    e,
+                )
+            return None
+
+
+def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
+    try:
+        return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
+
+
+def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> Found:
+    if any(t["key"] == GONE.key for t in raw.get("taints") or ()):
+        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: its taint says so")
+    device = read_device(raw)
+    return Found(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})

@@ -1,0 +1,316 @@
+"""Takes back what is on record of claims: CDI file, hardware, record, in this order; for whoever asks.
+
+The kubelet's unprepare, a prepare that failed, holds that stand in another's way, and what recovery and reconciling find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from sqlite3 import Connection
+from typing import Any
+
+from ..base.telemetry.metrics import Metrics
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
+from ..kube.event_recorder import Events, claim_subject
+from .claim_files import Files
+from .inflight import Flights, Work, own
+from .record import Fence, InFlight, Record
+from .rollback_retries import RollbackRetries
+from .store import rows
+from .store.store import Job, Mode, Operation, Store
+from .transitions import Judge, Nothing, Repeat, Undo, Undone, Verdict
+from .undo_steps import has_undo, run_undo
+
+log = logging.getLogger(__name__)
+
+
+class Undoing:
+    """The undo half of the engine, for the claims of one driver in one process.
+
+    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed. ``patience`` is how many
+    seconds a prepare waits for others' holds to be undone.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        store: Store,
+        files: Files,
+        judge: Judge,
+        flights: Flights,
+        in_flight: InFlight,
+        metrics: Metrics,
+        changed: Callable[[], None],
+        events: Events,
+        *,
+        patience: float,
+    ) -> None:
+        self.driver = driver
+        self.calls = calls
+        self.store = store
+        self.files = files
+        self.judge = judge
+        self.flights = flights
+        self.in_flight = in_flight
+        self.metrics = metrics
+        self.changed = changed
+        self.events = events
+        self.patience = patience
+        self.retries = RollbackRetries()
+
+    async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
+        """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
+        return await self.store.do(judge, mode, then=self._without_spec)
+
+    async def unprepare(self, uid: str) -> Verdict:
+        """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
+
+        Raises :class:`DraError`.
+        """
+
+        def end(db: Connection) -> Verdict:
+            verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
+            if isinstance(verdict, Nothing):
+                self._clear(db, uid)
+                # Should the driver tell of this claim later, it is known to be over.
+                self.judge.remember_end(db, uid)
+            return verdict
+
+        def then(verdict: Verdict) -> Verdict | Job:
+            verdict = self._without_spec(verdict)
+            if not isinstance(verdict, Undo) or verdict.fault or has_undo(self.driver, verdict.record.steps):
+                return verdict
+            fence, undone = verdict.record.fence, Undone(verdict.record)
+            return Job(lambda db: self._drop(db, fence), then=lambda _: undone)
+
+        try:
+            verdict = await self.store.do(end, then=then)
+        except DraError:
+            self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
+            raise
+        if isinstance(verdict, Undone):
+            self._undone(verdict.record)
+        return verdict
+
+    def _without_spec(self, verdict: Verdict) -> Verdict:
+        if not isinstance(verdict, Undo):
+            return verdict
+        self.in_flight.put(verdict.record)
+        try:
+            self.files.remove(verdict.record.uid)
+        except DraError as e:
+            return dataclasses.replace(verdict, fault=e)
+        return verdict
+
+    async def undo(self, marked: Undo) -> None:
+        """The hardware, then the record, after the CDI spec.
+
+        Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
+        """
+        record = marked.record
+        fence = record.fence
+        try:
+            if marked.fault:
+                raise marked.fault
+            await run_undo(
+                self.driver,
+                self.calls,
+                record.steps,
+                record.prepared_claim(self.judge.boot_id),
+                record.shown,
+                functools.partial(self.retries.log, record.uid),
+            )
+            await self.store.do(lambda db: self._drop(db, fence))
+        except Exception as e:
+            self.metrics.inc("undo_failures_total")
+            error = own(e)
+            record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
+            pause = self.retries.failed(record.uid, record.attempts)
+            record.doc = {**record.doc, "retryAt": time.time() + pause}
+            failed = UndoFailedError(f"claim {record.shown} cannot be undone: {error}")
+            self.retries.log(record.uid, str(failed), level=logging.WARNING)
+            try:
+                await self.store.do(lambda db: rows.update(db, record, fence))
+            finally:
+                self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
+            self._tell(record, error)
+            raise failed from e
+        self._undone(record)
+
+    def _tell(self, record: Record, error: DraError) -> None:
+        """The kubelet makes no event of an unprepare that fails, and knows nothing of other undoing."""
+        if not isinstance(error, StoppingError):
+            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
+            text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
+            self.events.tell_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
+
+    def _undone(self, record: Record) -> None:
+        self.in_flight.drop(record.uid)
+        self.retries.done(record.uid)
+        self.changed()
+
+    def _clear(self, db: Connection, uid: str) -> bool:
+        """Takes away the files of a claim that has no record; True where it has none.
+
+        To be asked inside a write transaction: so no other instance can begin to prepare the claim in between.
+        """
+        if rows.read(db, uid) is not None:
+            return False
+        self.files.remove_all(uid)
+        return True
+
+    def _drop(self, db: Connection, fence: Fence) -> bool:
+        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
+        self.files.forget(fence.uid)
+        dropped = rows.delete(db, fence)
+        if dropped:
+            self.judge.remember_end(db, fence.uid)
+        return dropped
+
+    # --- for a prepare --------------------------------------------------------------------------
+
+    async def take_back(self, record: Record, error: DraError) -> Record | None:
+        """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
+
+        def take_back(db: Connection) -> Verdict:
+            verdict = self.judge.take_back(db, record)
+            if isinstance(verdict, Nothing):
+                self._clear(db, record.uid)
+            return verdict
+
+        try:
+            match await self.judged(take_back):
+                case Undo() as marked:
+                    await self.undo(marked)
+                case Repeat(found):
+                    self.in_flight.drop(record.uid)
+                    return found
+                case _:
+                    self.in_flight.drop(record.uid)
+        except DraError as e:
+            # The record keeps the devices held; the next try begins with the rollback.
+            if not isinstance(e, UndoFailedError):  # that one is logged and scheduled
+                self.retries.log(record.uid, f"claim {record.shown} cannot be rolled back after {error}: {e}")
+                self.retries.failed(record.uid)
+        return None
+
+    async def free(self, holders: Sequence[Record]) -> None:
+        """Undoes all holds that stand in the way, side by side; whoever needs the same devices meanwhile joins.
+
+        Raises :class:`DeviceHeldError` for one that cannot be undone, or takes long: then that goes on.
+        """
+
+        async def one(holder: Record) -> None:
+            text = (
+                f"claim {holder.shown} has no use of its devices any more, and another claim needs one: rolling it back"
+            )
+            self.retries.log(holder.uid, text, level=logging.INFO)
+            try:
+                async with asyncio.timeout(self.patience):
+                    await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid), work=Work.FREE)
+            except TimeoutError:
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.patience:g} s and goes on"
+                ) from None
+            except UndoFailedError as e:  # it names the claim
+                raise DeviceHeldError(f"a device is still held: {e}") from None
+            except DraError as e:
+                raise DeviceHeldError(
+                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                ) from None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_caught(one(h))) for h in holders]
+        for task in tasks:
+            if error := task.result():
+                raise error
+
+    # --- for recovery and reconciling -----------------------------------------------------------
+
+    async def tidy(self, uid: str) -> bool:
+        """Undoes what a dead process left, or an undo that failed; True where there was something."""
+        return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
+
+    async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
+        """Unprepares a claim that the API server does not have any more, if it is still as it was seen.
+
+        ``is_over`` looks once more, when no prepare of ours can answer for the claim: it may have got its devices again since.
+        """
+        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen), is_over)
+
+    async def _tidy(
+        self,
+        uid: str,
+        judge: Callable[[Connection], Verdict],
+        is_over: Callable[[], Awaitable[bool]] | None = None,
+        *,
+        work: Work = Work.TIDY,
+    ) -> bool:
+        async def do() -> bool:
+            if is_over and not await is_over():
+                return False
+            verdict = await self.judged(judge)
+            if isinstance(verdict, Undo):
+                await self.undo(verdict)
+            return isinstance(verdict, Undo)
+
+        done: bool = await self._run(uid, do, work)
+        return done
+
+    async def mend_file(self, uid: str) -> bool:
+        """Writes a prepared claim's CDI file again where it is not as it should be; True where it was not."""
+
+        async def work() -> bool:
+            row = await self.store.get(uid)
+            return isinstance(row, Record) and self.judge.answers(row) and await self.mend(row)
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def mend(self, record: Record) -> bool:
+        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
+        if await self.store.aside(lambda: self.files.holds(record)):
+            return False
+
+        def again(db: Connection) -> bool:
+            row = rows.read(db, record.uid)
+            if isinstance(row, Record) and self.judge.answers(row):
+                return self.files.mend(row)  # with what other instances know by now
+            self._clear(db, record.uid)
+            return False
+
+        return await self.store.do(again)
+
+    async def remove_orphan(self, uid: str) -> bool:
+        """Removes a CDI file that no record knows; True where it did."""
+
+        async def work() -> bool:
+            return await self.store.do(lambda db: self._clear(db, uid))
+
+        done: bool = await self._run(uid, work)
+        return done
+
+    async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
+        if self.flights.ending:
+            raise StoppingError("the plugin is shutting down: the next start goes on")
+        task, _ = self.flights.start(uid, work, do)
+        try:
+            return await asyncio.shield(task)
+        except Exception as e:  # one claim's fault is not the others'
+            raise own(e) from e
+
+
+async def _caught(work: Awaitable[None]) -> DraError | None:
+    try:
+        await work
+    except DraError as e:
+        return e
+    return None

@@ -1,0 +1,380 @@
+"""The database's name always stands for a whole file: made, repaired and restored under another name, then linked.
+
+A file that somebody removes lives on in the instances that have it open, and one of them writes it again, under the next
+generation's number. Each instance notes beside its mark of life which generation it has, before it uses it; so an older one, that
+was idle meanwhile, knows that it has not all, and waits. All this is done under one lock. A process may die between any two lines
+here: the files alone say what is left to do, see :class:`Folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ...base.files import NOT_NOW
+from ...base.telemetry.metrics import Metrics
+from ...base.text import counted
+from ...cdi import ClaimSpecs
+from ...errors import RecordsBusyError, RecordsError
+from ..claim_files import record_of
+from ..instances import Instance, Opened, ProcessLock
+from ..record import InFlight, Record
+from ..transitions import RECOVER
+from . import rows
+from .folder import POLL, Folder
+from .salvage import Findings, clone, fill, from_database, from_files, overrule
+from .schema import (
+    Connection,
+    Inodes,
+    connect,
+    inodes_of,
+    is_damage,
+    is_header_odd,
+    is_sound,
+    is_torn,
+    make_tables,
+    transaction,
+)
+
+log = logging.getLogger(__name__)
+MERGED = "merged:"  # + name of a file that was set aside: what it had is in the database
+_GENERATION = "generation"
+_COPIED = "copied"  # what was in the file is in a newer one
+
+
+class Keeper:
+    """Opens the database at ``path``, whatever was left there.
+
+    Args:
+        path: of the database.
+        specs: the driver's CDI files, a second source of records.
+        process: this instance; others of it show who lives.
+        in_flight: what this process works on, which no file may tell.
+        boot_id: of this boot.
+        wait: seconds to wait for another instance.
+
+    ``report`` has a sentence for everything that had to be done. All methods block and are called in the store's thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        specs: ClaimSpecs,
+        process: ProcessLock,
+        in_flight: InFlight,
+        boot_id: str,
+        wait: float,
+        metrics: Metrics,
+    ) -> None:
+        self.path = path
+        self.specs = specs
+        self.process = process
+        self.in_flight = in_flight
+        self.boot_id = boot_id
+        self.wait = wait
+        self.metrics = metrics
+        self.report: list[str] = []
+        self.folder = Folder(path, process, wait)
+
+    def open(self, fault: Exception | None = None, old: Connection | None = None) -> Connection:
+        """The database; made where there is none, repaired where it is damaged.
+
+        ``fault`` is what an open database answered, where that was damage; ``old`` is one that is open and has lost its name:
+        it gets it back, where nobody has a newer one.
+
+        Raises ``sqlite3.Error``, ``OSError`` or :class:`RecordsError`.
+        """
+        db = self._opened(fault, old)
+        try:
+            self._readmit(db)
+            self._find_lost(db)
+        except BaseException:
+            db.close()
+            self._note(old)
+            raise
+        return db
+
+    def close(self, db: Connection) -> None:
+        """Lets go of the database: nobody waits for this instance any more."""
+        with contextlib.suppress(sqlite3.Error):
+            db.close()
+        with contextlib.suppress(OSError):
+            self._note(None)
+
+    def restore(self, db: Connection) -> bool:
+        """Gives an open database that lost its name, or its log, a whole file again; False where another instance has made one."""
+        with self.folder.locked():
+            if db.is_named(self.path):
+                return True
+            named, others = inodes_of(self.path), self._others()
+            if (named[0] is None or is_torn(db.inodes, named)) and not _newer(others, db.generation):
+                return self._write_again(db, _next(others, db))
+            return False
+
+    # --- under the lock -------------------------------------------------------------------------
+
+    def _opened(self, fault: Exception | None, old: Connection | None) -> Connection:
+        deadline = time.monotonic() + self.wait
+        while True:
+            with self.folder.locked():
+                self.folder.clean()
+                found = self._open_now(fault, old)
+                if isinstance(found, Connection):
+                    return found
+            if time.monotonic() > deadline:
+                raise RecordsBusyError(f"{self.path} {self._why(found)}")
+            time.sleep(POLL)
+
+    def _why(self, waited_for: Instance | None) -> str:
+        if waited_for is None:
+            return "is removed again and again: see what else writes below its folder"
+        return (
+            f"or its log was removed, and process {self.process.pid(waited_for.id)} of the plugin, which has it open, does not "
+            f"write it again within {self.wait:g}s: delete its pod if it hangs"
+        )
+
+    def _open_now(self, fault: Exception | None, old: Connection | None) -> Connection | Instance | None:
+        """Answers who has to write the file again, where that is another instance; None where it was lost once more.
+
+        What it is written from is let go of only when the new one is open, so the next try has all of it again.
+        """
+        if old is None and self.path.is_symlink():
+            # SQLite keeps the log beside the file that the link names, so this would look like a database without its log.
+            raise RecordsError(f"{self.path} is a symbolic link: move the database and its log there in its place")
+        named, others = inodes_of(self.path), self._others()
+        if named[0] is not None and not (old and is_torn(old.inodes, named)):
+            if torn := _torn(others, named):
+                return torn
+            with contextlib.suppress(FileNotFoundError):
+                if found := self._connect_or_set_aside(others, fault):
+                    return found
+        with contextlib.suppress(FileNotFoundError):
+            return self._write_anew(old, others)
+        return None
+
+    def _write_anew(self, old: Connection | None, others: Mapping[Instance, Opened]) -> Connection | Instance | None:
+        """From ``old``, which is open; else from what was set aside and from the CDI files. Answers as :meth:`_open_now` does."""
+        unread = self.folder.unread()
+        newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
+        if newer:
+            return newer
+        generation = _next(others, old)
+        if old and old.inodes[0] not in unread and self._write_again(old, generation):
+            found = self._connect_or_set_aside(others)
+            if found or is_sound(old):  # a copy of what is sound is not damaged: something else came in its place
+                return found
+        self.folder.finish_setting_aside()
+        self._make(generation)
+        return self._connect_or_set_aside(others)
+
+    def _connect_or_set_aside(
+        self, others: Mapping[Instance, Opened], fault: Exception | None = None
+    ) -> Connection | Instance | None:
+        """None where the file that has the name is damaged, and has it no more."""
+        try:
+            if fault is not None and is_header_odd(self.path):
+                raise fault
+            return self._connect(others)
+        except sqlite3.Error as e:
+            if not is_damage(e):
+                raise
+            # With another log than the one that belongs to it a whole file looks damaged.
+            if torn := _torn(others, inodes_of(self.path)):
+                return torn
+            self._set_aside(e)
+            return None
+
+    def _connect(self, others: Mapping[Instance, Opened]) -> Connection | Instance:
+        """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
+        named = inodes_of(self.path)
+        db = connect(self.path, self.wait)
+        if torn := _torn(others, db.inodes):
+            db.close()
+            return torn
+        try:
+            db.generation = _generation(db)
+            self._merge(db)
+            self._ask_for_the_dead(db, named)
+            self._note(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _ask_for_the_dead(self, db: Connection, named: Inodes) -> None:
+        """Where an instance died whose log is not there any more, what it began may be known to the hardware alone."""
+        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.left):
+            log.warning(
+                "the log of %s is not that of an instance that died: the driver is asked what its hardware knows",
+                self.path,
+            )
+            with transaction(db):
+                rows.set_meta(db, RECOVER, "pending")
+        self.process.forget_left()
+
+    def _others(self) -> dict[Instance, Opened]:
+        """The other living instances that have a database open."""
+        return {i: i.opened for i in self.process.others() if i.opened}
+
+    def _note(self, db: Connection | None) -> None:
+        self.process.note_records(Opened(db.generation, db.inodes) if db else None)
+
+    def _write_again(self, old: Connection, generation: int) -> bool:
+        """False where ``old`` is damaged."""
+        if inodes_of(self.path)[0] not in {None, old.inodes[0]}:
+            aside = self.folder.set_aside_alone()
+            self._tell(f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}")
+        log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
+
+        def copy(new: sqlite3.Connection) -> None:
+            # Who comes later to the old file finds that its name has gone elsewhere.
+            with transaction(old):
+                clone(old, new)
+                outdated = rows.has_meta(old, _COPIED) or old.inodes[0] in self.folder.damaged()
+                # Committed before the copy has its name: whoever dies in between, no copy is taken for the last that is not.
+                rows.set_meta(old, _COPIED, "")
+            if outdated:  # who had the newer one is dead, and it is gone
+                rows.clear_meta(new, _COPIED)
+                rows.set_meta(new, RECOVER, "pending")
+                noted = from_files(self.specs, {})
+                self._conflicts(overrule(new, self.specs.driver, noted, {r.uid for r in noted}))
+
+        try:
+            self._publish(copy, generation)
+        except sqlite3.DatabaseError as e:
+            if not is_damage(e) and not isinstance(e, sqlite3.IntegrityError):  # what is damaged may have a row twice
+                raise
+            self._tell(f"the removed record database was damaged too ({e})")
+            if self.path.exists():
+                self._set_aside(e)
+            return False
+        return True
+
+    def _set_aside(self, fault: Exception) -> None:
+        aside = self.folder.set_aside()
+        self.metrics.inc("records_damaged_total")
+        self._tell(f"the record database was damaged ({fault}) and is set aside as {aside}")
+
+    def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
+        def counted(db: sqlite3.Connection) -> None:
+            make(db)
+            rows.set_meta(db, _GENERATION, str(generation))
+
+        self.folder.publish(counted)
+
+    def _make(self, generation: int) -> None:
+        """A whole database from everything that is known."""
+        aside = self.folder.unmerged()
+        findings = _all_findings(aside)
+        files = from_files(self.specs, findings.rows)
+        lost = findings.lost(self.boot_id)
+
+        def fill_in(db: sqlite3.Connection) -> None:
+            make_tables(db)
+            self._conflicts(fill(db, self.specs.driver, findings, [*files, *self.in_flight.records(), *lost]))
+            for path in aside:
+                rows.set_meta(db, MERGED + path.name, "")
+            rows.set_meta(db, RECOVER, "pending")
+
+        self._publish(fill_in, generation)
+        if findings.rows:
+            self._tell(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
+        if files:
+            self._tell(f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}")
+
+    def _merge(self, db: Connection) -> None:
+        """What was set aside and not read goes into the database that there is."""
+        aside = self.folder.unmerged()
+        merged = rows.get_meta(db, MERGED)
+        waiting = [p for p in aside if p.name not in merged]
+        if waiting:
+            findings = _all_findings(waiting)
+            files = from_files(self.specs, findings.rows)
+            db.execute("PRAGMA synchronous = FULL")  # the files get their last name after this
+            with transaction(db):
+                self._conflicts(fill(db, self.specs.driver, findings, [*files, *findings.lost(self.boot_id)]))
+                for path in waiting:
+                    rows.set_meta(db, MERGED + path.name, "")
+                rows.set_meta(db, RECOVER, "pending")
+            db.execute("PRAGMA synchronous = NORMAL")
+        self.folder.retire(aside)
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def _readmit(self, db: sqlite3.Connection) -> None:
+        """What this process works on and the database does not know, because another instance made it."""
+        records = self.in_flight.records()
+        if records and any(rows.read(db, r.uid) is None for r in records):
+            with transaction(db):
+                self._conflicts(fill(db, self.specs.driver, Findings(), records))
+
+    def _find_lost(self, db: sqlite3.Connection) -> None:
+        """CDI files of this boot whose records are gone without a trace, as when the log was cut or removed.
+
+        A record is there before its file is, and goes after it, so a file alone is never in order.
+        """
+        if not self._without_row(db)[0]:
+            return
+        with transaction(db):
+            lost, noted = self._without_row(db)  # once more, now that no claim can begin or end
+            self._conflicts(overrule(db, self.specs.driver, lost, noted))
+            if lost:
+                rows.set_meta(db, RECOVER, "pending")
+        if lost:
+            self._tell(
+                f"{counted(len(lost), 'record')} lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}"
+            )
+
+    def _without_row(self, db: sqlite3.Connection) -> tuple[list[Record], set[str]]:
+        """What notes tell of claims that have no row, and which claims have files."""
+        try:
+            files = self.specs.uids()  # before the rows: a claim that ends in between has lost its file by then
+        except OSError as e:
+            if e.errno in NOT_NOW:
+                raise
+            return [], set()  # reconciling says so
+        known = rows.uids(db)
+        found = [record_of(self.specs, uid) for uid in files if uid not in known]
+        return [r for r in found if r is not None and r.boot_id == self.boot_id], set(files)
+
+    def _conflicts(self, sentences: list[str]) -> None:
+        for sentence in sentences:
+            self._tell(f"two claims have one device: {sentence}")
+
+    def _tell(self, sentence: str) -> None:
+        self.report.append(sentence)
+        log.error("%s", sentence)
+
+
+def _generation(db: sqlite3.Connection) -> int:
+    """How often it was written anew; a file of before that was counted is the first."""
+    try:
+        return int(rows.get_meta(db, _GENERATION)[""])
+    except (KeyError, ValueError):
+        return 1
+
+
+def _torn(others: Mapping[Instance, Opened], named: Inodes) -> Instance | None:
+    return next((instance for instance, opened in others.items() if is_torn(opened.inodes, named)), None)
+
+
+def _newer(others: Mapping[Instance, Opened], generation: int) -> Instance | None:
+    return next((instance for instance, opened in others.items() if opened.generation > generation), None)
+
+
+def _next(others: Mapping[Instance, Opened], old: Connection | None) -> int:
+    return 1 + max([old.generation if old else 0, *(opened.generation for opened in others.values())])
+
+
+def _all_findings(paths: Sequence[Path]) -> Findings:
+    """Of several files that were set aside; the newest is right where two tell of one claim."""
+    out = Findings()
+    for path in sorted(paths):
+        found = from_database(path)
+        out.rows |= found.rows
+        out.holds |= found.holds
+    return out

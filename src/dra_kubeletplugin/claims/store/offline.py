@@ -1,0 +1,46 @@
+"""Records as an operator's command reads them, beside the plugin that may be running."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ...errors import RecordsError
+from . import rows
+from .schema import as_records_error, connect, transaction
+
+Result = TypeVar("Result")
+
+
+def read_rows(path: Path, wait: float) -> list[rows.Row]:
+    """Every row, oldest first, those that cannot be read too.
+
+    Raises :class:`RecordsError`.
+    """
+    return _with(path, wait, rows.read_all)
+
+
+def forget(path: Path, wait: float, uid: str) -> None:
+    """Drops a row and its holds.
+
+    Raises :class:`RecordsError`.
+    """
+
+    def drop(db: sqlite3.Connection) -> None:
+        with transaction(db):
+            rows.forget(db, uid)
+
+    _with(path, wait, drop)
+
+
+def _with(path: Path, wait: float, use: Callable[[sqlite3.Connection], Result]) -> Result:
+    try:
+        db = connect(path, wait)
+        try:
+            return use(db)
+        finally:
+            db.close()
+    except (sqlite3.Error, OSError, RecordsError) as e:
+        raise as_records_error(e, path) from None

@@ -1,0 +1,168 @@
+"""After the records were lost: what the driver's hardware knows completes what files told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sqlite3
+from collections.abc import Sequence
+
+from ...base.text import counted
+from ...driver import Driver, PreparedDevice, RecoveredClaim
+from ...driver.calls import Calls
+from ...driver.data import plain_json
+from ...errors import DraError, DriverError, printable
+from ..record import Record, State, allocated_json, identity
+from ..transitions import ENDED, RECOVER
+from . import rows
+from .store import Store
+
+log = logging.getLogger(__name__)
+_SLOW = 10.0  # seconds until a driver that does not answer is told of
+
+
+class Recovery:
+    """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
+
+    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str) -> None:
+        self.driver = driver
+        self.calls = calls
+        self.store = store
+        self.boot_id = boot_id
+        self.report: list[str] = []
+        self.fault = ""  # why it is not known what the hardware knows
+        self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
+
+    async def once(self) -> bool:
+        """Merges what the driver knows, where that is still to do. False where it has to be tried again.
+
+        Raises :class:`RecordsError` where the records cannot be used.
+        """
+        if not await self.store.recovering():
+            self.fault = ""
+            return True
+        try:
+            checked = _all_checked(await self._ask())
+        except DraError as e:
+            self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
+            log.error("%s", self.fault)
+            return False
+        told = await self.store.do(lambda db: self._merge(db, checked))
+        self.report += told
+        for sentence in told:
+            log.warning("%s", sentence)
+        self.fault = ""
+        return True
+
+    async def _ask(self) -> Sequence[RecoveredClaim]:
+        """One call at a time, which whoever asks meanwhile joins; one that takes long is told of."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._call(), name="recover")
+        asking = self._asking
+        done, _ = await asyncio.wait([asking], timeout=_SLOW)
+        if not done:
+            self.fault = f"recover() of the driver has not answered for {_SLOW:g} s, so it is not known what its hardware has in use"
+            log.error("%s", self.fault)
+            await asyncio.wait([asking])
+        return asking.result()
+
+    async def _call(self) -> Sequence[RecoveredClaim]:
+        return await self.calls(self.driver.recover)
+
+    def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
+        """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
+        ended = rows.get_meta(db, ENDED)
+        reported = {claim.uid for claim in claims}
+        added, told = [], []
+        for claim in claims:
+            row = rows.read(db, claim.uid)
+            if isinstance(row, Record):
+                _complete(db, row, claim)
+                continue
+            if row is not None:
+                told.append(
+                    f"claim {row.shown} was reported by the driver, and its record cannot be read ({row.reason})"
+                )
+                continue
+            record = self._record(claim, over=claim.uid in ended)
+            try:
+                rows.insert(db, self.store.driver, record)
+                added.append(claim.uid)
+            except rows.HeldByError as e:
+                if reported & {holder.uid for holder in e.holders}:
+                    told.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
+                    continue
+                # The hardware knows nothing of who holds the device by its record: what it does know is undone before all else.
+                rows.insert_unheld(db, record)
+                rows.insert_holds(db, self.store.driver, record.holds(), or_ignore=True)
+                told.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
+        rows.clear_meta(db, RECOVER)
+        rows.clear_meta(db, ENDED)
+        if added:
+            told.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
+        return told
+
+    def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
+        devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
+        # What the kubelet has unprepared meanwhile is left for the next pass to undo.
+        state = State.UNPREPARING if over else State.PREPARED
+        return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
+
+
+def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> None:
+    """A record that came from a file gets what only the driver knows; any other is right as it is."""
+    if not row.doc.get("rebuilt"):
+        return
+    fence = row.fence
+    known = {identity(allocated_json(d)): d for d in claim.devices}
+    devices = []
+    for entry in row.devices:
+        told = known.get(identity(entry))
+        more = {"data": told.data, "request": told.request} if told else {}
+        devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
+    row.doc = row.doc | {"devices": devices}
+    row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
+    rows.update(db, row, fence)
+
+
+def _all_checked(answer: object) -> list[RecoveredClaim]:
+    if not isinstance(answer, list | tuple | None):
+        raise DriverError(f"recover() answered {printable(type(answer).__name__)}, not a list of RecoveredClaim")
+    return [_checked(c) for c in answer or ()]
+
+
+def _checked(claim: object) -> RecoveredClaim:
+    """A claim that can be put on record.
+
+    Raises :class:`DriverError` with what is wrong.
+    """
+    if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
+        raise DriverError(
+            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with a list of PreparedDevice"
+        )
+    if not claim.uid:
+        raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
+    shown = f"recover() answered a RecoveredClaim (UID {printable(claim.uid)})"
+    devices = []
+    for device in claim.devices:
+        if not isinstance(device, PreparedDevice):
+            raise DriverError(f"{shown} with {printable(type(device).__name__)}, not PreparedDevice")
+        for field in ("request", "pool", "name"):
+            _check_text(f"{shown}: {field} of a device", getattr(device, field))
+        if not device.name:
+            raise DriverError(f"{shown} with a device that has no name")
+        _check_text(f"{shown}: share_id of a device", device.share_id or "")
+        try:
+            devices.append(dataclasses.replace(device, data=plain_json(device.data)))
+        except ValueError as e:
+            raise DriverError(f"{shown}: device {device.name}: {e}") from None
+    for field in ("uid", "namespace", "name"):
+        _check_text(f"{shown}: {field}", getattr(claim, field))
+    return dataclasses.replace(claim, devices=devices)
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str) or not value.isprintable():
+        raise DriverError(f"{what} is no text that can be shown: {printable(value)}")

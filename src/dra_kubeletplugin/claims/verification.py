@@ -1,0 +1,288 @@
+"""What must be true of a claim before the hardware is touched: a GET, then checks without side effects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..devices.inventory import Inventory
+from ..driver import AllocatedDevice, Driver
+from ..driver.claim import EncodedClaim
+from ..driver.config.parameters import Resolved
+from ..driver.config.resolution import Resolver
+from ..driver.diagnostics.author_errors import without_frames
+from ..driver.results import AllocationResult
+from ..errors import (
+    ApiError,
+    ApiUnavailableError,
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimNotFoundError,
+    ClaimReplacedError,
+    ConfigError,
+    DeviceGoneError,
+    DevicesUnknownError,
+    DeviceUnhealthyError,
+    DraError,
+    describe,
+)
+from ..kube import KubeClient, Resource
+from ..kube.http1 import HttpResponse
+from ..resourceapi.allocation import node_of
+from ..resourceapi.conversion import convert
+from ..resourceapi.encoded import config_entries, from_json
+from ..resourceapi.types import Device
+from .capacity import Supply
+from .device_lookup import Known
+from .record import Record, allocated_json, identity
+from .remote_devices import Elsewhere
+
+JSON = dict[str, Any]
+_GET = 10.0  # seconds for one claim
+_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
+_LARGE_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class ClaimRef:
+    """A claim as the kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care.
+
+    ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
+    """
+
+    object: EncodedClaim | JSON
+    node: str
+    reserved_for: Sequence[JSON]
+    devices: Sequence[AllocatedDevice]
+    entries: Sequence[JSON]
+    supply: Supply
+    fault: ClaimError | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[AllocationResult] | None = None
+    config: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Allocation(msgspec.Struct, rename="camel"):
+    devices: _Devices | None = None
+    node_selector: JSON | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[JSON] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    uid: str
+
+
+class _Fields(msgspec.Struct):
+    metadata: _Metadata
+    status: _Status | None = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A claim as the API server sent it, and the fields that are read here, of known shape."""
+
+    object: EncodedClaim | JSON
+    uid: str
+    allocation: _Allocation | None
+    reserved_for: Sequence[JSON]
+
+    def results(self, driver: str) -> list[AllocationResult]:
+        """The allocated devices of one driver."""
+        devices = self.allocation.devices if self.allocation else None
+        return [r for r in (devices.results if devices else None) or () if r.driver == driver]
+
+    def config(self) -> Sequence[JSON]:
+        """Entries of the allocation, with encoded parameters."""
+        devices = self.allocation.devices if self.allocation else None
+        return config_entries(devices.config) if devices else ()
+
+    @property
+    def node(self) -> str:
+        """The one node where the allocation can be used; empty where there may be several."""
+        return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
+
+
+class Verifier:
+    """Reads claims and checks them against the inventory, and against slices for the devices of others."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        inventory: Inventory,
+        elsewhere: Elsewhere,
+        driver: Driver,
+        name: str,
+        *,
+        refuse_unhealthy: bool = True,
+    ) -> None:
+        self.client = client
+        self.inventory = inventory
+        self.elsewhere = elsewhere
+        self.driver = driver
+        self.name = name
+        self.refuse_unhealthy = refuse_unhealthy
+        self._resolver = Resolver(driver, name)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+
+    async def fetch(self, ref: ClaimRef) -> Fetched | None:
+        """The claim; None where it is gone.
+
+        Raises :class:`ApiUnavailableError` for every other response than the claim or "not found".
+        """
+        async with self._reading(ref) as claim:
+            return claim
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, ref: ClaimRef) -> AsyncIterator[Fetched | None]:
+        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: each may take 20 ms."""
+        try:
+            resource = await self.client.dra("resourceclaims")
+            answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
+        except ApiError as e:
+            if e.status != 404 or not e.names(ref.name):
+                # A refusal says nothing about the claim: a token that was rotated, a permission, a version that is no longer served.
+                raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
+            answer = None
+        if answer is None:
+            yield None
+            return
+        if len(answer.body) <= _LARGE:
+            yield _fetched(ref, resource, answer)
+            return
+        async with self._large:
+            yield await asyncio.to_thread(_fetched, ref, resource, answer)
+
+    def has(self, claim: Fetched, record: Record) -> bool:
+        """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
+        now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
+        return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
+
+    def may_be_in_use(self, claim: Fetched, record: Record) -> bool:
+        """Whether a pod of this node may have what was prepared, though the claim has other devices of this node by now.
+
+        A kubelet that knows a claim as prepared starts the next pod with what it was told then, and asks nobody: so it is where
+        a pod was taken by force while the kubelet was away, and the claim allocated anew for another.
+        """
+        here = self.inventory.pools if self.inventory.known else None
+        found = claim.results(self.name) if claim.uid == record.uid and claim.reserved_for else []
+        return any(here is None or r.pool in here for r in found)
+
+    async def verify(self, ref: ClaimRef) -> Verified:
+        """Reads the claim and resolves its devices.
+
+        Raises :class:`ClaimError` where the claim itself is wrong; what is wrong with its devices is ``fault``.
+        """
+        async with self._reading(ref) as claim:
+            return await self._verified(ref, claim)
+
+    async def _verified(self, ref: ClaimRef, claim: Fetched | None) -> Verified:
+        if claim is None:
+            raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
+        if claim.uid != ref.uid:
+            raise ClaimReplacedError(
+                f"claim {ref} has UID {claim.uid}, not {ref.uid}: it was deleted and created again"
+            )
+        if claim.allocation is None:
+            raise ClaimNotAllocatedError(
+                f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
+            )
+        results = claim.results(self.name)
+        supply = Known(self.inventory)
+        asked = (
+            asyncio.get_running_loop().time()
+        )  # one look is new enough for all devices of a claim, however long it takes
+        try:
+            devices, entries = [], []
+            resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
+            for result in results:
+                devices.append(await self._device(ref, result, resolved, supply, asked))
+                entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
+            return Verified(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
+        except ClaimError as e:
+            devices = [r.allocated() for r in results]
+            entries = [allocated_json(d) for d in devices]
+            # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
+            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
+
+    async def _device(
+        self,
+        ref: ClaimRef,
+        result: AllocationResult,
+        resolved: Mapping[str, Resolved | DraError],
+        supply: Known,
+        asked: float,
+    ) -> AllocatedDevice:
+        name = result.device
+        device = self._own(ref, result)
+        if device is None:
+            found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
+            supply.add(result.pool, found)
+            device = found.device
+        match resolved[result.request]:
+            case ConfigError() as e:
+                raise ConfigError(f"claim {ref}, device {name}: {e}")
+            case DraError() as e:
+                raise e
+            case (chosen, source):
+                pass
+        try:
+            consumed = result.consumed()
+        except ValueError as e:
+            raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
+        return result.allocated(device, chosen, source, consumed)
+
+    def _own(self, ref: ClaimRef, result: AllocationResult) -> Device | None:
+        """A device of the inventory; None where only others can know of its pool."""
+        name, pool = result.device, result.pool
+        device = self.inventory.get(name, pool)
+        if device is None:
+            if not self.inventory.known:
+                raise DevicesUnknownError(
+                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
+                    "the kubelet tries again; see the plugin's readiness"
+                )
+            if pool in self.inventory.pools:
+                raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
+        elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
+            reason = self.inventory.unhealthy_reason(name, pool)
+            raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
+        return device
+
+
+def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse) -> Fetched:
+    """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
+    try:
+        fields: _Fields = from_json(answer.body, _Fields)
+        obj: EncodedClaim | JSON = EncodedClaim(answer.body)
+        if resource.version == "v1beta1":  # the only version of another shape
+            found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
+            obj = convert(found, "v1")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
+        raise ApiUnavailableError(
+            f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+        ) from None
+    status = fields.status or _Status()
+    return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())

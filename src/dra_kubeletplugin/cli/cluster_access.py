@@ -1,0 +1,38 @@
+"""What commands that ask a cluster share: which cluster, and how it is read."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ..base.files import at_home
+from ..kube import ApiConfig, KubeClient, load_config
+from ..kube.kubeconfig import remove_files
+
+T = TypeVar("T")
+_TIMEOUT = 30.0  # seconds for one page of a list
+HOME = "~/.kube/config"
+
+
+def config_of(args: argparse.Namespace) -> ApiConfig:
+    """Raises :class:`SettingsError`."""
+    named = args.kubeconfig or os.environ.get("KUBECONFIG", "")
+    if not named and (usual := at_home(HOME)).is_file():
+        named = str(usual)
+    return load_config(named, args.context)
+
+
+def ask(config: ApiConfig, question: Callable[[KubeClient], Awaitable[T]]) -> T:
+    """Asks a cluster, and leaves nothing behind. Raises :class:`DraError`."""
+
+    async def asked() -> T:
+        async with KubeClient(config, _TIMEOUT) as client:
+            return await question(client)
+
+    try:
+        return asyncio.run(asked())
+    finally:
+        remove_files()

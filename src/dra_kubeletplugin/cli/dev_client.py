@@ -1,0 +1,69 @@
+"""``dra dev VERB``: what happens to a cluster that ``dra dev`` runs in another shell, said over its control socket."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..base.terminal import indented
+from ..errors import SettingsError, printable
+from ..localcluster.cluster import state_root
+from ..localcluster.dev import control
+from ..localcluster.dev.verbs import AnyVerb
+from .shell.exit_codes import Exit
+from .shell.output import put
+
+
+def said(args: argparse.Namespace) -> int:
+    """0, or 2 where it could not be done: an error is no document."""
+    try:
+        answer = control.ask(_state(args.state), _verb(args))
+    except control.ControlError as e:
+        print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
+        return Exit.WRONG
+    put(answer.data, args.output, lambda _: [printable(answer.text)])
+    return Exit.WELL
+
+
+def _verb(args: argparse.Namespace) -> AnyVerb:
+    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state", "output"}}
+    if args.verb == "plug":
+        given["function"] = _function(args.function)
+    try:
+        found: AnyVerb = msgspec.convert(given, type=AnyVerb)
+    except msgspec.ValidationError as e:
+        raise control.ControlError(str(e)) from None
+    return found
+
+
+def _function(text: str) -> str:
+    """An address as it is, or what a file describes."""
+    if text == "-":
+        return sys.stdin.read()
+    if Path(text).is_file():
+        return Path(text).read_text(errors="replace")
+    if "/" in text or text.endswith((".yaml", ".yml")):
+        raise control.ControlError(f"{text} is not a file")
+    return text
+
+
+def _state(given: str | None) -> Path:
+    """The state folder of the cluster that is meant. Raises :class:`SettingsError` where that cannot be told."""
+    if given:
+        return Path(given)
+    for config in os.environ.get("KUBECONFIG", "").split(os.pathsep):
+        if config and (Path(config).parent / control.NAME).is_socket():
+            return Path(config).parent
+    found = control.running(state_root())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SettingsError(
+            "no `dra dev` of yours runs on this machine; if it was started with --state DIR, give that here too"
+        )
+    listed = ", ".join(map(str, found))
+    raise SettingsError(f"{len(found)} clusters run: say which with --state, or by its KUBECONFIG: {listed}")

@@ -1,0 +1,128 @@
+"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files, UIDs, and options of a driver's own.
+
+At a tab no Python runs, but for the last: at an option, once a driver is named, the script asks ``dra COMMAND DRIVER --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import shtab
+
+from .. import dev_client_args
+from .parsing import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+_FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG", "VALUES"})
+_FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
+# Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
+# Only characters of UIDs: bash expands the words of `compgen -W`, `$(...)` too.
+_LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
+_UIDS = {
+    "bash": "_dra_uids",
+    "zsh": "_dra_uids",
+    "fish": "(_dra_uids)",
+    "preamble": {
+        "bash": f'_dra_uids() {{ compgen -W "$({_LISTED})" -- "$1"; }}',
+        "zsh": f"_dra_uids() {{ compadd -- $({_LISTED}) }}",
+        "fish": f"function _dra_uids; {_LISTED}; end",
+    },
+}
+# Flags of drivers' own, of a command line's words without `dra` and the one that is completed. A shell gives `~` as it was typed.
+_ASKED = r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+_BESIDE = {
+    "bash": r"""
+_dra_and_own() {
+  _shtab_dra "$@"
+  local words current="${COMP_WORDS[COMP_CWORD]}"
+  read -a words <<<"${COMP_LINE:0:COMP_POINT}"
+  [[ $current == -* && ${words[1]} == @(TAKERS) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
+  words=("${words[@]:1:${#words[@]}-2}")
+  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help ASKED)" -- "$current"))
+}
+complete -o bashdefault -o default -F _dra_and_own dra
+""",
+    "zsh": r"""
+_dra_and_own() {
+  local -a line=("${(@Q)words[2,CURRENT-1]}")
+  local current="${words[CURRENT]}" code
+  _shtab_dra "$@"
+  code=$?
+  [[ $current == -* && $line[1] == (TAKERS) && -n ${line[2,-1]:#-*} ]] || return $code
+  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help ASKED) && code=0
+  return $code
+}
+""",
+    "fish": r"""
+function _dra_own
+    set -l line (commandline -opc)
+    contains -- "$line[2]" TAKING; and string match -q -- '-*' (commandline -ct); or return
+    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help ASKED
+end
+complete -c dra -a '(_dra_own)'
+""",
+}
+# What shtab writes, and what it has to be.
+_MENDED = {
+    "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
+    "zsh": [
+        ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
+        # `source <(dra completion zsh)` registers, as eval does: only what is called as a completer completes.
+        ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
+        ("compdef _shtab_dra", "compdef _dra_and_own"),
+        ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
+    ],
+    "fish": [],
+}
+_OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -eq 0' -ka '(__fish_complete_path (commandline -ct))'\n"
+
+
+def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
+    """The script for one of :data:`SHELLS`. ``parser`` is of the whole command, and is changed; ``takers`` are the commands that take
+    options of a driver's own.
+    """
+    commands = _commands(parser)
+    # The verbs of `dra dev` have a parser of their own, because a driver may stand in their place.
+    commands.choices["dev"] = _with_verbs(commands.choices["dev"])
+    commands.required = True
+    for listed in commands._choices_actions:  # beside a name there is room for a few words
+        commands.choices[listed.dest].description = listed.help
+    _tell_places(parser)
+    text: str = shtab.complete(parser, shell)
+    for wrong, right in _MENDED[shell]:
+        text = text.replace(wrong, right)
+    own = (
+        _BESIDE[shell].replace("ASKED", _ASKED).replace("TAKERS", "|".join(takers)).replace("TAKING", " ".join(takers))
+    )
+    if shell == "zsh":  # the last lines call it
+        return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
+    return text + own + (_OF_DEV if shell == "fish" else "")  # where no verb fits, a driver's path may
+
+
+def _with_verbs(dev: Parser) -> Parser:
+    out = Parser(prog=dev.prog, description=dev.description, add_help=False)
+    for action in dev._actions:  # argparse has no other way to ask
+        if action.option_strings:
+            out._add_action(action)
+    sub = out.add_subparsers(dest="verb", metavar="VERB")
+    for name, verb in dev_client_args.parser().commands.items():
+        sub.add_parser(name, help=dev_client_args.VERBS[name], parents=[verb], add_help=False)
+    return out
+
+
+def _commands(parser: Parser) -> argparse._SubParsersAction[Parser]:
+    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+
+
+def _tell_places(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                _tell_places(sub)
+        elif action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.metavar in _FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.dest == "uid":
+            action.complete = _UIDS  # type: ignore[attr-defined]

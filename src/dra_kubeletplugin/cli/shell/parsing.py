@@ -1,0 +1,192 @@
+"""The command line's grammar: words in any order, a sentence for what is wrong, the nearest name for what is mistyped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TextIO
+
+from ...base.text import near
+from .exit_codes import Exit
+
+_OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)
+_OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """Parsers of commands below it are of this class too. Options are written out: an abbreviation may get a second meaning."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+
+    @property
+    def commands(self) -> Mapping[str, Parser]:
+        """By name; none where it has no commands below it."""
+        found = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        return next(found, {})
+
+    @property
+    def flags(self) -> Iterable[str]:
+        """Every option that it has, with its dashes."""
+        return self._option_string_actions
+
+    def known(self, option: str) -> argparse.Action | None:
+        """What an option, with its dashes and without a value, is to this parser."""
+        return self._option_string_actions.get(option)
+
+    def parse_known_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:  # as argparse has it, which calls it for commands
+        words = list(sys.argv[1:] if args is None else args)
+        if self.commands:
+            return super().parse_known_args(command_first(words, self.commands, self), namespace)
+        namespace, rest = super().parse_known_args(self._options_first(words), namespace)
+        if rest:  # words, also where they begin with a dash: known options stood first, and others are refused
+            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
+        return namespace, rest
+
+    def _options_first(self, words: Sequence[str]) -> list[str]:
+        """argparse takes all places of files and names at the first of them: options that stand between them go before."""
+        options: list[str] = []
+        others: list[str] = []
+        for part in _read(self, words):
+            if isinstance(part, str):
+                others.append(part)
+                continue
+            if not part.known:
+                self.error(self._unknown(part.word))
+            if part.wants and part.value is None:
+                self.error(f"{part.word} needs a value")  # else a word from elsewhere would stand behind it
+            options += [part.word] if part.value is None else [part.word, part.value]
+        dashed = any(word.startswith("-") and word != "-" for word in others)
+        return [*options, *(["--"] if dashed else []), *others]
+
+    def _unknown(self, word: str) -> str:
+        option = word.partition("=")[0]
+        return f"there is no option {option}{near(option, self._option_string_actions)}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = list(action.choices)
+        if isinstance(action, argparse._SubParsersAction):
+            raise argparse.ArgumentError(
+                None, f"there is no command {value!r}{near(value, known) or ': ' + ', '.join(known)}"
+            )
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{near(value, known)}")
+
+    def _needed(self, missing: re.Match[str]) -> str:
+        """A sentence of what was left out, with what it may be where few words will do."""
+        choices = next((a.choices for a in self._actions if a.dest == missing[1] and a.choices), None)
+        return f"{missing[1]} is needed{': ' + ', '.join(choices) if choices else ''}"
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse says nothing of an output that cannot be written
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process: what is wrong, and where to read on, in one line."""
+        said = _OF_ARGUMENT.sub(r"\1: ", message)
+        said = said.replace(": expected one argument", " needs a value")
+        said = re.sub(r"^the following arguments are required: (.+)$", self._needed, said)
+        said = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", said)
+        self.exit(Exit.WRONG, f"dra: {said}\n" if said.endswith("?") else f"dra: {said}; see {self.prog} --help\n")
+
+
+def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: Parser | None = None) -> list[str]:
+    """``words`` with the command at their head, where only options of that command stand before it.
+
+    Options of ``above`` stay where they are.
+    """
+    for i, word in enumerate(words):
+        command = commands.get(word)
+        if command is not None and _are_options(words[:i], command):
+            return [word, *words[:i], *words[i + 1 :]]
+        if word == "--" or (above is not None and _OPTION.fullmatch(word) and above.known(word)):
+            break
+    return list(words)
+
+
+def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Options that ``parser`` does not have, words that are none and no values of one, and those that may be values of the former."""
+    unknown: list[str] = []
+    others: list[str] = []
+    perhaps: list[str] = []
+    into = others
+    for part in _read(parser, words):
+        if isinstance(part, str):
+            into.append(part)
+            into = others
+        elif not part.known:
+            unknown.append(part.word.partition("=")[0])
+            into = others if "=" in part.word else perhaps
+    return unknown, others, perhaps
+
+
+class _Option(NamedTuple):
+    """An option on a command line; ``value`` is the word behind it, None where it ``wants`` none or none is there."""
+
+    word: str
+    known: bool
+    wants: bool
+    value: str | None
+
+
+def _read(parser: Parser, words: Sequence[str]) -> Iterator[_Option | str]:
+    """What a command line has, in order: options, and words that are none, which all are behind ``--``."""
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        if word == "--":
+            yield from rest
+            return
+        if not _OPTION.fullmatch(word):
+            yield word
+            continue
+        wants = _wants_value(parser, word)
+        there = wants and rest and rest[0] != "--" and not _OPTION.fullmatch(rest[0])
+        yield _Option(word, _action(parser, word) is not None, wants, rest.popleft() if there else None)
+
+
+def _are_options(words: Iterable[str], parser: Parser) -> bool:
+    value = False  # whether the next word is one
+    for word in words:
+        if value:
+            value = False
+        elif _OPTION.fullmatch(word) and _action(parser, word) is not None:
+            value = _wants_value(parser, word)
+        else:
+            return False
+    return not value
+
+
+def _action(parser: Parser, word: str) -> argparse.Action | None:
+    """Of ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
+    return parser.known(word.partition("=")[0]) or (None if word.startswith("--") else parser.known(word[:2]))
+
+
+def _wants_value(parser: Parser, word: str) -> bool:
+    action = parser.known(word)
+    return action is not None and action.nargs != 0
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Finds the terminal's width itself: argparse would load shutil for it, with three compressors, also where no help is shown."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=terminal_columns() - 2)
+
+
+def terminal_columns(stream: TextIO | None = None) -> int:
+    """How wide lines may be: what COLUMNS says, or the terminal of ``stream``, standard output; 80 where there is none."""
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):  # no terminal, or no output at all
+        return 80

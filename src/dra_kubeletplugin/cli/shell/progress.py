@@ -1,0 +1,36 @@
+"""How far long work is: one line on standard error that changes, where that is a terminal; nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ...base.terminal import on_one_line
+from .parsing import terminal_columns
+
+
+class Progress:
+    """``with Progress() as progress: progress("reading pods: 500")``; nothing of it is left on the screen in the end."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.done()
+
+    def __call__(self, text: str) -> None:
+        """``text`` in place of what stands there, on one line of the terminal, however narrow."""
+        if self._shown:
+            text = on_one_line(text)[: terminal_columns(sys.stderr) - 1]
+            print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+
+    def done(self) -> None:
+        """Takes the line away, so that another may be printed."""
+        if self._shown and self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0

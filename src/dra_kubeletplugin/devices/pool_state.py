@@ -1,0 +1,290 @@
+"""One pool as it is now: its devices, those that vanished in use, its counters, and what of it cannot be published."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..base.telemetry.logs import tell_some
+from ..errors import DraError, printable
+from ..resourceapi.decoding import read_device
+from ..resourceapi.gated_fields import Gate, lost, options_without, without
+from ..resourceapi.nodes import Nodes, Where
+from ..resourceapi.types import Device, Taint
+from .validation import (
+    Answered,
+    Judged,
+    Parcel,
+    counters_fault,
+    judge_device,
+    judge_set,
+    parcel,
+    recalled_device,
+    recalled_set,
+    tainted,
+)
+
+log = logging.getLogger(__name__)
+GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+_GONE = GONE.json()
+_BREATH = 16  # devices that are judged before others on the event loop have their turn
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A device, and what was found of it."""
+
+    device: Device
+    judged: Judged
+
+
+_SOUGHT = 8  # faults of a pool for which the nearest name is looked for
+
+
+class _Made(NamedTuple):
+    """A device as it is sent with a taint of ours, while gates are ``off``; or why it is not."""
+
+    judged: Judged
+    taint: JSON | None
+    off: frozenset[Gate]
+    result: Parcel | str
+    lost: tuple[str, ...] = ()  # fields that it is sent without
+
+
+class PoolContent(NamedTuple):
+    """A pool as it should be in slices."""
+
+    name: str
+    nodes: Nodes
+    per_device: bool
+    devices: list[Parcel]
+    counter_sets: list[JSON]
+    options: JSON  # what is said of all devices at once
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Made anew for each answer, see :func:`restocked`. ``refused`` is what the API server said: name → what it refused, why."""
+
+    name: str
+    nodes: Nodes = field(default_factory=Nodes.this)
+    per_device: bool = False
+    options: JSON = field(default_factory=dict)
+    fault: str = ""
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    gone: Mapping[str, Entry] = field(default_factory=dict)
+    sets: Mapping[str, Judged] = field(default_factory=dict)
+    refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
+    made: dict[str, _Made] = field(default_factory=dict, compare=False, repr=False)
+    """What was made of devices that are sent otherwise than the driver said, so that it is made once."""
+
+    def find(self, name: str) -> Entry | None:
+        return self.entries.get(name) or self.gone.get(name)
+
+    def description(self, name: str) -> msgspec.Raw:
+        """A device with the counter sets from which it draws, as JSON, for :func:`restocked` should it vanish."""
+        entry = self.entries[name]
+        sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
+        more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
+        return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
+
+    def emptied(self) -> Answered:
+        """What the driver would have answered for a pool of this kind without devices."""
+        return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
+
+    def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
+        """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
+
+        Without what depends on gates that are ``off``.
+        """
+        options = self._options(off)
+        if self.fault or (self.per_device and Gate.PARTITIONS in off) or isinstance(options, str):
+            return None
+        sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
+        if not taints and not off and not self.gone:  # as nearly always, and quickly for thousands
+            plain = [e.judged.parcel(n) for n, e in self.entries.items() if n not in self.left_out]
+            return PoolContent(self.name, self.nodes, self.per_device, plain, sets, options)
+        found = [self._sent(name, entry, taints, off) for name, entry in self._whole()]
+        sent = [f for f in found if not isinstance(f, str)]
+        return PoolContent(self.name, self.nodes, self.per_device, sent, sets, options)
+
+    def _options(self, off: Collection[Gate]) -> JSON | str:
+        return options_without(self.options, off, of_this_node=self.nodes.where is Where.THIS)
+
+    def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
+        """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
+        if self.per_device and Gate.PARTITIONS in off:
+            gate = Gate.PARTITIONS.value
+            return {
+                "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
+            }
+        if isinstance(why := self._options(off), str):
+            return {"": why}
+        found = ((name, self._sent(name, entry, taints, off)) for name, entry in self._whole())
+        return {name: f for name, f in found if isinstance(f, str)}
+
+    def lessened(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, tuple[str, ...]]:
+        """Devices that are sent without some of their fields for gates that are ``off``, and which these are."""
+        out = {}
+        for name, entry in self._whole():
+            if not entry.judged.gates.isdisjoint(off) and not isinstance(self._sent(name, entry, taints, off), str):
+                out[name] = self.made[name].lost
+        return {name: fields for name, fields in out.items() if fields}
+
+    async def warm(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> None:
+        """Makes what :meth:`content` and :meth:`withheld` need, with turns for others in between; they are quick then."""
+        for i, (name, entry) in enumerate(list(self._whole())):
+            self._sent(name, entry, taints, off)
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+
+    def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
+        """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
+        out: dict[frozenset[Gate], JSON] = {}
+        for name, entry in self._whole():
+            taint = self._taint(name, taints)
+            gates = entry.judged.gates if taint is None else entry.judged.gates | {Gate.TAINTS}
+            if gates and gates not in out:
+                out[gates] = entry.judged.json if taint is None else tainted(entry.judged.json, taint)
+        return out
+
+    def _whole(self) -> Iterator[tuple[str, Entry]]:
+        """What could be sent, in order; what vanished in use comes last."""
+        for entries in (self.entries, self.gone):
+            for name, entry in entries.items():
+                if name not in self.left_out:
+                    yield name, entry
+
+    def _taint(self, name: str, taints: Mapping[str, JSON]) -> JSON | None:
+        """The taint of ours that a device has."""
+        return _GONE if name in self.gone else taints.get(name)
+
+    def _sent(self, name: str, entry: Entry, taints: Mapping[str, JSON], off: Collection[Gate]) -> Parcel | str:
+        """A device as it is published, or why it is not."""
+        judged, taint = entry.judged, self._taint(name, taints)
+        if taint is None and (not off or judged.gates.isdisjoint(off)):
+            return judged.parcel(name)
+        known = self.made.get(name)
+        if known is not None and known.judged is judged and known.taint == taint and known.off == off:
+            return known.result
+        device = judged.json if taint is None else tainted(judged.json, taint)
+        found = without(device, off)
+        result = found if isinstance(found, str) else parcel(found)
+        missing = () if isinstance(found, str) else tuple(lost(device, found))
+        self.made[name] = _Made(judged, taint, frozenset(off), result, missing)
+        return result
+
+    def same(self, other: Stock) -> bool:
+        """Whether both are published alike, before health and the server's word. Order counts."""
+        return (
+            (self.nodes, self.per_device, self.options, self.fault)
+            == (other.nodes, other.per_device, other.options, other.fault)
+            and not _differ(_judged(self.entries), _judged(other.entries))
+            and not _differ(_judged(self.gone), _judged(other.gone))
+            and not _differ(self.sets, other.sets)
+        )
+
+
+async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None) -> Stock:
+    """The stock after an answer.
+
+    Args:
+        used: devices that claims hold, as :meth:`Stock.description` told of them, or nothing where nobody knows: they stay when
+            they vanish, with their counter sets. None: it is not known which, so all do.
+
+    The order is the author's.
+    """
+    per_device = pool.per_device
+    alike = (before.nodes, before.per_device) == (pool.nodes, per_device)
+    entries: dict[str, Entry] = {}
+    for i, (name, device) in enumerate(pool.devices.items()):
+        entries[name] = _entry(device, pool.nodes, per_device, before.entries.get(name) if alike else None)
+        if i % _BREATH == _BREATH - 1:
+            await asyncio.sleep(0)
+    vanished = {n: e for n, e in before.entries.items() if n not in pool.devices}
+    missing = {n: e for n, e in {**vanished, **before.gone}.items() if n not in pool.devices}
+    gone = {n: e for n, e in missing.items() if used is None or n in used}
+    sets_before = dict(before.sets)
+    for name, described in (used or {}).items():
+        if described and name not in pool.devices and name not in gone:
+            try:
+                gone[name], told = _recalled(name, described)
+            except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
+                log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
+            else:
+                sets_before = {**told, **sets_before}
+    vanished_now = [n for n in gone if n not in before.gone]
+    tell_some(
+        log, logging.WARNING, "device %s vanished while a claim uses it: it stays published with a taint", vanished_now
+    )
+    sets = {n: judge_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
+    for entry in gone.values():
+        for name in entry.device.consumes_counters:
+            if name not in sets and name in sets_before:
+                sets[name] = sets_before[name]
+    made = {n: m for n, m in before.made.items() if n in entries or n in gone}
+    return checked(
+        Stock(
+            pool.name, pool.nodes, per_device, pool.options, pool.fault, entries, gone, sets, before.refused, made=made
+        )
+    )
+
+
+def checked(stock: Stock) -> Stock:
+    """``stock`` with what cannot be published left out: by itself, or with what the API server has refused."""
+    out = {"": stock.fault} if stock.fault else {}
+    out |= {f"counter set {printable(n)}": j.fault for n, j in stock.sets.items() if j.fault}
+    known = {**stock.gone, **stock.entries}
+    counters = {n: j.json["counters"] for n, j in stock.sets.items() if not j.fault}
+    refused = {n: r for n, r in stock.refused.items() if n in known and known[n].judged.shape == r[0]}
+    for name, entry in known.items():
+        fault = entry.judged.fault or counters_fault(entry.judged, stock.sets, counters, seek=len(out) < _SOUGHT)
+        if not fault and name in refused:
+            fault = f"refused by the API server: {refused[name][1]}"
+        if fault:
+            out[name] = fault
+    return replace(stock, refused=refused, left_out=out)
+
+
+def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None) -> Entry:
+    """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
+    judged = judge_device(device, nodes, per_device=per_device, before=before.judged if before else None)
+    if before is not None and judged is before.judged and _same(device, before.device):
+        return before
+    return Entry(device, judged)
+
+
+def _recalled(name: str, described: JSON) -> tuple[Entry, dict[str, Judged]]:
+    """A device that vanished while no plugin ran, and its counter sets, by a record.
+
+    Raises what reading a record may: another version wrote it.
+    """
+    raw = described["device"]
+    device = read_device(raw)
+    if device.name != name:
+        raise ValueError(f"it tells of {printable(device.name)}")
+    sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
+    return Entry(device, recalled_device(raw)), sets
+
+
+def _judged(entries: Mapping[str, Entry]) -> dict[str, Judged]:
+    return {n: e.judged for n, e in entries.items()}
+
+
+def _differ(now: Mapping[str, Judged], before: Mapping[str, Judged]) -> bool:
+    return list(now) != list(before) or any(now[n] is not before[n] and now[n] != before[n] for n in now)
+
+
+def _same(device: Device, before: Device) -> bool:
+    try:
+        return device.data is before.data and device == before
+    except Exception:  # an author's object may be anything inside
+        return False

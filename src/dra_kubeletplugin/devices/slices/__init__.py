@@ -1,0 +1,19 @@
+"""ResourceSlices: packing devices into them, and keeping the API server's copy as it should be."""
+
+from .pack import SliceContent, pack
+from .publisher import Publisher
+from .rejection_events import Notices
+from .scope import ClusterScope, NodeScope, Scope
+from .status import PoolStatus, PublisherStatus
+
+__all__ = [
+    "ClusterScope",
+    "NodeScope",
+    "Notices",
+    "PoolStatus",
+    "Publisher",
+    "PublisherStatus",
+    "Scope",
+    "SliceContent",
+    "pack",
+]

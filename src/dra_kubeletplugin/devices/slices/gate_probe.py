@@ -1,0 +1,88 @@
+"""Which feature gates the API server has on: asked with a slice that is sent and not kept, before anything depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import ApiError, describe
+from ...kube import KubeClient, Resource
+from ...resourceapi.conversion import GROUP
+from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
+from ..inventory import Inventory
+from .scope import Scope
+from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
+
+JSON = dict[str, Any]
+_NODES = ("nodeName", "nodeSelector", "allNodes")
+
+
+class GateProbe:
+    """Asks once for each gate that devices depend on, and again after :meth:`forget` or in another version of the API."""
+
+    def __init__(self, client: KubeClient, inventory: Inventory, scope: Scope) -> None:
+        self._client = client
+        self._inventory = inventory
+        self._scope = scope
+        self._known: frozenset[Gate] = frozenset()
+        self._version = ""
+
+    def forget(self) -> None:
+        """The server may have been configured anew."""
+        self._known = frozenset()
+
+    async def look(self, resource: Resource) -> frozenset[Gate]:
+        """The gates that are off, as far as it matters.
+
+        Raises :class:`ApiError` where the server cannot be asked. A server that refuses the question says nothing by it: the
+        answer to what is really written will.
+        """
+        samples = [(gates, d) for kinds in self._inventory.samples().values() for gates, d in kinds.items()]
+        options = self._inventory.options()
+        used = gates_of_options(options).union(*(gates for gates, _ in samples))
+        if resource.version != self._version:
+            self._version, self._known = resource.version, frozenset()
+        if used <= self._known:
+            return self._inventory.gates_off
+        off = await self._ask(resource, [d for _, d in samples], options)
+        self._known |= used
+        return (self._inventory.gates_off - used) | (off & used)
+
+    async def _ask(
+        self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> frozenset[Gate]:
+        bare = [{k: v for k, v in d.items() if k not in _NODES} for d in samples]
+        off = await self._dropped(resource, {**self._scope.somewhere(), **options}, bare)
+        if any(f in d for d in samples for f in _NODES):
+            off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
+        return off
+
+    async def _dropped(self, resource: Resource, nodes: JSON, devices: list[JSON]) -> frozenset[Gate]:
+        named = [{**d, "name": f"probe-{i}"} for i, d in enumerate(devices)]
+        pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
+        obj: JSON = {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"generateName": "probe-"},
+            "spec": {"driver": self._scope.driver, **nodes, "pool": pool, "devices": named},
+        }
+        try:
+            answer = await self._client.call("POST", resource.path(), as_sent(obj, resource), query={"dryRun": "All"})
+            kept = in_v1(answer, resource)["spec"]
+        except (KeyError, TypeError, AttributeError, ValueError) as e:
+            raise ApiError(f"POST {resource.path()}?dryRun=All: the answer is no ResourceSlice ({describe(e)})") from e
+        except ApiError as e:
+            if e.unreachable or e.status in {401, 404}:
+                raise
+            if e.status not in REFUSED:
+                return frozenset()
+            if "perDeviceNodeSelection" in nodes:
+                return frozenset({Gate.PARTITIONS})  # what is left of it names no nodes
+            bare = [without(d, {Gate.LISTS}) for d in named]
+            plain = [dict(d) for d in bare if not isinstance(d, str)]
+            if not refused_devices(e, obj) or plain == named:
+                return frozenset()
+            # An attribute of which nothing is left is refused.
+            return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)
+        found = (gate_of(path) for path in lost(obj["spec"], kept))
+        return frozenset(gate for gate in found if gate)

@@ -1,0 +1,189 @@
+"""Devices in, slices out: a pure function.
+
+A device stays in its slice when others come and go, so that a change touches as few objects as it can; where all slices are
+written anyway, :func:`pack` is given none of them and the author's order is kept throughout. Limits are those of Kubernetes
+1.36, and a size in bytes: a slice of the worst case would come near to what etcd takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES
+from ..validation import Parcel
+
+MAX_BYTES = 512 * 1024
+_LOOKS = 8  # slices with room that a device is offered before a new one is made
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a slice had before: names of devices, or of counter sets."""
+
+    devices: Sequence[str] = ()
+    counter_sets: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class SliceContent:
+    """What one slice carries: devices, or counter sets; never both (since 1.35). ``key`` is the slice it was in before."""
+
+    devices: list[Parcel] = field(default_factory=list)
+    counter_sets: list[JSON] = field(default_factory=list)
+    key: str | None = None
+    limit: int = MAX_DEVICES
+    _bytes: int = 0
+    _consumed: int = 0
+
+    def take(self, device: Parcel) -> bool:
+        """Adds a device if the slice stays within its limits."""
+        limit = device.most if device.most < self.limit else self.limit
+        if (
+            len(self.devices) >= limit
+            or (self._bytes + len(device.encoded) > MAX_BYTES and self.devices)
+            or self._consumed + device.consumed > MAX_CONSUMED_COUNTERS
+        ):
+            return False
+        self.devices.append(device)
+        self.limit = limit
+        self._bytes += len(device.encoded)
+        self._consumed += device.consumed
+        return True
+
+
+def pack(
+    devices: Sequence[Parcel],
+    counter_sets: Sequence[JSON] = (),
+    before: Mapping[str, Held] | None = None,
+    full: int = MAX_DEVICES,
+) -> list[SliceContent]:
+    """Slices for a pool, those of counter sets first.
+
+    Args:
+        devices: in the author's order, which they keep within a slice.
+        counter_sets: shared counters of the pool.
+        before: what slices had, in the order in which the allocator looks at them.
+        full: devices that a slice may have at most.
+
+    An empty pool is one slice with no devices: "the driver is up and has nothing".
+    """
+    before = before or {}
+    with_sets = {k: h for k, h in before.items() if h.counter_sets}
+    with_devices = {k: h for k, h in before.items() if not h.counter_sets}
+    contents = {k: SliceContent(key=k, limit=full) for k in with_devices}
+    rest = _stay(devices, with_devices, contents)
+    filled = [c for c in contents.values() if c.devices]
+    spare = [c for c in contents.values() if not c.devices]
+    if rest:
+        filled += _place(devices, rest, filled, spare, full)
+        place = {d.name: i for i, d in enumerate(devices)}
+        for content in filled:
+            content.devices.sort(key=lambda d: place[d.name])
+    out = _pack_sets(counter_sets, with_sets) + filled
+    return out or [SliceContent(key=next(iter(before), None))]
+
+
+def on_to(contents: Sequence[SliceContent], before: Mapping[str, Held]) -> None:
+    """Gives contents that were packed without ``before`` its slices, in order: counters stay where counters are."""
+    sets = iter([k for k, h in before.items() if h.counter_sets])
+    devices = iter([k for k, h in before.items() if not h.counter_sets])
+    for content in contents:
+        content.key = next(sets if content.counter_sets else devices, None)
+
+
+def _stay(
+    devices: Sequence[Parcel], before: Mapping[str, Held], contents: Mapping[str, SliceContent]
+) -> Collection[str]:
+    """Puts devices where they were; answers the names of those that cannot stay, or are new."""
+    home: dict[str, str] = {}
+    for slice_, held in before.items():
+        for name in held.devices:
+            home.setdefault(name, slice_)
+    at_home: dict[str, list[Parcel]] = {}
+    rest = set()
+    for device in devices:
+        if (key := home.get(device.name)) is not None:
+            at_home.setdefault(key, []).append(device)
+        else:
+            rest.add(device.name)
+    for slice_, group in at_home.items():
+        content = contents[slice_]
+        moving = _moving(group, content.limit)
+        for device in group:
+            if device.name in moving or not content.take(device):
+                rest.add(device.name)
+    return rest
+
+
+def _moving(group: Sequence[Parcel], limit: int) -> Collection[str]:
+    """The few devices of a slice that would cost its many others their place: one that got a taint, say."""
+    least = min(d.most for d in group)
+    if least >= limit or len(group) <= least:
+        return ()
+    few = {d.name for d in group if d.most < limit}
+    return few if len(few) < len(group) - least else ()
+
+
+def _place(
+    devices: Sequence[Parcel],
+    rest: Collection[str],
+    filled: Sequence[SliceContent],
+    spare: Sequence[SliceContent],
+    full: int,
+) -> list[SliceContent]:
+    """Puts the ``rest`` into as few slices as possible; answers those that were added, taken from ``spare`` first.
+
+    Each is offered the slice of the one before it, where the author's order would have it, then a few that have room.
+    """
+    where = {d.name: content for content in filled for d in content.devices}
+    open_ = [c for c in filled if len(c.devices) < c.limit]
+    unused = list(reversed(spare))
+    added: list[SliceContent] = []
+    neighbour = last = None
+    for device in devices:
+        if device.name not in rest:
+            neighbour = where[device.name]
+            continue
+        offers = added[-1:] if added else [c for c in (last, neighbour) if c is not None]
+        content = next((c for c in offers if c.take(device)), None)
+        if content is None:
+            looked, open_ = open_[:_LOOKS], open_[_LOOKS:]
+            content = next((c for c in looked if c.take(device)), None)
+            again = [c for c in looked if len(c.devices) < c.limit]
+            open_ = open_ + again if content is None else again + open_
+        if content is None:
+            # An emptied slice is filled again before a new one is made.
+            content = unused.pop() if unused else SliceContent(limit=full)
+            content.take(device)
+            added.append(content)
+        last = content
+    return added
+
+
+def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, Held]) -> list[SliceContent]:
+    contents = {k: SliceContent(key=k) for k in before}
+    home: dict[str, str] = {}
+    for key, held in before.items():
+        for name in held.counter_sets:
+            home.setdefault(name, key)
+    rest = []
+    for counter_set in counter_sets:
+        content = contents.get(home.get(counter_set["name"], ""))
+        if content is not None and len(content.counter_sets) < MAX_COUNTER_SETS:
+            content.counter_sets.append(counter_set)
+        else:
+            rest.append(counter_set)
+    every = list(contents.values())
+    for counter_set in rest:
+        room = next((c for c in every if len(c.counter_sets) < MAX_COUNTER_SETS), None)
+        if room is None:
+            room = SliceContent()
+            every.append(room)
+        room.counter_sets.append(counter_set)
+    place = {s["name"]: i for i, s in enumerate(counter_sets)}
+    for content in every:
+        content.counter_sets.sort(key=lambda s: place[s["name"]])
+    return [c for c in every if c.counter_sets]

@@ -1,0 +1,324 @@
+"""Keeps the API server's slices of this driver and node, or of no node, as the inventory says.
+
+Level-triggered: list, compare, write; then watch, and do it again whenever either side changes. No cache decides anything,
+so slices that somebody deletes (the kubelet does at its start) come back at once. Of several instances on a node only the
+newest writes. No fault from outside ends it: each is told once, counted, and tried again with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ...base.telemetry.logs import tell_some
+from ...base.telemetry.metrics import Metrics
+from ...errors import ApiError, describe
+from ...kube import KubeClient, Resource
+from ...resourceapi.gated_fields import Gate
+from ..inventory import Inventory
+from .conflict_backoff import Contention, Undone
+from .gate_probe import GateProbe
+from .plan import is_complete
+from .scope import Scope
+from .server_response import REFUSED
+from .status import PoolStatus, PublisherStatus
+from .sync import Superseded, Sync, Syncer
+from .taint_times import TaintTimes
+from .watch import SliceWatch
+from .write_lock import Turn
+
+log = logging.getLogger(__name__)
+_RESYNC = 600.0  # seconds between looks at the server without any event
+_SETTLE = 0.02  # seconds to gather events before a sync
+_FOLLOW = 2.0  # seconds between looks whether the instance that publishes is gone
+_REFUSED = 300.0  # seconds before the same objects are sent again to a server that refuses them
+_MAX_PAUSE = 30.0
+
+
+class Publisher:
+    """Publishes the pools of an inventory.
+
+    Args:
+        scope: whose slices these are.
+        leader: whether this instance is the one to publish, the newest that lives on the node. Where it is not, nothing is
+            written, and ``published`` is set once the other's slices are complete.
+        generation: the least one to use.
+        times: the file in which times of taints are kept; None for memory alone.
+        instances: a folder that all instances on this node share; None where there are no others that may write at once.
+        token: names this instance in temporary names.
+        gates_off: told which feature gates the API server was found to have off, whenever that changes.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        inventory: Inventory,
+        scope: Scope,
+        metrics: Metrics,
+        leader: Callable[[], bool],
+        generation: int = 1,
+        times: Path | None = None,
+        gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
+        instances: Path | None = None,
+        token: str = "",
+    ) -> None:
+        self.client = client
+        self.inventory = inventory
+        self.scope = scope
+        self.metrics = metrics
+        self.leader = leader
+        self.published = asyncio.Event()
+        self.leads = True
+        self._tell_gates_off = gates_off
+        self._told_off: frozenset[Gate] = frozenset()
+        self._syncer = Syncer(
+            client, inventory, scope, metrics, TaintTimes(times, token), self._is_leader, generation, Turn(instances)
+        )
+        self._probe = GateProbe(client, inventory, scope)
+        self._fault = ""
+        self._failures = 0
+        self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
+        self._contention = Contention()
+        self._dirty = asyncio.Event()
+        self._doubted = False  # whether the server may be another than the one that was asked what it keeps
+        self._ended = asyncio.Condition()  # an attempt
+        self._pools: tuple[PoolStatus, ...] = ()
+        self._current_at = -1  # the inventory's version that the server has
+        self._published_at = 0.0
+        self._pause: asyncio.Timeout | None = None  # before the next attempt
+        self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._doubt)
+        metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
+        metrics.measure("publisher", lambda: float(leader()))
+        metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
+
+    @property
+    def fault(self) -> str:
+        """Why the slices are not as they should be now, or may not be for long; empty where they are."""
+        return self._fault or self._watch.fault
+
+    def not_ready(self) -> list[str]:
+        """What is in the way of readiness; nothing where slices are published and up to date."""
+        if not self.published.is_set():
+            return [f"slices are not published{': ' + self.fault if self.fault else ''}"]
+        return [f"slices are not up to date: {self.fault}"] if self.fault else []
+
+    @property
+    def status(self) -> PublisherStatus:
+        """What is published now."""
+        return PublisherStatus(
+            pools=self._pools,
+            left_out=dict(self.inventory.left_out),
+            gates_off=self.inventory.gates_off,
+            dropped=frozenset(self._syncer.dropped),
+            fault=self.fault,
+            current=self._is_current(),
+            leads=self.leads,
+            at=self._published_at,
+        )
+
+    def _is_current(self) -> bool:
+        return self.inventory.known and self._current_at == self.inventory.version and not self._fault
+
+    async def current(self) -> PublisherStatus:
+        """Waits until the API server has what the driver said last."""
+        async with self._ended:
+            await self._ended.wait_for(self._is_current)
+        return self.status
+
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_inventory())
+            tasks.create_task(self._watch.run())
+            tasks.create_task(self._sync_forever())
+
+    async def _follow_inventory(self) -> None:
+        seen = 0
+        while True:
+            seen = await self.inventory.changed(seen)
+            self._dirty.set()
+
+    def kubelet_came(self) -> None:
+        """A kubelet accepted the plugin. One that restarts deletes all slices of its node, so the deletion is no other writer's, and
+        the next attempt need not wait."""
+        self._contention.forgive()
+        if self._pause is not None and not self._pause.expired():
+            self._pause.reschedule(0)
+
+    # --- when to write --------------------------------------------------------------------------
+
+    def _doubt(self) -> None:
+        self._doubted = True
+        self._dirty.set()
+
+    async def _sync_forever(self) -> None:
+        while True:
+            await self._wait()
+            await asyncio.sleep(_SETTLE)
+            self._dirty.clear()
+            if self._doubted:
+                self._doubted, self._refused = False, None
+                self._syncer.distrust()
+                await self._forget()
+            if not self.inventory.known:
+                continue  # the driver has not answered yet: publishing nothing would be a lie
+            version = self.inventory.version
+            pause = await self._attempt()
+            async with self._ended:
+                self._ended.notify_all()
+            if pause:
+                # Our own devices are told at once, however long another writer is left alone.
+                try:
+                    async with asyncio.timeout(pause) as self._pause:
+                        await self.inventory.changed(version)  # what changed during the attempt counts too
+                except TimeoutError:
+                    pass
+                finally:
+                    self._pause = None
+                self._dirty.set()
+
+    async def _wait(self) -> None:
+        """Until something happened, or it is time to look again; a follower looks whether it leads now."""
+        until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
+        while not self._dirty.is_set() and (left := until - time.monotonic()) > 0:
+            if not self.leads and self._is_leader():
+                return
+            if self._refused and time.monotonic() > self._refused[1]:
+                return
+            limit = left if self.leads and not self._refused else min(left, _FOLLOW)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._dirty.wait()
+        if not self._dirty.is_set():
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """The server may have learned since, and the Node may have been made anew."""
+        self._probe.forget()
+        self._syncer.forget()
+        await self.inventory.forgive()
+
+    async def _attempt(self) -> float:
+        """One sync, whatever it meets; answers after how many seconds to try again, 0 for when something happens."""
+        version = self.inventory.version
+        try:
+            self.leads = self._is_leader()
+            if not self.leads:
+                return await self._follow_leader()
+            if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:
+                return 0.0
+            return await self._publish()
+        except Superseded:
+            await self._note_gates(self.inventory.gates_off)
+            self._dirty.set()
+            return 0.0
+        except ApiError as e:
+            return self._failed(e, version)
+        except Exception as e:  # an odd answer must not end the plugin
+            return self._later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+
+    async def _publish(self) -> float:
+        """Raises :class:`ApiError` and :class:`Superseded`."""
+        resource = await self._resource()
+        sync = await self._syncer.plan(resource)
+        undone = self._undone(sync)
+        if undone and (delay := self._contention.delay(undone, time.monotonic())):
+            self._tell(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
+            return delay
+        await self._syncer.carry_out(sync, resource)
+        if sync.writes:
+            self._contention.written(time.monotonic(), answer=undone is not None)
+        self._failures, self._refused = 0, None
+        self._pools = tuple(
+            PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
+        )
+        self.metrics.set("pools", len(self._pools))
+        self._well(sync.version)
+        return 0.0
+
+    async def _resource(self) -> Resource:
+        """Slices as the server has them now, once it is known what it drops. Raises :class:`ApiError`."""
+        resource = await self.client.dra("resourceslices")
+        await self._note_gates(await self._probe.look(resource))
+        return resource
+
+    async def _note_gates(self, off: frozenset[Gate]) -> None:
+        await self.inventory.set_gates_off(off)
+        if off != self._told_off:
+            names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
+            log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
+            tell_some(log, logging.WARNING, "%s", self.inventory.lessened())
+            self.metrics.inc("dropped_fields_total", len(off - self._told_off))
+            for gate in Gate:
+                self.metrics.set("gate_off", int(gate in off), gate=gate.value)
+            self._told_off = off
+            self._tell_gates_off(off)
+
+    def _is_leader(self) -> bool:
+        try:
+            return self.leader()
+        except OSError as e:  # it looks at files; a node without a publisher is worse than one with two
+            log.warning("which instance publishes cannot be told: %s", describe(e))
+            return True
+
+    async def _follow_leader(self) -> float:
+        """Another instance publishes: its slices count as ours.
+
+        Raises :class:`ApiError` and :class:`Superseded`.
+        """
+        resource = await self._resource()
+        version, contents, existing = await self._syncer.look(resource)
+        if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
+            self._failures = 0
+            self._well(version)
+            return 0.0
+        self._tell("the newest instance on this node publishes, and its slices are not complete yet")
+        return _FOLLOW
+
+    def _undone(self, sync: Sync) -> Undone | None:
+        """What somebody did to our slices since they were as wanted; None where our own devices changed."""
+        if not sync.writes or self._syncer.settled_at != sync.version:
+            return None
+        now = {s.name: s.version for s in sync.existing}
+        return Undone.MISSING if now.items() <= self._syncer.settled.items() else Undone.CHANGED
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _failed(self, e: ApiError, version: int) -> float:
+        if e.status in REFUSED:
+            # The same objects would be refused again; wait for others.
+            self._refused = (version, time.monotonic() + _REFUSED)
+            self._later(
+                f"the API server refuses our slices, devices of this node cannot be scheduled: {e}", logging.ERROR
+            )
+            return 0.0
+        if e.status == 403:
+            return self._later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
+        return self._later(
+            f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
+        )
+
+    def _later(self, fault: str, level: int, error: Exception | None = None) -> float:
+        self._failures += 1
+        self.metrics.inc("publish_errors_total")
+        self._tell(fault, level, error)
+        return _pause(self._failures)
+
+    def _tell(self, fault: str, level: int = logging.WARNING, error: Exception | None = None) -> None:
+        if fault != self._fault:
+            log.log(level, "%s", fault, exc_info=error)
+        self._fault = fault
+
+    def _well(self, version: int) -> None:
+        self._fault = ""
+        self._current_at, self._published_at = version, time.time()
+        self.published.set()
+
+
+def _pause(failures: int) -> float:
+    return float(min(_MAX_PAUSE, 0.1 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0))

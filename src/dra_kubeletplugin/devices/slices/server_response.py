@@ -1,0 +1,51 @@
+"""What the API server made of what was sent: fields that it dropped, devices that it refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import Resource
+from ...resourceapi.conversion import GROUP, convert
+from ...resourceapi.schema import dropped
+
+JSON = dict[str, Any]
+REFUSED = {400, 422}
+
+
+def in_v1(obj: JSON, resource: Resource) -> JSON:
+    """An item of ``resource`` as an object in v1. Raises ``ValueError`` where its own version is none that is known."""
+    whole = {"apiVersion": resource.api_version, "kind": "ResourceSlice", **obj}
+    return whole if whole["apiVersion"] == f"{GROUP}/v1" else convert(whole, "v1")
+
+
+def as_sent(obj: JSON, resource: Resource) -> JSON:
+    """A slice in v1 in the version that the server has."""
+    return obj if resource.version == "v1" else convert(obj, resource.version)
+
+
+def lost(sent: JSON, echo: JSON) -> set[str]:
+    """Paths of a spec's fields that the server dropped, with empty brackets for indexes. Only what differs is looked at."""
+    pairs = zip(sent.get("devices") or [], echo.get("devices") or [], strict=False)
+    found = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
+    rest = {k: v for k, v in sent.items() if k != "devices" or k not in echo}
+    return {re.sub(r"\[\d+\]", "[]", p) for p in found + dropped(rest, echo, "spec")}
+
+
+def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
+    """The devices of a slice that a refusal is about, each with what is wrong with it; none where it does not say."""
+    if e.status not in REFUSED:
+        return {}
+    details = e.details.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    devices = obj["spec"].get("devices") or []
+    out: dict[str, str] = {}
+    for cause in causes if isinstance(causes, list) else []:
+        field = cause.get("field") if isinstance(cause, dict) else None
+        match = re.match(r"spec\.devices\[(\d{1,4})\]", field) if isinstance(field, str) else None
+        if match and isinstance(field, str) and int(match[1]) < len(devices):
+            name = devices[int(match[1])]["name"]
+            told = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
+            out[name] = f"{out[name]}; {told}" if name in out else told
+    return out

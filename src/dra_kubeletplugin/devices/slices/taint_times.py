@@ -1,0 +1,100 @@
+"""When taints were added: the server says it once, and a slice that is deleted takes it along.
+
+A pod that tolerates a NoExecute taint for an hour has that hour from the first time, also where the kubelet wiped the slices
+while the plugin was away. So the times are kept, in memory and in a small file.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...cdi.directory import content_of, write_file
+from ...errors import describe
+from .plan import Found
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
+
+
+def _is_timed(taint: JSON) -> bool:
+    """Whether a taint of the file has a time that the server takes: one that it does not would cost the whole slice."""
+    time = taint.get("timeAdded")
+    if not isinstance(time, str) or not _TIME.fullmatch(time):
+        return False
+    try:
+        datetime.fromisoformat(time)
+    except ValueError:
+        return False
+    return True
+
+
+class TaintTimes:
+    """``path`` is the file; None keeps them in memory alone. A file that cannot be read or written costs times, and no more.
+
+    ``token`` names this instance in the name that the file has until it is whole.
+    """
+
+    def __init__(self, path: Path | None = None, token: str = "") -> None:
+        self._path = path
+        self._token = token
+        self._times: Times = {}
+        self._read = path is None
+
+    def of(self, pool: str) -> Mapping[str, list[JSON]]:
+        """The taints of a pool's devices that have a time."""
+        self._load()
+        return self._times.get(pool, {})
+
+    def learn(self, existing: Iterable[Found]) -> None:
+        """Takes what the server has."""
+        self._load()
+        now: Times = {pool: dict(devices) for pool, devices in self._times.items()}
+        for slice_ in existing:
+            if slice_.timed:
+                now.setdefault(slice_.pool, {}).update(slice_.timed)
+        self._keep(now)
+
+    def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
+        """Only devices that are ``tainted`` (pool → names) stay known: a taint that comes back is a new one."""
+        self._load()
+        now = {
+            pool: {n: t for n, t in devices.items() if n in names}
+            for pool, devices in self._times.items()
+            if (names := set(tainted.get(pool, ())))
+        }
+        self._keep({pool: devices for pool, devices in now.items() if devices})
+
+    def _load(self) -> None:
+        if self._read or self._path is None:
+            return
+        self._read = True
+        try:
+            found = msgspec.json.decode(content_of(str(self._path)), type=Times)
+            self._times = {p: {d: [t for t in ts if _is_timed(t)] for d, ts in ds.items()} for p, ds in found.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as e:
+            log.warning("%s cannot be read, so taints may get new times: %s", self._path, describe(e))
+
+    def _keep(self, now: Times) -> None:
+        if now == self._times:
+            return
+        self._times = now
+        if self._path is None:
+            return
+        temporary = self._path.with_name(f".{self._path.name}.{self._token}")
+        try:
+            write_file(str(self._path), str(temporary), msgspec.json.encode(now), 0o600)
+        except OSError as e:
+            log.warning(
+                "%s cannot be written, so taints may get new times after a restart: %s", self._path, describe(e)
+            )

@@ -1,0 +1,350 @@
+"""Makes a driver of its class, and finds before anything is started what could not work later: a pod's event is a late place."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, ClassVar, TypeVar, get_origin
+
+import msgspec
+
+from ..base.text import near
+from ..errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
+from ..resourceapi.types import Taint
+from .config.model import FORMS, Config, converted, given_as_default
+from .contract import Driver, Role
+from .diagnostics.author_errors import explained, located, looking_at, place
+from .diagnostics.names import SET, check_config_names, check_names, near_config_name
+from .options import declared, read_options
+
+T = TypeVar("T")
+_CLAIM = ("claim",)
+# What the framework calls, and what with.
+_CALLED: dict[str, tuple[str, ...]] = {
+    "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
+    "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
+}  # fmt: skip
+_TAG = ": write class Name(Config, tag=True) for each, and claims name one as `type`"
+_LATER = ("host", "settings", "log")  # set by Driver.attach
+_MISWRITTEN = (TypeError, NameError, AttributeError)  # no code runs well elsewhere that raises one
+_OF_TYPE = re.compile(
+    r"Expected .*, got |Invalid enum value "
+)  # a default may still be outside of what a claim may give
+
+
+def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> Driver:
+    """A driver for one process, with ``options`` as :func:`read_options` takes them.
+
+    Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made; :class:`SettingsError` for wrong options.
+    """
+    check(cls, role)
+    own = read_options(cls, options)
+    driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
+    if own is not None and vars(driver).get("options") is not own:
+        raise DriverError(
+            f"{cls.__name__}.__init__() gives self.options, which are set by the framework before it: name yours otherwise"
+        )
+    for name in SET:
+        if name in vars(driver):
+            raise DriverError(
+                f"{cls.__name__}.__init__() gives self.{name}, which is set by the framework after it: name yours otherwise"
+            )
+    return driver
+
+
+def _made(cls: type[Driver], own: object) -> Driver:
+    """Its options are there in ``__init__`` already, where the class's own would be taken for them."""
+    if own is None:
+        return cls()
+    driver: Any = cls.__new__(cls)
+    driver.options = own
+    driver.__init__()
+    made: Driver = driver
+    return made
+
+
+def check(cls: type[Driver], role: Role = Role.NODE) -> None:
+    """Raises :class:`DriverError` with the class, the attribute and the rule, for what cannot work however the hardware is."""
+    if not (isinstance(cls, type) and issubclass(cls, Driver)):
+        raise DriverError(f"{shown(cls)} is no subclass of Driver: give the class, not an object or its name")
+    with looking_at(f"what {cls.__name__} has"):
+        _check(cls, role)
+
+
+def _check(cls: type[Driver], role: Role) -> None:
+    for name, arguments in _CALLED.items():
+        _check_method(cls, name, arguments)
+    if inspect.iscoroutinefunction(cls.__init__):
+        raise DriverError(
+            f"{cls.__name__}.__init__() is async, and nobody can await it: write what awaits into start()"
+        )
+    check_names(cls, _CALLED)
+    if cls.devices is Driver.devices and cls.pools is Driver.pools:
+        raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
+    if role is Role.NODE and cls.prepare is Driver.prepare:
+        raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+    if not isinstance(cls.unhealthy_taint, Taint | None):
+        raise DriverError(
+            f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: give Taint(key=..., effect=...) or None"
+        )
+    if not isinstance(cls.metadata, bool):
+        raise DriverError(f"{cls.__name__}.metadata is {shown(cls.metadata)}: give True or False")
+    if cls.metadata and not cls.name[:1].isalpha():
+        raise DriverError(
+            f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
+        )
+    declared(cls)
+    kinds = _kinds(cls)
+    for kind in kinds:
+        _check_config(cls, kind)
+    _check_apart(kinds)
+
+
+def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
+    """What an author's code answers before anything of ours runs. Raises :class:`DriverError`, for ``SystemExit`` too."""
+    try:
+        return make()
+    except DraError as e:
+        raise located(e) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # no await in between: SystemExit, and whatever else is raised here, is the author's
+        raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
+
+
+def _hint(e: BaseException) -> str:
+    if is_a(e, AttributeError) and e.name in _LATER:
+        return f": self.{e.name} is set after __init__, use it in start() or later"
+    if is_a(e, TypeError) and not place(e):
+        return ": it is made without arguments"
+    return "" if is_a(e, _MISWRITTEN) else ": what may fail belongs in start()"
+
+
+def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
+    """Whether the framework can call it; only what is written as a plain method is looked into."""
+    method = inspect.getattr_static(cls, name)
+    if method is getattr(Driver, name):
+        return
+    shown = f"{cls.__name__}.{name}"
+    call = f"{name}({', '.join(arguments)})"
+    if isinstance(method, staticmethod):
+        method, given = method.__func__, arguments
+    elif isinstance(method, FunctionType):
+        given = ("self", *arguments)
+    else:
+        if not callable(getattr(cls, name)):
+            wanted = f"def {name}({', '.join(('self', *arguments))})"
+            raise DriverError(
+                f"{shown} is {type(method).__name__}, not a method: write `{wanted}`, it is called as {call}"
+            )
+        return
+    _check_callable(method, given, shown, call)
+
+
+def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
+    """Of a decorated function either what it wraps or itself must take the arguments: a decorator may add some, or pass on any."""
+    first = ""
+    for follow in (True, False):
+        try:
+            signature = inspect.signature(function, follow_wrapped=follow)
+        except (TypeError, ValueError):  # nobody knows: it may be called
+            return
+        try:
+            signature.bind(*given)
+            if first and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
+                break  # which takes anything, and says nothing of what it wraps
+        except TypeError as e:
+            first = first or f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}"
+        else:
+            return
+    raise DriverError(first)
+
+
+def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
+    """What of ``self`` is in the way, if anything is."""
+    if given[:1] != ("self",):
+        return "a static method has no `self`" if next(iter(signature.parameters), "") == "self" else ""
+    if "self" in signature.parameters:
+        return ""
+    with contextlib.suppress(TypeError):
+        signature.bind(*given[1:])
+        return "is `self` missing?"
+    return ""
+
+
+def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
+    declared: object = cls.config
+    found: list[Any] = [] if declared is None else list(declared) if isinstance(declared, (list, tuple)) else [declared]
+    named = {id(kind): f"{cls.__name__}.config" for kind in found}
+    for kind in found:  # grows by what each names as older
+        where = named[id(kind)]
+        if not (isinstance(kind, type) and issubclass(kind, Config)):
+            own = isinstance(kind, type) and kind.__module__ != "builtins"
+            raise DriverError(
+                f"{where} is {printable(kind.__name__ if own else repr(kind))[:80]}: give a subclass of Config, "
+                f"{f'class {kind.__name__}(Config), ' if own else ''}or a list of them"
+            )
+        older: object = kind.OLDER
+        if not isinstance(older, (list, tuple)):
+            raise DriverError(f"{kind.__name__}.OLDER is {shown(older)}: give a list of subclasses of Config")
+        named |= {id(k): f"{kind.__name__}.OLDER" for k in older if k not in found}
+        found += [k for k in older if k not in found]
+    return tuple(found)
+
+
+def _check_config(cls: type[Driver], kind: type[Config]) -> None:
+    _check_shadowed(kind)
+    _check_plain(kind)
+    _check_named(kind)
+    check_config_names(kind)
+    if kind.OLDER and "convert_from" not in {n for c in kind.__mro__[: kind.__mro__.index(Config)] for n in vars(c)}:
+        raise DriverError(
+            f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"
+        )
+    try:
+        fields = msgspec.structs.fields(kind)
+        msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
+        objects: set[type] = set()
+        for custom, where in list(_customs(msgspec.inspect.type_info(kind), objects)):
+            if custom not in FORMS:
+                raise TypeError(f"{where} is of type {custom.__name__}")
+    except (TypeError, NameError) as e:
+        module = vars(sys.modules.get(kind.__module__, builtins))
+        there = [*module, *dir(builtins)] if isinstance(e, NameError) else []
+        raise DriverError(
+            f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}"
+            f"{near(getattr(e, 'name', ''), there)}{_TAG if 'must be tagged' in str(e) else ''}"
+        ) from None
+    for within in objects:
+        if issubclass(within, Config):
+            _check_plain(within)
+            check_config_names(within)
+    for f in fields:
+        _check_default(kind, f)
+    _try_check(kind)
+    known = {f.name for f in fields} | vars(Config).keys()
+    for name, value in vars(kind).items():
+        if name not in known and (meant := near_config_name(kind, name)) and _is_plain(kind, name, value):
+            raise DriverError(f"{kind.__name__}.{name} is read by nobody, did you mean `{meant}`?")
+        if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
+            raise DriverError(
+                f"{kind.__name__}.{name} has no type, so no claim can give it: write `{name}: {type(value).__name__} = ...`"
+            )
+
+
+def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
+    """Of a field, as if a claim gave it."""
+    if f.default is msgspec.NODEFAULT:
+        return
+    try:
+        given_as_default(f.default, f.type)
+    except (TypeError, ValueError) as e:
+        if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
+            raise DriverError(f"{kind.__name__}.{f.name} = {shown(f.default)} is no default of its type: {e}") from None
+
+
+def _try_check(kind: type[Config]) -> None:
+    """With the defaults, which may still be outside of what a claim may give; but what is misspelt is so for every claim."""
+    try:
+        converted({}, kind, check=True)
+    except ValueError:
+        pass
+    except DriverFailedError as e:
+        cause = e.__cause__
+        of_none = is_a(cause, AttributeError) and cause.name is not None and cause.obj is None
+        if is_a(cause, (NameError, AttributeError)) and not of_none:
+            raise DriverError(e.message) from cause
+
+
+def _check_shadowed(kind: type[Config]) -> None:
+    """What Config has is no name for a parameter: an annotation makes one of it."""
+    for name in kind.__struct_fields__:
+        if name in vars(Config):
+            way = (
+                f"write `{name} = ...` without a type"
+                if name.isupper()
+                else f'name it otherwise, with msgspec.field(name="{name}")'
+            )
+            raise DriverError(
+                f"{kind.__name__}.{name} has a type, which makes a parameter of what Config itself uses: {way}"
+            )
+
+
+def _check_apart(kinds: Sequence[type[Config]]) -> None:
+    """Of kinds that a claim cannot name one by one, all but the first would never be read."""
+    named: dict[tuple[str, str], type[Config]] = {}
+    for kind in kinds:
+        other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
+        if other is not kind:
+            raise DriverError(
+                f"{other.__name__} and {kind.__name__} are told apart by nothing: give each a KIND, or an API_VERSION, of its own"
+            )
+
+
+def _check_named(kind: type[Config]) -> None:
+    for name in ("KIND", "API_VERSION"):
+        if not isinstance(value := getattr(kind, name), str):
+            raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: give text")
+    if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
+        raise DriverError(
+            f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
+        )
+    if not isinstance(kind.LAYERED, bool):
+        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: give True or False")
+
+
+def _check_plain(kind: type[Config]) -> None:
+    _check_signature(kind, "check", ("self",))
+    _check_signature(kind, "convert_from", ("older",))
+    for method in ("check", "convert_from"):
+        if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
+            raise DriverError(
+                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+            )
+
+
+def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
+    written = inspect.getattr_static(kind, name)
+    if name == "convert_from" and not isinstance(written, classmethod):
+        raise DriverError(f"{kind.__name__}.{name}() makes an object of its class: write @classmethod above it")
+    shown = ", ".join(n for n in given if n != "self")
+    _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
+
+
+def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
+    """Types within that JSON has no form for, each with the field that is of it; objects within are added to ``seen``."""
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls, where
+        return
+    cls = getattr(info, "cls", None)
+    if cls in seen:
+        return
+    fields = getattr(info, "fields", ())
+    if cls is not None and fields:
+        seen.add(cls)
+    for f in fields:
+        yield from _customs(f.type, seen, f"{getattr(cls, '__name__', where)}.{f.name}")
+    within = [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
+    within += [
+        t for name in ("item_type", "key_type", "value_type", "type") if (t := getattr(info, name, None)) is not None
+    ]
+    for t in within:
+        yield from _customs(t, seen, where)
+
+
+def _is_plain(kind: type[Config], name: str, value: object) -> bool:
+    """A value, that is, no method and nothing declared as the class's own."""
+    declared = kind.__annotations__.get(name)
+    if (
+        declared is ClassVar
+        or get_origin(declared) is ClassVar
+        or str(declared).startswith(("ClassVar", "typing.ClassVar"))
+    ):
+        return False
+    return isinstance(value, (str, int, float, list, dict, tuple))

@@ -1,0 +1,196 @@
+"""Opaque parameters in claims, templates and classes: whether their drivers could read them, before anything is allocated.
+
+Source: KEP-4381, "Custom parameters": a driver may check them at admission time. Objects are resource.k8s.io/v1, v1beta2 or v1beta1,
+which have them in the same places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...errors import DraError, printable
+from ...resourceapi.encoded import from_json
+from .. import Config, Driver
+from ..diagnostics.config_errors import MORE
+from .model import MOST_FAULTS
+from .parameters import Entry, Parameters, applies
+
+JSON = Mapping[str, Any]
+_PLACES = {
+    "ResourceClaim": ("spec", "devices"),
+    "ResourceClaimTemplate": ("spec", "spec", "devices"),
+    "DeviceClass": ("spec",),
+}
+KINDS = frozenset(_PLACES)
+"""Kinds of resource.k8s.io that carry parameters."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Who reads parameters: a driver by its name, and the kinds that it knows."""
+
+    driver: str
+    kinds: Sequence[type[Config]]
+
+    @classmethod
+    def of(cls, driver: Driver, name: str = "") -> Reader:
+        """``name`` is the driver's where it is not the class's own."""
+        return cls(name or driver.name, driver.config_kinds())
+
+    def parameters(self) -> Parameters:
+        """What judges the parameters of one object, or of one and its classes."""
+        return Parameters(self.kinds, self.driver)
+
+
+def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> list[str]:
+    """A sentence with the path for every fault of an entry that its driver would refuse. Entries for other drivers are not judged.
+    At most ``MOST_FAULTS`` sentences, and then :data:`MORE`: the search stops there.
+
+    Entries that the object had ``before``, wherever they stood in it, are not judged again: one for one, so that a wrong one cannot
+    be written a second time.
+    """
+    by_name = {r.driver: r.parameters() for r in readers}
+    known = Counter(_content(entry) for _, entry in _entries(before or {}))
+    out: list[str] = []
+    for path, entry in _entries(obj):
+        if known and known[content := _content(entry)]:
+            known[content] -= 1
+            continue
+        if (parameters := by_name.get(str(entry.get("driver")))) is None:
+            continue
+        if len(out) >= MOST_FAULTS:
+            return [*out[:MOST_FAULTS], MORE]
+        try:
+            parameters.judge(entry.get("parameters"), path)
+        except DraError as e:
+            out += map(printable, e.faults or (e,))
+    return out
+
+
+def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[Reader]) -> list[str]:
+    """A sentence with the path for what a claim's parameters, or a template's, and those of its classes come to together, where its driver
+    would refuse that at prepare. What is wrong with one of the two alone is not told again.
+
+    ``classes`` are by name; of a request whose class is none of them nothing is known.
+    """
+    if str(obj.get("kind")) not in _PLACES.keys() - {"DeviceClass"}:
+        return []
+    own, requests = list(_given(obj)), list(_requests(obj))
+    by_name = {r.driver: r.parameters() for r in readers}
+    out: dict[str, None] = {}
+    for path, request, class_name in requests:
+        if (found := classes.get(class_name)) is None:
+            continue
+        below = list(_given(found))
+        for driver, parameters in by_name.items():
+            if len(out) >= MOST_FAULTS:
+                return [*list(out)[:MOST_FAULTS], MORE]
+            under = [g for g in below if g.opaque.get("driver") == driver]
+            over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
+            # An entry for all requests may be for another one's devices: which driver a class leads to, only its own entries tell.
+            if under or any(g.requests or len(requests) == 1 for g in over):
+                at = over[-1].path if over else path
+                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, parameters)))
+    return list(out)
+
+
+def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
+    entries = [
+        Entry(given.where, source, given.opaque.get("parameters"))
+        for source, several in (("FromClass", under), ("FromClaim", over))
+        for given in several
+    ]
+    try:
+        for entry in entries:
+            parameters.judge(entry.parameters, entry.where)
+    except DraError:
+        return  # told with the entry itself
+    try:
+        parameters.together(entries)
+    except DraError as e:
+        yield from map(printable, e.faults or (e,))
+
+
+class _Given(NamedTuple):
+    """An entry of a claim or a class: its path there, and the same with kind and name."""
+
+    path: str
+    where: str
+    requests: Sequence[str]
+    opaque: JSON
+
+
+def _given(obj: JSON) -> Iterator[_Given]:
+    name = printable(_at(obj, ("metadata", "name")) or _at(obj, ("metadata", "generateName")) or "")
+    for path, entry in _config(obj):
+        where = f"{obj['kind']} {name} {path.removesuffix('.opaque').rpartition('.')[2]}"
+        requests = entry.get("requests")
+        yield _Given(path, where, requests if isinstance(requests, list) else (), entry["opaque"])
+
+
+def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
+    """Path, name and class of every request, of alternatives by ``request/alternative``."""
+    steps = _PLACES[str(claim["kind"])]
+    for path, request in _listed(_at(claim, steps), "requests", ".".join(steps)):
+        name, exactly = request.get("name"), request.get("exactly")
+        own = exactly if isinstance(exactly, Mapping) else request  # v1beta1 has the class in the request
+        if isinstance(own.get("deviceClassName"), str):
+            yield path, str(name), own["deviceClassName"]
+        for below, other in _listed(request, "firstAvailable", path):
+            yield below, f"{name}/{other.get('name')}", str(other.get("deviceClassName"))
+
+
+def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
+    """Objects of a list, each with its path. What has another shape is not looked at: the API server judges that."""
+    items = at.get(name) if isinstance(at, Mapping) else None
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, Mapping):
+            yield f"{path}.{name}[{i}]", item
+
+
+def _at(obj: JSON, steps: Sequence[str]) -> Any:
+    at: Any = obj if steps else None
+    for step in steps:
+        at = at.get(step) if isinstance(at, Mapping) else None
+    return at
+
+
+def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
+    """A sentence with the path for every entry whose driver is none of the readers', so that nobody has read its parameters."""
+    import difflib  # for files of users only
+
+    names = [r.driver for r in readers]
+    out = []
+    for path, entry in _entries(obj):
+        name = entry.get("driver")
+        if not isinstance(name, str) or name in names:
+            continue
+        if near := difflib.get_close_matches(name, names, 1, 0.8):
+            out.append(f"{path}.driver: {printable(name)!r} is none of {', '.join(names)}: did you mean {near[0]!r}?")
+        else:
+            out.append(f"{path}: parameters of {printable(name)!r} are not judged: give that driver too, with --driver")
+    return out
+
+
+def _content(entry: JSON) -> bytes:
+    """The JSON of an entry, with its keys sorted."""
+    return msgspec.json.encode(
+        {k: from_json(v) if isinstance(v, msgspec.Raw) else v for k, v in entry.items()}, order="sorted"
+    )
+
+
+def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:
+    """Every ``opaque`` of an object with its path."""
+    return ((path, entry["opaque"]) for path, entry in _config(obj))
+
+
+def _config(obj: JSON) -> Iterator[tuple[str, JSON]]:
+    steps = _PLACES.get(str(obj.get("kind")), ())
+    for path, entry in _listed(_at(obj, steps), "config", ".".join(steps)):
+        if isinstance(entry.get("opaque"), Mapping):
+            yield f"{path}.opaque", entry

@@ -1,0 +1,434 @@
+"""Which parameters a request has: entries of class and claim, in any version that the driver reads.
+
+The work on a user's text is bounded: :class:`Parameters` judges each distinct entry once and reports at most ``MOST_FAULTS`` faults.
+
+Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from ...base.signals import Interrupted
+from ...base.text import listed
+from ...errors import ConfigError, DraError, DriverFailedError, clip
+from ...resourceapi.encoded import from_json
+from ..data import is_plain_json, plain_json
+from ..diagnostics.all_errors import Fault, every
+from ..diagnostics.author_errors import explained, without_frames
+from ..diagnostics.config_errors import MORE, path_of, refusal, told
+from .merge_patch import Layer, came_from, difference, laid_over, lay_over
+from .model import MOST_FAULTS, Config, Refused, as_json, checked, converted
+from .partial import judge_partial
+from .versions import name_of, unknown_kind, versions
+
+JSON = Mapping[str, Any]
+Resolved = tuple[Config | None, str]
+T = TypeVar("T")
+MAX_LAYERED_BYTES = 65_536
+"""JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may combine them."""
+
+
+class Entry(NamedTuple):
+    """One entry for a request; ``where`` it stands, for people, and ``source``: ``FromClass`` or ``FromClaim``."""
+
+    where: str
+    source: str
+    parameters: object
+
+
+class Given(NamedTuple):
+    """Fields as one entry, or several laid over each other, give them, and the kind that they are of.
+
+    ``layers`` are the fields of each, with the place where it stands, the lowest first. ``size`` is the bytes of their JSON, and
+    ``content`` the JSON of a single entry."""
+
+    cls: type[Config]
+    fields: JSON
+    layers: tuple[Layer, ...]
+    size: int = 0
+    content: bytes | None = None
+
+    @property
+    def where(self) -> str:
+        """Of a sentence as a whole; where there are several, the sentence names them."""
+        return self.layers[0].where if len(self.layers) == 1 else ""
+
+
+class Parameters:
+    """Reads the parameters of one claim, class or review for one driver.
+
+    Each distinct entry is judged once, however many requests it is for. At most :data:`MOST_FAULTS` faults are reported over all
+    entries; the search stops there. An instance lasts as long as the work on one object: it keeps the entries it has read.
+    """
+
+    def __init__(self, kinds: Sequence[type[Config]], driver: str) -> None:
+        self.kinds = kinds
+        self.driver = driver
+        self.room = MOST_FAULTS  # faults that are still reported
+        self._stopped = False  # the search has ended before the last entry
+        self._versions = versions(kinds)
+        self._contents: dict[
+            int, tuple[object, bytes | None]
+        ] = {}  # by identity; the object is kept, so the identity is its own
+        self._results: dict[tuple[str, bytes], Any] = {}
+        # Of entries that are not layered, by their content: those that were judged, and the configurations of those that apply again.
+        self._right: set[bytes] = set()
+        self._configs: dict[bytes, Config] = {}
+        self._resolved: dict[tuple[int, ...], Resolved] = {}
+
+    def content(self, parameters: object) -> bytes | None:
+        """The parameters as JSON; None for a value that JSON does not have."""
+        found = self._contents.get(id(parameters))
+        if found is None:
+            content: bytes | None
+            try:
+                content = bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
+            except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
+                content = None
+            found = self._contents[id(parameters)] = parameters, content
+        return found[1]
+
+    def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
+        """Whether all parameters for the driver have at most ``limit`` bytes of JSON together."""
+        for entry in entries:
+            opaque = entry.get("opaque")
+            if opaque and opaque.get("driver") == self.driver:
+                limit -= len(self.content(opaque.get("parameters")) or b"")
+                if limit < 0:
+                    return False
+        return True
+
+    def resolve(self, entries: Sequence[JSON], request: str) -> Resolved:
+        """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
+
+        ``entries`` are those of the allocation in their order, class before claim, the same in each call. Returns and raises as
+        :meth:`together` does.
+        """
+        found = []
+        for i, entry in enumerate(entries):
+            opaque = entry.get("opaque")
+            if opaque and opaque.get("driver") == self.driver and applies(entry.get("requests") or (), request):
+                source = str(entry.get("source", ""))
+                found.append((i, Entry(f"config[{i}] ({source})", source, opaque.get("parameters"))))
+        key = tuple(i for i, _ in found)
+        if key not in self._resolved:
+            self._resolved[key] = self.together(entry for _, entry in found)
+        return self._resolved[key]
+
+    def together(self, entries: Iterable[Entry]) -> Resolved:
+        """The parameters that entries for one request make: the last entry applies, laid over those before where its kind says so
+        (``LAYERED``). Without an entry, the default of the first kind where all its fields have defaults. The second value is
+        ``FromClass``, ``FromClaim`` or empty.
+
+        Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` where the author's own checks
+        raise something else than ``ValueError``.
+        """
+        found: Config | None = None
+        origin = ""
+        below: Given | None = None
+        whole: Entry | None = None  # the last entry, where its kind is not layered
+        wrong: list[ConfigError] = []
+        for entry in entries:
+            if not self.room:
+                self._stopped = True
+                break
+            content = self.content(entry.parameters)
+            if content is not None and content in self._right:
+                found, origin, below, whole = None, entry.source, None, entry
+                continue
+            try:
+                read = self._given(entry.parameters, entry.where)
+                if read is None:
+                    continue
+                found, origin = None, entry.source
+                if not read.cls.LAYERED:
+                    found, below, whole = self._newest(read), None, entry
+                    self._right.update({content} if content else ())
+                    continue
+                self._judge_partial(read)  # a field of this entry is reported with this entry
+                if whole:  # an older version, which is not layered
+                    below, whole = self._given(whole.parameters, whole.where), None
+                below = self._layer(below, read) if below else read._replace(fields=laid_over({}, read.fields))
+            except ConfigError as e:
+                wrong.append(without_frames(e))  # the frames keep decoded entries, in a cycle with this list
+                continue
+            if below.size > MAX_LAYERED_BYTES:
+                wrong.append(self._refusal([_too_large(below)], ""))
+                break
+        if wrong or self._stopped:
+            raise self._together(wrong)
+        return found or self._applied(below, whole), origin
+
+    def _applied(self, below: Given | None, whole: Entry | None) -> Config | None:
+        """The configuration of entries that were judged; of no entries, the default."""
+        if whole:
+            content = self.content(whole.parameters) or b""
+            if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
+                self._configs[content] = self._newest(given)
+            return self._configs[content]
+        if below:
+            return self._newest(below)
+        with contextlib.suppress(msgspec.ValidationError):
+            return converted({}, self.kinds[0]) if self.kinds else None
+        return None
+
+    def judge(self, parameters: object, where: str) -> None:
+        """Whether one entry of a claim or a class can be right, before anything is allocated.
+
+        Of layered parameters only the fields that are given are judged, because the rest may stand in the class.
+
+        Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` as :meth:`together` does.
+        """
+        read = self._given(parameters, where)
+        if read is None:
+            return
+        if read.cls.LAYERED:
+            self._judge_partial(read)
+        else:
+            self._newest(read)
+
+    def decode(self, parameters: object, where: str) -> Config | None:
+        """The typed parameters of one entry alone; None for an object of another driver's kind. Raises as :meth:`together` does."""
+        read = self._given(parameters, where)
+        return None if read is None else self._newest(read)
+
+    # --- one entry ------------------------------------------------------------------------------
+
+    def _given(self, parameters: object, where: str) -> Given | None:
+        """None for an object of another driver's kind."""
+        content = self.content(parameters)
+
+        def read() -> Given | None:
+            nonlocal parameters
+            if isinstance(parameters, msgspec.Raw):
+                parameters = from_json(parameters)
+            if not isinstance(parameters, Mapping):
+                raise _Faults(["opaque.parameters must be an object"])
+            given: JSON = parameters
+            if content is None or not is_plain_json(parameters, len(content)):
+                try:
+                    given = plain_json(dict(parameters), "parameters")
+                except ValueError as e:
+                    raise _Faults([clip(e)]) from None
+            fields = dict(given)
+            api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
+            cls = self._choose(api_version, kind)
+            if cls is None:
+                return None
+            if {"apiVersion", "kind"}.intersection(cls.__struct_encode_fields__):
+                fields = dict(given)
+            return Given(cls, fields, (Layer("", fields),), len(content or b""), content)
+
+        found = self._once("given", content, where, read)
+        if found:
+            del self._results[
+                "given", content or b""
+            ]  # decoded fields take 20 times their bytes, and most are read once
+        return found and found._replace(layers=(Layer(where, found.fields),))
+
+    def _newest(self, given: Given) -> Config:
+        """The typed parameters, converted to the version that the driver's code knows."""
+
+        def newest() -> Config:
+            config = self._decoded(given)
+            for target in self._line(given.cls)[1:]:
+                config = _converted_to(target, config, given)
+            return config
+
+        if given.content in self._right:
+            return newest()
+        found = self._once("newest", given.content, given.where, newest)
+        if not given.cls.LAYERED:
+            del self._results["newest", given.content or b""]  # most are judged only, and apply to no request
+        return found
+
+    def _judge_partial(self, given: Given) -> None:
+        """The fields that are given, by name and type, in objects within too; missing fields may come from another layer."""
+
+        def judge() -> None:
+            fields = laid_over({}, given.fields)
+            if found := every(fields, lambda part: judge_partial(part, given.cls), self.room + 1):
+                raise _Faults(_sentences(given._replace(fields=fields), found))
+
+        self._once("partial", given.content, given.where, judge)
+
+    def _decoded(self, given: Given) -> Config:
+        try:
+            return converted(given.fields, given.cls, check=True)
+        except msgspec.ValidationError:
+            found = every(given.fields, lambda fields: converted(fields, given.cls), self.room + 1)
+        except Refused as e:
+            found = [Fault(at, text) for at, text in e.said]
+        raise _Faults(_sentences(given, found))
+
+    def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
+        """The result of ``work`` for this content, which is done once. A refusal is raised again, with the entry's own place."""
+        key = (step, content or b"")
+        if content is None or key not in self._results:
+            try:
+                self._results[key] = work()
+            except _Faults as e:
+                self._results[key] = _Wrong(e.sentences)  # not the exception, whose traceback keeps the document
+        found = self._results[key]
+        if isinstance(found, _Wrong):
+            raise self._refusal(found.sentences, where)
+        return found  # type: ignore[no-any-return]
+
+    # --- versions and layers --------------------------------------------------------------------
+
+    def _layer(self, below: Given, above: Given) -> Given:
+        """``above`` over ``below``: in their own version where it is the same, else in the newest, which both are converted to.
+
+        The fields of ``below`` are changed: they are a copy that :meth:`together` made.
+        """
+        size = below.size + above.size
+        if below.cls is above.cls:
+            lay_over(cast("dict[str, Any]", below.fields), above.fields)
+            return Given(above.cls, below.fields, below.layers + above.layers, size)
+        newest = self._line(below.cls)[-1]
+        if newest is not self._line(above.cls)[-1]:
+            return above._replace(fields=laid_over({}, above.fields))  # of another kind
+        said = self._said_in_newest(above)
+        under = Layer(" and ".join(layer.where for layer in below.layers), self._said_in_newest(below))
+        layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, said))
+        return Given(newest, laid_over(self._as_newest(below), said), layers, size)
+
+    def _said_in_newest(self, given: Given) -> JSON:
+        """The fields of an entry, in the newest version: those with another value than if the entry were empty, and those that it has
+        by the same name. An older version with required fields sets every field."""
+        if self._line(given.cls)[-1] is given.cls:
+            return given.fields
+        said = self._as_newest(given)
+        try:
+            unsaid = self._as_newest(given._replace(fields={}, content=b"{}" + given.cls.API_VERSION.encode()))
+        except ConfigError:
+            return said
+        return difference(unsaid, said, given.fields)
+
+    def _as_newest(self, given: Given) -> JSON:
+        """All fields in the newest version. Its own rules are not applied, because the other layers are not known yet."""
+        *_, newest = line = self._line(given.cls)
+        if newest is given.cls:
+            return given.fields
+
+        def as_newest() -> JSON:
+            config = self._decoded(given._replace(fields=laid_over({}, given.fields)))
+            for target in line[1:]:
+                config = _converted_to(target, config, given, check=target is not newest)
+            out: JSON = as_json(config)
+            return out
+
+        return self._once("as newest", given.content, given.where, as_newest)
+
+    def _line(self, cls: type[Config]) -> list[type[Config]]:
+        """A kind and those that it is converted to, up to the one that the driver's code knows."""
+        out = [cls]
+        while (target := self._versions[out[-1]]) is not None:
+            out.append(target)
+        return out
+
+    def _choose(self, api_version: str, kind: str) -> type[Config] | None:
+        """The class for an API version and a kind; None for another driver's kind."""
+        if not self.kinds:
+            raise _Faults([f"{self.driver} takes no parameters: remove this entry"])
+        if not kind and not api_version and len(self.kinds) == 1:
+            return self.kinds[0]
+        known = self._versions
+        for cls in known:
+            if (cls.KIND or kind) == kind and (cls.API_VERSION or api_version) == api_version:
+                return cls
+        group = api_version.partition("/")[0]
+        own = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
+        if "/" in api_version and group not in own and group != self.driver and not group.endswith("." + self.driver):
+            return None
+        raise _Faults([unknown_kind(api_version, kind, self.driver, known)])
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _refusal(self, sentences: Sequence[str], where: str) -> ConfigError:
+        """The error for one entry, with as many faults as are still reported."""
+        kept = [*sentences[: self.room], *([MORE] if len(sentences) > self.room else [])]
+        self.room -= min(len(sentences), self.room)
+        return refusal(*kept, at=where)
+
+    def _together(self, wrong: Sequence[ConfigError]) -> ConfigError:
+        """One error for several entries."""
+        if len(wrong) == 1 and not self._stopped:
+            return wrong[0]
+        return refusal(*(fault for e in wrong for fault in e.faults), *([MORE] if self._stopped else ()))
+
+
+def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
+    """:meth:`Parameters.resolve` for one request alone."""
+    return Parameters(kinds, driver).resolve(entries, request)
+
+
+def judge(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
+    """:meth:`Parameters.judge` for one entry alone."""
+    Parameters(kinds, driver).judge(parameters, where)
+
+
+def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
+    """:meth:`Parameters.decode` for one entry alone."""
+    return Parameters(kinds, driver).decode(parameters, where)
+
+
+class _Faults(Exception):
+    """Faults of one entry, without its place: the same content may stand in several."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        self.sentences = sentences
+        super().__init__("; ".join(sentences))
+
+
+class _Wrong(NamedTuple):
+    """The result for an entry that has faults."""
+
+    sentences: Sequence[str]
+
+
+def _sentences(given: Given, found: Sequence[Fault]) -> list[str]:
+    """The faults in words, each with the layer that it comes from where there are several."""
+    return [
+        sentence + (came_from(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
+        for fault in found
+        for sentence in told(fault, given.fields, given.cls)
+    ]
+
+
+def applies(requests: Sequence[str], request: str) -> bool:
+    """Whether an entry for ``requests`` is for ``request``: none named means all; a base name covers its alternatives."""
+    return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def _converted_to(target: type[Config], older: Config, given: Given, *, check: bool = True) -> Config:
+    """Where the author's ``convert_from`` runs."""
+    step = f"{name_of(type(older))} as {name_of(target)}"
+    try:
+        config = target.convert_from(older)
+        if type(config) is target:
+            return checked(config) if check else config
+    except ValueError as e:
+        of = came_from(given.layers, (), "") if len(given.layers) > 1 else ""
+        said = [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, Refused) else [clip(e)]
+        raise _Faults([f"{step}: {text}{of}" for text in said]) from None
+    except (DraError, Interrupted):
+        raise
+    except BaseException as e:  # no await in between: what is raised here is the author's
+        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
+    raise DriverFailedError(
+        f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
+    )
+
+
+def _too_large(given: Given) -> str:
+    places = listed([layer.where for layer in given.layers])
+    return (
+        f"parameters: {places} are laid over each other for one request and have {given.size} bytes: at most "
+        f"{MAX_LAYERED_BYTES} are read; remove entries that are not needed"
+    )

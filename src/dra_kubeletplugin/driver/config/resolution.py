@@ -1,0 +1,55 @@
+"""Resolves the parameters of claims without holding up the event loop: a few at once where they are, larger ones in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...errors import DraError
+from ..checks import Checks
+from ..contract import Driver
+from ..diagnostics.author_errors import without_frames
+from .parameters import Parameters, Resolved
+
+JSON = Mapping[str, Any]
+_INLINE_BYTES = (
+    4096  # of JSON: the worst text of this size takes a few milliseconds, a hop to a thread about a tenth of one
+)
+_THREADS = 2
+_SECONDS = 30.0  # for the parameters of one claim, the wait for a thread included
+
+
+class Resolver:
+    """Resolves parameters for one driver; used from one event loop."""
+
+    def __init__(self, driver: Driver, name: str) -> None:
+        self._driver = driver
+        self._name = name
+        self._checks = Checks(_THREADS)
+
+    async def resolve(self, config: Sequence[JSON], requests: Iterable[str]) -> dict[str, Resolved | DraError]:
+        """The configuration of each request, and where it came from; up to the first request that has a fault, with its error.
+
+        Args:
+            config: ``status.allocation.devices.config`` of the claim.
+            requests: names of requests, ``req`` or ``req/sub``.
+
+        Raises:
+            DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
+        """
+        parameters = Parameters(self._driver.config_kinds(), self._name)
+        names = list(dict.fromkeys(requests))
+
+        def resolved() -> dict[str, Resolved | DraError]:
+            out: dict[str, Resolved | DraError] = {}
+            for name in names:
+                try:
+                    out[name] = parameters.resolve(config, name)
+                except DraError as e:
+                    out[name] = without_frames(e)
+                    break
+            return out
+
+        if parameters.is_within(config, _INLINE_BYTES):
+            return resolved()
+        return await self._checks(resolved, _SECONDS)

@@ -1,0 +1,41 @@
+"""The kinds and versions of parameters that a driver reads, and the message for any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...base.text import near
+from ...errors import clip
+from .model import Config
+
+_SHOWN = 80  # bytes of a kind or an API version in a message
+
+
+def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
+    """Every kind that claims may give, with the one that it is converted to; None for what the driver's code knows."""
+    out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
+    waiting = list(kinds)
+    while waiting:
+        cls = waiting.pop(0)
+        for older in cls.OLDER:
+            if older not in out:
+                out[older] = cls
+                waiting.append(older)
+    return out
+
+
+def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
+    """Which of the two is none of the driver's, or missing, and what it may be."""
+    kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
+    names = ", ".join(map(name_of, known))
+    if meant := near(kind, kinds) if kind not in kinds else "":
+        return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{meant}"
+    field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
+    if not value:
+        return f"parameters.{field}: missing: known to {driver} are {names}"
+    to_do = "to read one of before, keep its class and name it in OLDER"
+    return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}: known are {names}; {to_do}"
+
+
+def name_of(cls: type[Config]) -> str:
+    return f"{cls.API_VERSION or '-'} {cls.KIND or cls.__name__}"

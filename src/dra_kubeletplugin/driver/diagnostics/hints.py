@@ -1,0 +1,115 @@
+"""What may have been meant where Python says that something cannot be: the nearest name, those that there are, what is missing."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType, ModuleType
+from typing import Any
+
+from ...base.text import near
+from ...errors import is_a, printable
+
+_PACKAGE = __name__.partition(".")[0]
+_CALL = re.compile(
+    r"([\w.]+)\(\) (?:got an unexpected keyword argument '(\w+)'|takes |missing \d+ required |got multiple )"
+)
+_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+_NO_ITEMS = re.compile(r"'(\w+)' object (?:is not subscriptable|does not support item)")
+_MOST = 12  # names that are told where none is near
+_LINE = 120  # characters of an author's line
+# What Python says of calls in the wrong place, and what to do.
+_SAID = (
+    (TypeError, re.compile(r"\bcoroutine\b"), ": is an `await` missing?"),
+    (AttributeError, re.compile("'coroutine' object"), ": is an `await` missing?"),
+    (TypeError, re.compile("can't be used in 'await'"), ": take the `await` away, it is no coroutine"),
+    (TypeError, re.compile("'async (?:for|with)' requires|asynchronous context manager"), ": take the `async` away"),
+    (RuntimeError, re.compile("from a running event loop$"), ": `await` it, `async def` methods run on the event loop"),
+    (RuntimeError, re.compile("^no running|no current event loop"), ": make it `async def`, plain methods run in threads"),
+    (AttributeError, re.compile("^immutable type|^cannot assign to field"), ": it never changes, make another with `replace`"),
+)  # fmt: skip
+
+
+def hint(e: BaseException, frame: FrameType | None) -> str:
+    """To be put behind what an exception says, or empty. ``frame`` is the author's innermost. Raises what his objects may."""
+    text = str(e)
+    if "id you mean" in text:  # newer releases of Python say it themselves
+        return ""
+    sought = next((_sought for kind, _sought in _SOUGHT if is_a(e, kind)), None)
+    found = sought(e, text, frame) if sought else ""
+    return found or next((do for kind, said, do in _SAID if is_a(e, kind) and said.search(text)), "")
+
+
+def _attribute(e: Any, text: str, frame: FrameType | None) -> str:
+    if not e.name or e.obj is None:
+        return ""
+    known = [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")]
+    ours = type(e.obj).__module__.partition(".")[0] == _PACKAGE
+    return near(e.name, known) or (_listed("it has", known) if ours else "")
+
+
+def _name(e: Any, text: str, frame: FrameType | None) -> str:
+    """Where a name that nobody defined comes from, or the nearest."""
+    if not e.name:
+        return ""
+    if e.name in dir(sys.modules[_PACKAGE]):
+        return f": write `from {_PACKAGE} import {e.name}`"
+    if e.name in sys.stdlib_module_names:
+        return f": write `import {e.name}`"
+    return near(e.name, [*frame.f_locals, *frame.f_globals, *dir(builtins)]) if frame else ""
+
+
+def _import(e: Any, text: str, frame: FrameType | None) -> str:
+    named = _IMPORT.match(text)
+    if not named:
+        return ""
+    module = sys.modules.get(named[2], ModuleType("none"))
+    return near(named[1], getattr(module, "__all__", dir(module)))  # what it offers, where it says so
+
+
+def _call(e: Any, text: str, frame: FrameType | None) -> str:
+    if (named := _NO_ITEMS.match(text)) and hasattr(sys.modules[_PACKAGE], named[1]):
+        return ": what it has are attributes, `.name`"
+    call = _CALL.match(text)
+    if not call or not frame:
+        return ""
+    known = list(_parameters(call[1], frame))
+    return (near(call[2], known) if call[2] else "") or _listed("its parameters are", known)
+
+
+def _assertion(e: Any, text: str, frame: FrameType | None) -> str:
+    """What an assertion says that has no text."""
+    tb, line = e.__traceback__, 0
+    while tb is not None:
+        line = tb.tb_lineno if tb.tb_frame is frame else line
+        tb = tb.tb_next
+    found = linecache.getline(frame.f_code.co_filename, line).strip() if frame and not text else ""
+    return f": {printable(found)[:_LINE]}" if found else ""
+
+
+_SOUGHT: tuple[tuple[type[BaseException], Callable[[Any, str, FrameType | None], str]], ...] = (
+    (AttributeError, _attribute),
+    (NameError, _name),
+    (ImportError, _import),
+    (TypeError, _call),
+    (AssertionError, _assertion),
+)
+
+
+def _listed(what: str, names: Iterable[str]) -> str:
+    shown = [n for n in names if not n.startswith("_")]
+    return f": {what} {', '.join(shown[:_MOST])}{', ...' if len(shown) > _MOST else ''}" if shown else ""
+
+
+def _parameters(called: str, frame: FrameType) -> Iterable[str]:
+    """Names of the parameters of what the author called, by its name in the message."""
+    head, *rest = called.removesuffix(".__init__").split(".")
+    ours = sys.modules[_PACKAGE]
+    found: Any = next((p[head] for p in (frame.f_locals, frame.f_globals) if head in p), None) or getattr(ours, head)
+    for name in rest:
+        found = getattr(found, name)
+    return [n for n in inspect.signature(found).parameters if not n.startswith("_") and n != "self"]

@@ -1,0 +1,143 @@
+"""Names in an author's class that are nearly the framework's: a method that is misspelt is never called, and nobody would say so."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from ...errors import DriverError, printable
+from ..config.model import Config
+from ..contract import Driver
+
+SET = ("host", "settings", "log", "role", "gates_off")
+"""By the framework, in every driver."""
+_DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "subsystems")
+_EITHER = {"devices": "pools", "pools": "devices"}  # who writes the one may use the other's name for what he likes
+_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
+_MEANT = {"validate": "check", "verify": "check"}  # what others call it: unheard, it would let every claim pass
+_NEAR = 0.8
+_FORMS = ("ed", "ing")  # of a word: prepared() and starting() are no misspelt names, nor is any of _WORDS
+_WORDS = frozenset({"healthy"})
+_WITHIN: Mapping[type, tuple[str, ...]] = {  # where functions are in what a class has
+    staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset"),
+    functools.cached_property: ("func",),
+}  # fmt: skip
+
+
+def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises :class:`DriverError` for a name that is nearly one of ``called`` (with their arguments) or of what a class sets, and
+    for names that are not the author's to set."""
+    given = dict(_written(cls, Driver))
+    for name in SET:
+        if name in given:
+            raise DriverError(f"{cls.__name__}.{name} is set by the framework: take it out of the class")
+    for name in given:
+        if name in vars(Driver) and name not in (*called, *_DATA):
+            raise DriverError(f"{cls.__name__}.{name} is the framework's, for the driver to call: name yours otherwise")
+    open_names = [n for n in (*called, *_DATA) if n not in given and _EITHER.get(n) not in given]
+    for name, value in _written(cls, Driver, of_base=True):
+        if hasattr(Driver, name):
+            continue
+        near = _near(name, open_names)
+        if not near or _is_used(name, cls):
+            continue
+        if near in called and _callable_with(value, called[near]):
+            raise DriverError(
+                f"{cls.__name__}.{name}() is never called, did you mean `{near}`? Begin the name of a method of your own with _"
+            )
+        if near in _DATA and not callable(getattr(value, "__get__", None)):
+            raise DriverError(
+                f"{cls.__name__}.{name} is read by nobody, did you mean `{near}`? Begin a name of your own with _"
+            )
+
+
+def near_config_name(kind: type[Config], name: str) -> str:
+    """What of :class:`Config` an author may have meant by an attribute ``name``; empty where nothing is near."""
+    return _near(_MEANT.get(name, name), [n for n in _OF_CONFIG if n not in vars(kind)])
+
+
+def check_config_names(kind: type[Config]) -> None:
+    """Raises :class:`DriverError` for a method of ``kind`` whose name is nearly one that is called."""
+    for name, value in _written(kind, Config, of_base=True):
+        if not hasattr(Config, name) and (inspect.isroutine(value) or isinstance(value, classmethod)):
+            near = near_config_name(kind, name)
+            if near in {"check", "convert_from"} and not _is_used(name, kind):
+                raise DriverError(f"{kind.__name__}.{name}() is never called, did you mean `{near}`?")
+
+
+def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[str, object]]:
+    """Public attributes of a class and of those between it and ``base``; ``of_base``: none of a class that knows nothing of it."""
+    for one in cls.__mro__:
+        if one is base:
+            return
+        if of_base and not issubclass(one, base):
+            continue
+        for name, value in vars(one).items():
+            if not name.startswith("_"):
+                yield printable(name), value
+
+
+def _is_used(name: str, cls: type) -> bool:
+    """Whether the author's own code names it besides: then it is called, or read, as he meant it."""
+    own = {one.__module__ for one in cls.__mro__} - {Driver.__module__, Config.__module__, "builtins"}
+    places: list[Mapping[str, Any]] = [vars(one) for one in cls.__mro__]
+    for module in (vars(sys.modules[m]) for m in own if m in sys.modules):
+        places += [module, *(vars(c) for c in module.values() if isinstance(c, type) and c.__module__ in own)]
+    codes = [
+        code
+        for place in places
+        for key, value in place.items()
+        if key != name
+        for f in (value, *(getattr(value, slot) for slot in _WITHIN.get(type(value), ())))
+        if isinstance(f, FunctionType)
+        for code in (f.__code__, *_wrapped(f))
+    ]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names or name in code.co_consts:
+            return True
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return False
+
+
+def _wrapped(function: FunctionType) -> Iterator[CodeType]:
+    """What a decorated function was made of: the functions that it has closed over."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            if isinstance(cell.cell_contents, FunctionType):
+                yield cell.cell_contents.__code__
+
+
+def _near(name: str, known: list[str]) -> str:
+    """The known name that is meant, also in another style of writing; none of what is another form of its word."""
+    plain = {_plain(n): n for n in known if n[0].lower() == name[0].lower()}
+    if name in _WORDS or any(_plain(name) in {stem.removesuffix("e") + end for end in _FORMS} for stem in plain):
+        return ""
+    if not plain:
+        return ""
+    import difflib  # for the few names of an author's own that begin alike
+
+    found = difflib.get_close_matches(_plain(name), list(plain), 1, _NEAR)
+    return plain[found[0]] if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _callable_with(value: object, arguments: tuple[str, ...]) -> bool:
+    """Whether a method could be called as the framework would: another one is the author's own."""
+    function: object = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if not callable(function) or isinstance(value, type):
+        return False
+    given = arguments if isinstance(value, staticmethod) else ("self", *arguments)
+    try:
+        inspect.signature(function).bind(*given)
+    except Exception:  # an author's object may be anything inside
+        return False
+    return True

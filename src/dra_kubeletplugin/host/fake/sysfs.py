@@ -1,0 +1,431 @@
+"""A described host: a folder with the files and links of a sysfs, and a ``dev``, made from a few lines of YAML.
+
+For tests and demonstrations without hardware, and for what must never be done to the machine one works on. Writes have the
+kernel's effect (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that code which drives VFIO
+runs as it would on iron. :mod:`.description` has the format; ``dra dev --host NAME`` finds the machines that come with the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...errors import SettingsError, printable
+from .. import sysfs
+from ..model import Function, Machine
+from ..validation import Faults
+from . import schema, uevents
+from .marker import BOOT_ID, MARKER, is_described
+
+__all__ = [
+    "add_device_node", "add_function", "build", "device_numbers", "find", "function", "is_described", "load", "machines", "reboot",
+    "remove_function", "write",
+]  # fmt: skip
+
+load = schema.load
+VFIO = "vfio-pci"
+_MACHINES = Path(__file__).parent / "machines"
+_TOLD = ".function.json"  # what was described, in a function's folder
+_NO_OVERRIDE = "(null)"
+
+
+def machines() -> dict[str, Path]:
+    """The descriptions that come with the package, by name."""
+    return {p.stem: p for p in sorted(_MACHINES.glob("*.yaml"))}
+
+
+def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
+    """A description's file: a path, from the folder ``within``, or the name of one that comes with the package.
+
+    Raises :class:`SettingsError` where there is neither; it says ``option``, which is where the name was given.
+    """
+    known, path = machines(), within / name
+    if name in known and not path.is_file():
+        return known[name]
+    if not path.is_file():
+        if path.is_dir():
+            raise SettingsError(f"{option} {name} is a folder: give a file, or one of {', '.join(known)}")
+        beside = [str(Path(name).parent / p.name) for p in path.parent.glob("*.yaml")]
+        near = Faults.near(name, [*known, *beside])
+        raise SettingsError(f"{option} {name}: neither a file nor one of {', '.join(known)}{near}")
+    return path
+
+
+def build(root: Path, given: Machine | Mapping[str, Any]) -> Path:
+    """Makes the tree below ``root``, which may exist; answers ``root``.
+
+    Raises :class:`SettingsError` for an object that is no description, or says two things of one place.
+    """
+    machine = given if isinstance(given, Machine) else schema.parse(given)
+    with _laid_out(root):
+        _build(root, machine)
+    return root
+
+
+def _build(root: Path, machine: Machine) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / MARKER).write_text("")
+    _new_boot(root)
+    for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "bus/pci/drivers_probe").write_text("")
+    for name in [VFIO, *machine.drivers]:
+        _driver(root, name)
+    add_device_node(root, "vfio/vfio", 10, 196)
+    for name, node in machine.nodes.items():
+        _node(root, name, node)
+    for name, text in machine.files.items():
+        _file(root / name, text)
+    _numa(root, machine)
+    for function in machine.functions:
+        _plug(root, root / "devices" / machine.folder(function), function, machine)
+    for function in machine.functions:
+        _enable(root, function)
+
+
+@contextlib.contextmanager
+def _laid_out(root: Path) -> Iterator[None]:
+    """A description may be right in each word and say two things of one place."""
+    try:
+        yield
+    except OSError as e:
+        place = os.path.relpath(str(e.filename), root) if e.filename else str(root)
+        raise SettingsError(
+            f"the described host cannot be laid out in {root}: {printable(place)}: {e.strerror}; is it described twice, as a file and as a "
+            "folder, or is its name too long?"
+        ) from None
+
+
+def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
+    """A character device below the host's ``dev``: a file that says its type and numbers, for mknod needs root."""
+    _node(root, name, f"c {major}:{minor}")
+
+
+def device_numbers(path: Path) -> tuple[str, int, int] | None:
+    """Type (``b`` or ``c``), major and minor of a described host's device node; None where it is none."""
+    if not path.is_file():
+        return None
+    kind, _, numbers = path.read_text().partition(" ")
+    major, _, minor = numbers.strip().partition(":")
+    return (kind, int(major), int(minor)) if kind in {"b", "c"} else None
+
+
+def reboot(root: Path) -> None:
+    """A new boot id; overrides are forgotten, and drivers and virtual functions are as described, as after a power cycle."""
+    _new_boot(root)
+    for link in sorted((root / "bus/pci/devices").iterdir()):
+        if link.exists() and not (link / "physfn").is_symlink():
+            function = _told(link.resolve())
+            _file(link / "driver_override", _NO_OVERRIDE)
+            _remove_virtual(root, link.resolve())
+            _bind(root, link.name, function.driver)
+            _enable(root, function)
+
+
+def add_function(root: Path, given: Mapping[str, Any]) -> None:
+    """Hot-plugs one function, described as in a description.
+
+    Raises :class:`SettingsError` where it is described wrongly, or its addresses are taken.
+    """
+    links = sorted((root / "bus/pci/devices").iterdir())
+    present = [_told(link.resolve()).given() for link in links if not (link / "physfn").is_symlink()]
+    machine = schema.parse({"functions": [*present, given]})
+    function = machine.functions[-1]
+    with _laid_out(root):
+        _plug(root, root / "devices" / machine.folder(function), function, machine)
+        _enable(root, function)
+
+
+def function(root: Path, address: str) -> Mapping[str, Any] | None:
+    """How a function that is there was described, for :func:`add_function`; None for a virtual one, which its parent makes."""
+    folder = root / "bus/pci/devices" / address
+    return None if (folder / "physfn").is_symlink() else _told(folder.resolve()).given()
+
+
+def remove_function(root: Path, address: str) -> None:
+    """Unplugs one function, with its virtual ones and what hangs below it."""
+    folder = (root / "bus/pci/devices" / address).resolve()
+    for below in sorted(folder.rglob(_TOLD), key=lambda p: len(p.parts), reverse=True):
+        if below.exists():  # virtual functions go with their parent
+            _unplug(root, below.parent)
+    shutil.rmtree(folder)
+
+
+def write(root: Path, path: str, text: str) -> None:
+    """A write to an attribute, with the kernel's effect.
+
+    Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too many virtual
+    functions, EBUSY for another number of them while some are there.
+    """
+    target = root / path
+    if not target.exists():
+        raise _error(errno.ENOENT, target)
+    value = text.strip()
+    match target.name:
+        case "driver_override":
+            _change(root, target, (value or _NO_OVERRIDE) + "\n")
+        case "unbind":
+            _need_bound(root, value, target.parent.name)
+            _bind(root, value, None)
+        case "bind":
+            _need_device(root, value)
+            _bind(root, value, target.parent.name)
+        case "drivers_probe":
+            folder = _need_device(root, value)
+            override = (folder / "driver_override").read_text().strip()
+            if not (folder / "driver").is_symlink():
+                _bind(root, value, _told(folder).driver if override == _NO_OVERRIDE else override)
+        case "sriov_numvfs":
+            _set_virtual(root, target.parent.resolve(), value)
+        case _:
+            _change(root, target, text)
+
+
+# --- plugging -----------------------------------------------------------------------------------
+
+
+def _plug(root: Path, folder: Path, function: Function, machine: Machine | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _TOLD).write_bytes(msgspec.json.encode(function))
+    for name, value in _attributes(function, machine).items():
+        _file(folder / name, value)
+    link = root / "bus/pci/devices" / function.address
+    _replace(link, os.path.relpath(folder, link.parent))
+    if (group := function.iommu_group) is not None:
+        members = root / f"kernel/iommu_groups/{group}/devices"
+        members.mkdir(parents=True, exist_ok=True)
+        _replace(members / function.address, os.path.relpath(folder, members))
+        _replace(folder / "iommu_group", os.path.relpath(members.parent, folder))
+        add_device_node(root, f"vfio/{group}", 240, group)
+    uevents.tell(root, "add", "pci", function.address)
+    _bind(root, function.address, function.driver)
+
+
+def _attributes(fn: Function, machine: Machine | None) -> dict[str, str]:
+    out = {
+        "vendor": f"0x{fn.vendor:04x}",
+        "device": f"0x{fn.device:04x}",
+        "class": f"0x{fn.class_code:06x}",
+        "subsystem_vendor": f"0x{fn.subsystem_vendor:04x}",
+        "subsystem_device": f"0x{fn.subsystem_device:04x}",
+        "revision": f"0x{fn.revision:02x}",
+        "numa_node": str(-1 if fn.numa is None else fn.numa),
+        "driver_override": _NO_OVERRIDE,
+    }
+    if fn.boot_vga:
+        out["boot_vga"] = "1"
+    if fn.link:
+        out |= {f"{which}_link_speed": f"{float(fn.link.speed)} GT/s PCIe" for which in ("current", "max")}
+        out |= {f"{which}_link_width": str(fn.link.width) for which in ("current", "max")}
+    if fn.vfs:
+        out |= {
+            "sriov_totalvfs": str(fn.vfs.total),
+            "sriov_numvfs": "0",
+            "sriov_offset": str(fn.vfs.offset),
+            "sriov_stride": str(fn.vfs.stride),
+            "sriov_vf_device": f"{fn.vfs.device:04x}",
+        }
+    if machine and machine.numa_nodes:
+        near = [n for number, n in machine.numa_nodes.items() if fn.numa in {None, number}]
+        out["local_cpulist"] = ",".join(n.cpus for n in near if n.cpus)
+    return out | dict(fn.attributes)
+
+
+def _unplug(root: Path, folder: Path) -> None:
+    """Takes a function's links away; its folder is the caller's."""
+    _remove_virtual(root, folder)
+    _bind(root, folder.name, None)
+    _remove_devices(root, folder)
+    group = folder / "iommu_group"
+    if group.is_symlink():
+        members = group.resolve() / "devices"
+        (members / folder.name).unlink(missing_ok=True)
+        if not any(members.iterdir()):
+            (root / "dev/vfio" / members.parent.name).unlink(missing_ok=True)
+            shutil.rmtree(members.parent)
+    (root / "bus/pci/devices" / folder.name).unlink(missing_ok=True)
+    uevents.tell(root, "remove", "pci", folder.name)
+
+
+def _told(folder: Path) -> Function:
+    return msgspec.json.decode((folder / _TOLD).read_bytes(), type=Function)
+
+
+# --- virtual functions: drivers/pci/iov.c of the kernel -------------------------------------------
+
+
+def _enable(root: Path, function: Function) -> None:
+    """As many as are there after a boot."""
+    if function.vfs and function.vfs.enabled and function.driver:
+        _set_virtual(root, (root / "bus/pci/devices" / function.address).resolve(), str(function.vfs.enabled))
+
+
+def _set_virtual(root: Path, folder: Path, value: str) -> None:
+    control = folder / "sriov_numvfs"
+    function = _told(folder)
+    assert function.vfs
+    if not value.isascii() or not value.isdigit():
+        raise _error(errno.EINVAL, control)
+    count, now = int(value), int(control.read_text())
+    if count > function.vfs.total:
+        raise _error(errno.ERANGE, control)
+    if count == now:
+        return
+    if not (folder / "driver").is_symlink():
+        raise _error(errno.ENOENT, control)
+    if count and now:
+        raise _error(errno.EBUSY, control)
+    if not count:
+        _remove_virtual(root, folder)
+        return
+    for i in range(count):
+        virtual = function.virtual(i)
+        home = folder.parent / virtual.address
+        _plug(root, home, virtual, None)
+        if (folder / "local_cpulist").exists():
+            shutil.copy(folder / "local_cpulist", home)
+        _replace(home / "physfn", os.path.relpath(folder, home))
+        _replace(folder / f"virtfn{i}", os.path.relpath(home, folder))
+        uevents.tell(root, "change", "pci", virtual.address)  # its links are made after it was added
+    _change(root, control, value + "\n")
+
+
+def _remove_virtual(root: Path, folder: Path) -> None:
+    for link in sorted(folder.glob("virtfn*")):
+        home = link.resolve()
+        link.unlink()
+        _unplug(root, home)
+        shutil.rmtree(home)
+    if (folder / "sriov_numvfs").exists():
+        _change(root, folder / "sriov_numvfs", "0\n")
+
+
+# --- drivers ------------------------------------------------------------------------------------
+
+
+def _driver(root: Path, name: str) -> Path:
+    folder = root / "bus/pci/drivers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for control in ("bind", "unbind", "new_id"):
+        if not (folder / control).exists():
+            (folder / control).write_text("")
+    return folder
+
+
+def _bind(root: Path, address: str, driver: str | None) -> None:
+    """Another driver, or none: what the one before it made goes with it, virtual functions too."""
+    folder = (root / "bus/pci/devices" / address).resolve()
+    function = _told(folder)
+    link = folder / "driver"
+    was_bound = link.is_symlink()
+    if was_bound:
+        _remove_virtual(root, folder)
+        (link.resolve() / address).unlink(missing_ok=True)
+        link.unlink()
+    if driver:
+        home = _driver(root, driver)
+        link.symlink_to(os.path.relpath(home, folder))
+        _replace(home / address, os.path.relpath(folder, home))
+    if driver == function.driver:
+        _add_devices(root, folder, function)
+    else:
+        _remove_devices(root, folder)
+    if driver or was_bound:
+        uevents.tell(root, "bind" if driver else "unbind", "pci", address)
+
+
+def _add_devices(root: Path, folder: Path, function: Function) -> None:
+    for kind, devices in function.classes.items():
+        (root / "class" / kind).mkdir(parents=True, exist_ok=True)
+        for name, attributes in devices.items():
+            home = folder / kind / name
+            home.mkdir(parents=True, exist_ok=True)
+            for attribute, text in attributes.items():
+                if attribute != "devname":
+                    _file(home / attribute, text)
+            _replace(root / "class" / kind / name, os.path.relpath(home, root / "class" / kind))
+            _replace(home / "device", os.path.relpath(folder, home))
+            _replace(home / "subsystem", os.path.relpath(root / "class" / kind, home))
+            if numbers := attributes.get("dev"):
+                major, _, minor = numbers.partition(":")
+                devname = attributes.get("devname", name)
+                _file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
+                _node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
+            uevents.tell(root, "add", kind, name)
+
+
+def _remove_devices(root: Path, folder: Path) -> None:
+    for kind, devices in _told(folder).classes.items():
+        present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
+        for name, attributes in devices.items():
+            (root / "class" / kind / name).unlink(missing_ok=True)
+            if "dev" in attributes:
+                (root / "dev" / attributes.get("devname", name)).unlink(missing_ok=True)
+        shutil.rmtree(folder / kind, ignore_errors=True)
+        for name in present:
+            uevents.tell(root, "remove", kind, name)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _numa(root: Path, machine: Machine) -> None:
+    for number, node in machine.numa_nodes.items():
+        folder = root / f"devices/system/node/node{number}"
+        _file(folder / "cpulist", node.cpus)
+        if node.distances:
+            _file(folder / "distance", " ".join(map(str, node.distances)))
+        for cpu in sysfs.cpu_list(node.cpus):
+            home = root / f"devices/system/cpu/cpu{cpu}"
+            _file(home / "topology/physical_package_id", str(node.socket))
+            _replace(home / f"node{number}", os.path.relpath(folder, home))
+
+
+def _new_boot(root: Path) -> None:
+    (root / BOOT_ID).write_text(str(uuid.uuid4()))
+
+
+def _node(root: Path, name: str, node: str) -> None:
+    _file(root / "dev" / name, node)
+
+
+def _file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def _change(root: Path, path: Path, text: str) -> None:
+    """Who reads it meanwhile has the old or the new, whole, as of an attribute of the kernel."""
+    fresh = root / f".{uuid.uuid4().hex}"  # where nobody looks for attributes
+    fresh.write_text(text)
+    fresh.replace(path.resolve())
+
+
+def _replace(link: Path, target: str) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
+def _need_device(root: Path, address: str) -> Path:
+    link = root / "bus/pci/devices" / address
+    if not address or not link.exists():
+        raise _error(errno.ENODEV, link)
+    return link.resolve()
+
+
+def _need_bound(root: Path, address: str, driver: str) -> None:
+    folder = _need_device(root, address)
+    if not (folder / "driver").is_symlink() or (folder / "driver").resolve().name != driver:
+        raise _error(errno.ENODEV, folder / "driver")
+
+
+def _error(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))

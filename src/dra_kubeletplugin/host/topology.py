@@ -1,0 +1,92 @@
+"""A described machine as a whole: addresses that are one function's each, and nothing that hangs in the air."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..base.text import counted
+from . import sysfs
+from .model import Function, Machine, VirtualFunctions, routing_id
+from .validation import Faults
+
+Taken = dict[tuple[str, int], tuple[int, str]]  # domain and routing id: place in the list, and what to call it
+LAST = 0xFFFF  # routing id of a domain
+
+
+def laid_out(functions: Sequence[Function | None], faults: Faults) -> Sequence[Function]:
+    """Gives virtual functions their addresses, and finds two that claim the same."""
+    taken: Taken = {}
+    for i, fn in enumerate(functions):
+        if fn is not None and _claim(taken, fn.address, 0, 1, 1, (i, fn.address)):
+            faults.add(("functions", i, "address"), f"{fn.address} is there twice")
+    out: list[Function] = []
+    for i, fn in enumerate(functions):
+        if fn is None:
+            continue
+        if fn.vfs is not None:
+            name = f"the virtual functions of {fn.address}"
+            offset = fn.vfs.offset or _free(taken, fn, fn.vfs)
+            before = _claim(taken, fn.address, offset, fn.vfs.stride, fn.vfs.total, (i, name))
+            if before or routing_id(fn.address) + offset + fn.vfs.stride * (fn.vfs.total - 1) > LAST:
+                why = f"share addresses with {before}" if before else "reach beyond the last bus"
+                faults.add(("functions", i, "vfs"), f"{name} {why}: give another offset, stride or total")
+            fn = dataclasses.replace(fn, vfs=dataclasses.replace(fn.vfs, offset=offset))
+        out.append(fn)
+    return out
+
+
+def _claim(taken: Taken, address: str, offset: int, stride: int, count: int, owner: tuple[int, str]) -> str:
+    """Takes addresses; answers who has one of them already."""
+    domain, first = address.partition(":")[0], routing_id(address) + offset
+    for number in range(first, first + stride * count, stride):
+        if (before := taken.setdefault((domain, number), owner)) != owner:
+            return before[1]
+    return ""
+
+
+def _free(taken: Taken, fn: Function, vfs: VirtualFunctions) -> int:
+    """The first offset from the next device number on at which nothing is in the way."""
+    domain, own = fn.address.partition(":")[0], routing_id(fn.address)
+    start = (own | 7) + 1
+    while start <= LAST:
+        used = [n for n in range(start, start + vfs.stride * vfs.total, vfs.stride) if (domain, n) in taken]
+        if not used:
+            break
+        start = used[-1] + 1
+    return start - own
+
+
+def check_functions(machine: Machine, faults: Faults) -> None:
+    """What functions hang below, and the memory that they are near to, must be there."""
+    by_address = {f.address: f for f in machine.functions}
+    for i, fn in enumerate(machine.functions):
+        seen, at = {fn.address}, fn
+        while at.behind is not None:
+            if at.behind not in by_address:
+                if at is fn:
+                    faults.add(
+                        ("functions", i, "behind"), f"{fn.behind} is not described{faults.near(at.behind, by_address)}"
+                    )
+                break
+            if at.behind in seen:
+                faults.add(("functions", i, "behind"), f"{fn.address} hangs below itself")
+                break
+            seen.add(at.behind)
+            at = by_address[at.behind]
+        if fn.numa is not None and machine.numa_nodes and fn.numa not in machine.numa_nodes:
+            described = ", ".join(map(str, machine.numa_nodes))
+            faults.add(("functions", i, "numa"), f"node {fn.numa} is none of numa_nodes, which has {described}")
+
+
+def check_numa(machine: Machine, faults: Faults) -> None:
+    """Each CPU belongs to one node, and each node knows its distance from all."""
+    owner: dict[int, int] = {}
+    for number, node in machine.numa_nodes.items():
+        if node.distances and len(node.distances) != len(machine.numa_nodes):
+            given, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
+            text = f"{given} for {wanted}: one for each, its own included"
+            faults.add(("numa_nodes", number, "distances"), text)
+        for cpu in sysfs.cpu_list(node.cpus):
+            if owner.setdefault(cpu, number) != number:
+                faults.add(("numa_nodes", number, "cpus"), f"CPU {cpu} belongs to node {owner[cpu]} already")

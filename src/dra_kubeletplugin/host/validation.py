@@ -1,0 +1,120 @@
+"""Reads objects that people wrote, key by key, and keeps every fault with its place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar, overload
+
+from ..base.yaml.line_numbers import Place
+from ..errors import printable
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Faults:
+    """What is wrong, each with file, line where it is known, and place. ``lines`` are by place."""
+
+    def __init__(self, source: str, lines: Mapping[Place, int]) -> None:
+        self.found: list[str] = []
+        self._source = source
+        self._lines = lines
+
+    def add(self, place: Place, text: str) -> None:
+        line = next((f":{self._lines[place[:n]]}" for n in range(len(place), -1, -1) if place[:n] in self._lines), "")
+        shown = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+        self.found.append(printable(f"{self._source}{line}: {shown}{': ' if shown else ''}{text}"))
+
+    @staticmethod
+    def near(word: object, known: Iterable[str]) -> str:
+        """``; did you mean ...?`` where something is spelt nearly the same."""
+        close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+        return f"; did you mean `{close[0]}`?" if close else ""
+
+
+class Keys:
+    """One mapping. Each key is asked for once; :meth:`end` tells those that nobody asked for."""
+
+    def __init__(self, given: object, place: Place, faults: Faults) -> None:
+        self._given: Mapping[object, object] = given if isinstance(given, Mapping) else {}
+        self._place = place
+        self._faults = faults
+        self._known: list[str] = []
+        if not isinstance(given, Mapping):
+            faults.add(place, f"{given!r} is no mapping of keys")
+
+    def fault(self, key: str, text: str) -> None:
+        self._faults.add((*self._place, key), text)
+
+    @overload
+    def take(self, key: str, read: Callable[[object], T], *, required: Literal[True]) -> T | None: ...
+    @overload
+    def take(self, key: str, read: Callable[[object], T]) -> T | None: ...
+    def take(self, key: str, read: Callable[[object], T], *, required: bool = False) -> T | None:
+        """A value as ``read`` makes it; None where it is left out, null or wrong."""
+        self._known.append(key)
+        value = self._given.get(key)
+        if value is None:
+            if required:
+                self._faults.add(self._place, f"`{key}` is missing")
+            return None
+        return self._read((*self._place, key), read, value)
+
+    def inner(self, key: str, read: Callable[[Keys], T | None]) -> T | None:
+        """A mapping below a key."""
+        self._known.append(key)
+        value = self._given.get(key)
+        return None if value is None else read(Keys(value, (*self._place, key), self._faults))
+
+    def each(self, key: str, read: Callable[[Keys], T], *, required: bool = False) -> list[T]:
+        """A list of mappings."""
+        items = self._list(key, required=required)
+        return [read(Keys(item, (*self._place, key, i), self._faults)) for i, item in enumerate(items)]
+
+    def items(self, key: str, read: Callable[[object], T]) -> tuple[T, ...]:
+        """A list of values."""
+        found = (self._read((*self._place, key, i), read, item) for i, item in enumerate(self._list(key)))
+        return tuple(item for item in found if item is not None)
+
+    def mapping(self, key: str, read_key: Callable[[object], K], read: Callable[[object], T]) -> dict[K, T]:
+        """A mapping whose keys are anybody's own."""
+        self._known.append(key)
+        given = self._given.get(key)
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            self._faults.add((*self._place, key), f"{given!r} is no mapping")
+            return {}
+        out = {}
+        for name, value in given.items():
+            place = (*self._place, key, name if isinstance(name, str | int) else str(name))
+            made, found = self._read(place, read_key, name), self._read(place, read, value)
+            if made is not None and found is not None:
+                out[made] = found
+        return out
+
+    def end(self) -> None:
+        """Every key that was not asked for is a fault."""
+        for key in self._given:
+            if key not in self._known:
+                name = key if isinstance(key, str | int) else str(key)
+                self._faults.add((*self._place, name), f"unknown key{self._faults.near(key, self._known)}")
+
+    def _list(self, key: str, *, required: bool = False) -> Sequence[object]:
+        self._known.append(key)
+        value = self._given.get(key)
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return value
+        if value is not None:
+            self._faults.add((*self._place, key), f"{value!r} is no list")
+        elif required:
+            self._faults.add(self._place, f"a list `{key}` is missing")
+        return ()
+
+    def _read(self, place: Place, read: Callable[[object], T], value: object) -> T | None:
+        try:
+            return read(value)
+        except ValueError as e:
+            self._faults.add(place, str(e))
+            return None

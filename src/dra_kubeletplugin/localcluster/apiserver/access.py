@@ -1,0 +1,136 @@
+"""What a user may do: role-based access control, as Kubernetes' RBAC authorizer decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .auth import User
+from .status_errors import Refusal
+from .storage import Storage
+
+JSON = dict[str, Any]
+Rule = Mapping[str, Any]
+GROUP = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True)
+class Question:
+    """``path`` is that of a request which is for no resource."""
+
+    verb: str
+    group: str = ""
+    resource: str = ""
+    sub: str = ""
+    namespace: str = ""
+    name: str = ""
+    path: str = ""
+
+    @property
+    def full(self) -> str:
+        return f"{self.resource}/{self.sub}" if self.sub else self.resource
+
+    @property
+    def denied(self) -> str:
+        """What a user cannot do that may not do this."""
+        if self.path:
+            return f'cannot {self.verb} path "{self.path}"'
+        place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
+        return f'cannot {self.verb} resource "{self.full}" in API group "{self.group}" {place}'
+
+
+class Access:
+    """Attributes:
+    told: gets each question that a request was decided by, with who asked and whether it was allowed: an audit for tests.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.told: Callable[[User, Question, bool], None] = lambda *_: None
+
+    def decide(self, user: User, *questions: Question) -> bool:
+        """Whether one of them is allowed, of a request that stands or falls with it."""
+        by = next((q for q in questions if self.allowed(user, q)), None)
+        self.told(user, by or questions[0], by is not None)
+        return by is not None
+
+    def require(self, user: User, question: Question) -> None:
+        """Raises :class:`Refusal` where a request may not do what is asked."""
+        if self.decide(user, question):
+            return
+        if question.path:
+            raise Refusal(403, "Forbidden", f'forbidden: User "{user.name}" {question.denied}')
+        key = f"{question.resource}.{question.group}" if question.group else question.resource
+        named = f' "{question.name}"' if question.name else ""
+        details = {"name": question.name, "group": question.group, "kind": question.resource}
+        message = f'{key}{named} is forbidden: User "{user.name}" {question.denied}'
+        raise Refusal(403, "Forbidden", message, details)
+
+    def allowed(self, user: User, question: Question) -> str:
+        """Why it is allowed; empty where it is not."""
+        if user.is_master:
+            return "the user is of system:masters"
+        for rule, binding in self.rules(user, question.namespace):
+            if covers(rule, question):
+                role, kind = binding["roleRef"], binding["kind"]
+                meta = binding["metadata"]
+                where = f"{meta['name']}/{meta['namespace']}" if kind == "RoleBinding" else meta["name"]
+                named = f'{role.get("kind")} "{role.get("name")}" to {_subject(binding, user)}'
+                return f'RBAC: allowed by {kind} "{where}" of {named}'
+        return ""
+
+    def rules(self, user: User, namespace: str) -> Iterator[tuple[Rule, JSON]]:
+        """Every rule that holds for a user, of the whole cluster and of one namespace, with the binding that grants it."""
+        for binding in self.storage.list(f"clusterrolebindings.{GROUP}"):
+            if _subject(binding, user):
+                yield from self._of_binding({**binding, "kind": "ClusterRoleBinding"}, "")
+        for binding in self.storage.list(f"rolebindings.{GROUP}", namespace) if namespace else ():
+            if _subject(binding, user):
+                yield from self._of_binding({**binding, "kind": "RoleBinding"}, namespace)
+
+    def _of_binding(self, binding: JSON, namespace: str) -> Iterator[tuple[Rule, JSON]]:
+        for rule in self.role_rules(binding.get("roleRef") or {}, namespace) or ():
+            yield rule, binding
+
+    def role_rules(self, reference: Mapping[str, Any], namespace: str) -> list[Rule] | None:
+        """The rules of the role that a binding names; None where there is none."""
+        if reference.get("kind") == "ClusterRole":
+            role = self.storage.get(f"clusterroles.{GROUP}", "", reference.get("name", ""))
+        else:
+            role = self.storage.get(f"roles.{GROUP}", namespace, reference.get("name", ""))
+        return None if role is None else list(role.get("rules") or ())
+
+
+def _subject(binding: JSON, user: User) -> str:
+    """By which of its subjects a binding is for a user; empty where it is not."""
+    for subject in binding.get("subjects") or ():
+        kind, name = subject.get("kind"), subject.get("name", "")
+        if (kind == "User" and name == user.name) or (kind == "Group" and name in user.groups):
+            return f'{kind} "{name}"'
+        if kind == "ServiceAccount" and (place := subject.get("namespace")):
+            if user.name == f"system:serviceaccount:{place}:{name}":
+                return f'{kind} "{name}/{place}"'
+    return ""
+
+
+def covers(rule: Rule, question: Question) -> bool:
+    """Whether a rule of a role allows what is asked."""
+
+    def has(field: str, value: str) -> bool:
+        found = rule.get(field) or ()
+        return "*" in found or value in found
+
+    if not has("verbs", question.verb):
+        return False
+    if question.path:
+        paths = rule.get("nonResourceURLs") or ()
+        return any(question.path == p or (p.endswith("*") and question.path.startswith(p[:-1])) for p in paths)
+    if not has("apiGroups", question.group):
+        return False
+    resources = rule.get("resources") or ()
+    every = question.sub and f"*/{question.sub}" in resources
+    if not every and "*" not in resources and question.full not in resources:
+        return False
+    named = rule.get("resourceNames")
+    return not named or question.name in named

@@ -1,0 +1,100 @@
+"""Which requests a policy, a binding or a webhook is for: rules of resources, selectors of namespaces and of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..kinds import Kind, Registry
+from ..storage import Storage
+from ..validation.label_selectors import selects
+from .attributes import DELETE, Attributes, View
+
+JSON = dict[str, Any]
+Rule = Mapping[str, Any]
+_OWN_GROUP = "admissionregistration.k8s.io"  # what decides about admission is not itself decided about
+
+
+class Matcher:
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self.storage, self.registry = storage, registry
+
+    def view(self, resources: Mapping[str, Any], rules: Sequence[Rule], attributes: Attributes) -> View | None:
+        """The request as a rule wants it; None where it is for none of them, or a selector keeps it out.
+
+        ``resources`` has the selectors, ``matchPolicy`` and ``excludeResourceRules``.
+        """
+        if attributes.target.kind.group == _OWN_GROUP:
+            return None
+        equivalent = resources.get("matchPolicy") != "Exact"
+        if not self._namespace_selected(resources.get("namespaceSelector"), attributes):
+            return None
+        if not _object_selected(resources.get("objectSelector"), attributes):
+            return None
+        if self._by_rules(resources.get("excludeResourceRules") or (), attributes, equivalent=equivalent):
+            return None
+        return self._by_rules(rules, attributes, equivalent=equivalent)
+
+    def as_asked(self, attributes: Attributes) -> View:
+        return View(attributes, attributes.target.kind, attributes.target.version)
+
+    def _by_rules(self, rules: Sequence[Rule], attributes: Attributes, *, equivalent: bool) -> View | None:
+        target = attributes.target
+        ways = [(target.kind, target.version)]
+        if equivalent:
+            ways += [w for w in self._equivalents(target.kind) if w != ways[0]]
+        for kind, version in ways:
+            if any(_matches(rule, kind, version, attributes) for rule in rules):
+                return View(attributes, kind, version)
+        return None
+
+    def _equivalents(self, kind: Kind) -> Iterator[tuple[Kind, str]]:
+        """Every group and version in which objects of the kind are served."""
+        for other in self.registry:
+            if other.storage == kind.storage:
+                yield from ((other, version) for version in other.versions)
+
+    def namespace_of(self, attributes: Attributes) -> JSON | None:
+        """The namespace that the request's object is in; None where it is in none."""
+        if not attributes.namespace:
+            return None
+        return self.storage.get("namespaces", "", attributes.namespace)
+
+    def _namespace_selected(self, selector: Rule | None, attributes: Attributes) -> bool:
+        if not selector or not attributes.namespace:
+            return True
+        if attributes.target.kind.storage == "namespaces" and attributes.operation != DELETE:
+            found = attributes.object
+        else:
+            found = self.namespace_of(attributes)
+        return selects(selector, _labels(found))
+
+
+def _labels(obj: JSON | None) -> Mapping[str, str]:
+    return ((obj or {}).get("metadata") or {}).get("labels") or {}
+
+
+def _object_selected(selector: Rule | None, attributes: Attributes) -> bool:
+    if not selector:
+        return True
+    return any(o is not None and selects(selector, _labels(o)) for o in (attributes.object, attributes.old))
+
+
+def _matches(rule: Rule, kind: Kind, version: str, attributes: Attributes) -> bool:
+    def has(name: str, value: str) -> bool:
+        found = rule.get(name) or ()
+        return "*" in found or value in found
+
+    if not (has("apiGroups", kind.group) and has("apiVersions", version) and has("operations", attributes.operation)):
+        return False
+    inside = bool(attributes.target.namespace)
+    if rule.get("scope") not in {None, "*", "Namespaced" if inside else "Cluster"}:
+        return False
+    names = rule.get("resourceNames") or ()
+    if names and attributes.name not in names:
+        return False
+    for resource in rule.get("resources") or ():
+        plural, _, sub = resource.partition("/")
+        if plural in {"*", kind.plural} and sub in {"*", attributes.target.sub}:
+            return True
+    return False

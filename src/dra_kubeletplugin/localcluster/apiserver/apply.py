@@ -1,0 +1,280 @@
+"""Server-side apply: who manages which field of an object, what one manager applies, and who is in its way.
+
+Every write goes through here: an update (PUT, or a patch of another kind) makes its writer the manager of what it changed, an
+apply makes it the manager of what it says, takes away what it no longer says and nobody else manages, and is refused where
+another manager has a field with another value, unless it is forced.
+Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/ and structured-merge-diff's merge package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ...resourceapi.defaulting import now
+from ...resourceapi.schemas import typed
+from ...resourceapi.schemas.field_paths import Path, decode, encode, field_element, in_order, shown, without
+from ...resourceapi.schemas.merging import Type, type_of
+
+JSON = dict[str, Any]
+_BEFORE = "before-first-apply"
+_NEVER_MANAGED = (
+    "name",
+    "namespace",
+    "creationTimestamp",
+    "selfLink",
+    "uid",
+    "clusterName",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+)
+_STRIPPED: tuple[Path, ...] = (
+    ("f:apiVersion",),
+    ("f:kind",),
+    *(("f:metadata", field_element(name)) for name in _NEVER_MANAGED),
+)
+
+
+class Operation(Enum):
+    APPLY = "Apply"
+    UPDATE = "Update"
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Whose fields they are. For one that applies the version does not count."""
+
+    name: str
+    operation: Operation
+    api_version: str
+    subresource: str
+
+    @property
+    def key(self) -> tuple[str, Operation, str, str]:
+        version = "" if self.operation is Operation.APPLY else self.api_version
+        return self.name, self.operation, version, self.subresource
+
+    def __str__(self) -> str:
+        out = f'"{self.name}"'
+        if self.subresource:
+            out += f' with subresource "{self.subresource}"'
+        return out + (f" using {self.api_version}" if self.operation is Operation.UPDATE else "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of ``metadata.managedFields``. ``fields`` are its paths as they were read; None once they have changed."""
+
+    manager: Manager
+    paths: frozenset[Path]
+    time: str = ""
+    fields: JSON | None = None
+
+
+Entries = Mapping[tuple[str, Operation, str, str], Entry]
+
+
+class ConflictError(Exception):
+    """Others manage what was applied. ``conflicts`` has each manager and path; the text is the server's."""
+
+    def __init__(self, conflicts: Sequence[tuple[Manager, Path]]) -> None:
+        self.conflicts = conflicts
+        if len(conflicts) == 1:
+            manager, path = conflicts[0]
+            super().__init__(f"Apply failed with 1 conflict: conflict with {manager}: {shown(path)}")
+            return
+        lines = []
+        for name in sorted({str(m) for m, _ in conflicts}):
+            lines.append(f"conflicts with {name}:")
+            lines += [f"- {shown(p)}" for m, p in conflicts if str(m) == name]
+        super().__init__(f"Apply failed with {len(conflicts)} conflicts: " + "\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the writes of one request are judged by.
+
+    Attributes:
+        group, version, kind: of the objects that are handed in.
+        ignored: paths that the request cannot write, whatever it says: the status, or all but the status.
+        convert: an object of this kind in another version.
+        types: the kind's type in a version, where it is in no table.
+    """
+
+    group: str
+    version: str
+    kind: str
+    ignored: Sequence[Path]
+    convert: Callable[[JSON, str], JSON]
+    types: Callable[[str], Type] | None = None
+
+    @property
+    def type(self) -> Type:
+        return self.type_in(self.version)
+
+    def type_in(self, version: str) -> Type:
+        return self.types(version) if self.types else type_of(self.group, version, self.kind)
+
+    @property
+    def hidden(self) -> Sequence[Path]:
+        return (*_STRIPPED, *self.ignored)
+
+    def manager(self, name: str, operation: Operation, subresource: str) -> Manager:
+        api_version = f"{self.group}/{self.version}" if self.group else self.version
+        return Manager(name, operation, api_version, subresource)
+
+    def compare(self, old: JSON, new: JSON, manager: Manager) -> typed.Comparison:
+        """As the version of a manager sees it."""
+        version = manager.api_version.rpartition("/")[2]
+        if version != self.version:
+            old, new = self.convert(old, version), self.convert(new, version)
+        found = typed.compare(old, new, self.type_in(version))
+        for paths in (found.added, found.removed, found.modified):
+            kept = without(paths, _STRIPPED)
+            paths.intersection_update(kept)
+        return found
+
+
+# --- managed fields as objects have them ------------------------------------------------------------
+
+
+def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operation, str, str], Entry]:
+    out = {}
+    for item in managed or ():
+        if not item.get("manager") and not item.get("fieldsV1"):
+            continue
+        operation = Operation(item.get("operation", Operation.UPDATE.value))
+        manager = Manager(item.get("manager", ""), operation, item.get("apiVersion", ""), item.get("subresource", ""))
+        fields = item.get("fieldsV1") or {}
+        out[manager.key] = Entry(manager, frozenset(decode(fields)), item.get("time", ""), fields)
+    return out
+
+
+def written(entries: Entries) -> list[JSON]:
+    """Those that apply first, then by time and name."""
+    out = []
+    for entry in sorted(
+        entries.values(), key=lambda e: (e.manager.operation is Operation.UPDATE, e.time, e.manager.name)
+    ):
+        manager = entry.manager
+        item: JSON = {
+            "manager": manager.name,
+            "operation": manager.operation.value,
+            "apiVersion": manager.api_version,
+            "time": entry.time,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": encode(entry.paths) if entry.fields is None else entry.fields,
+        }
+        if manager.subresource:
+            item["subresource"] = manager.subresource
+        out.append(item)
+    return out
+
+
+def is_reset(managed: Any) -> bool:
+    """Whether a request asks to forget all managers: an empty list, or a list of one empty entry."""
+    return managed in ([], [{}])
+
+
+# --- the two operations -----------------------------------------------------------------------------
+
+
+def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON) -> Entries:
+    """The managers after a write that is no apply; ``live`` is None, and ``empty`` counts, for a creation."""
+    if live is not None and not entries:
+        return {}  # nobody has ever applied, and somebody asked for no managers
+    found = rules.compare(live if live is not None else empty, new, manager)
+    known = {manager.api_version: found}
+    out = _yielded(live if live is not None else empty, new, entries, manager, rules, known, force=True)
+    before = entries[manager.key].paths if manager.key in entries else frozenset()
+    paths = (before | found.modified | found.added) - found.removed
+    return _with(out, Entry(manager, frozenset(without(paths, rules.hidden))), entries)
+
+
+def apply(
+    live: JSON | None, applied: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON, *, force: bool
+) -> tuple[JSON, Entries]:
+    """The object that comes out, and its managers; ``live`` is None, and ``empty`` counts, for a creation.
+
+    Raises :class:`ConflictError`, and :class:`typed.SchemaError` where ``applied`` does not fit its kind.
+    """
+    kind = rules.type
+    typed.check(applied, kind)
+    if live is not None and not entries:
+        first = rules.manager(_BEFORE, Operation.UPDATE, "")
+        found = rules.compare(empty, live, first)
+        entries = _with({}, Entry(first, frozenset(found.added | found.modified)), {})
+    live = live if live is not None else empty
+    last = entries.get(manager.key)
+    claimed = Entry(manager, frozenset(without(typed.paths_of(applied, kind), rules.ignored)))
+    merged = typed.merge(live, applied, kind)
+    if last is not None and last.paths:
+        everybody = {**entries, manager.key: claimed}
+        merged = _pruned(merged, last, everybody, rules)
+    left = _yielded(live, merged, entries, manager, rules, {}, force=force)
+    kept = dataclasses.replace(claimed, paths=frozenset(without(claimed.paths, _STRIPPED)))
+    return typed.cleaned(merged, kind), _with(left, kept, entries)
+
+
+def _pruned(merged: JSON, last: Entry, entries: Entries, rules: Rules) -> JSON:
+    """``merged`` without what its manager applied last, and nobody manages now.
+
+    Versions of a kind differ only below fields that are one value, so paths are the same in each.
+    """
+    kind = rules.type
+    had = typed.with_named(last.paths, kind)
+    pruned = typed.remove(merged, had, kind) or {}
+    # What others manage, or this manager applies now, comes back,
+    everything = typed.with_named(typed.paths_of(merged, kind), kind)
+    kept = typed.with_named(typed.paths_of(pruned, kind), kind)
+    owned: set[Path] = set()
+    for entry in entries.values():
+        owned |= entry.paths
+    pruned = typed.remove(merged, everything - (kept | typed.with_named(owned, kind)), kind) or {}
+    # and what went with its parent without having been applied.
+    kept = typed.with_named(typed.paths_of(pruned, kind), kind)
+    out: JSON = typed.remove(merged, (everything - kept) & had, kind) or {}
+    return out
+
+
+def _yielded(
+    old: JSON,
+    new: JSON,
+    entries: Entries,
+    writer: Manager,
+    rules: Rules,
+    seen: dict[str, typed.Comparison],
+    *,
+    force: bool,
+) -> Entries:
+    """The other managers, without what the writer changed or removed; ``seen``: what changed, by version, as far as it is known.
+
+    Raises :class:`ConflictError` unless forced.
+    """
+    out, conflicts = {}, []
+    for key, entry in entries.items():
+        if key == writer.key:
+            continue
+        version = entry.manager.api_version
+        found = seen[version] = seen.get(version) or rules.compare(old, new, entry.manager)
+        taken = entry.paths & (found.modified | found.added)
+        conflicts += [(entry.manager, p) for p in in_order(taken)]
+        left = entry.paths - taken - found.removed
+        out[key] = entry if left == entry.paths else dataclasses.replace(entry, paths=left, fields=None)
+    if conflicts and not force:
+        raise ConflictError(sorted(conflicts, key=lambda c: str(c[0])))
+    return {k: e for k, e in out.items() if e.paths}
+
+
+def _with(others: Entries, entry: Entry, before: Entries) -> Entries:
+    """``others`` and ``entry``, with the time of before where nothing changed."""
+    known = before.get(entry.manager.key)
+    out = {k: e for k, e in others.items() if k != entry.manager.key}
+    if entry.paths:
+        same = known is not None and known.paths == entry.paths and known.manager == entry.manager
+        out[entry.manager.key] = known if same and known is not None else dataclasses.replace(entry, time=now())
+    return out

@@ -1,0 +1,199 @@
+"""Who may ask: those who have the token of the kubeconfig, or of a service account; nobody's web page, under no other name.
+
+The server is on a machine that others use too, and a browser on it opens any page: a token is demanded on the loopback as well,
+a request that a page made (it has an Origin) or that came under a foreign name (a page whose name leads here) is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import secrets
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from ...base.http_server.origin import host_of, leads_here
+from ...base.http_server.server import Request
+from .status_errors import Refusal, bad_request
+from .storage import Storage
+
+JSON = dict[str, Any]
+AUDIENCE = "https://kubernetes.default.svc.cluster.local"
+_AUTHENTICATION = "authentication.kubernetes.io"
+_ACCOUNTS = "system:serviceaccounts"
+_EXTRA = "impersonate-extra-"
+_MASTERS = "system:masters"
+_LOCAL = {
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+}
+
+
+@dataclass(frozen=True)
+class User:
+    """Who asks. ``extra`` is what the authenticator knows beside, by its key in lower case; ``trusted`` ones may do all."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    trusted: bool = False
+
+    @property
+    def is_master(self) -> bool:
+        return self.trusted or _MASTERS in self.groups
+
+    @property
+    def info(self) -> JSON:
+        """As reviews show it (authentication.k8s.io/v1 UserInfo)."""
+        out: JSON = {"username": self.name}
+        if self.uid:
+            out["uid"] = self.uid
+        if self.groups:
+            out["groups"] = list(self.groups)
+        if self.extra:
+            out["extra"] = {k: list(v) for k, v in self.extra.items()}
+        return out
+
+
+ADMIN = User("kubernetes-admin", (_MASTERS, "system:authenticated"))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An object with which a token ends."""
+
+    storage: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class _Issued:
+    user: User
+    expires: float
+    audiences: tuple[str, ...]
+    bound: tuple[Bound, ...]
+
+
+@dataclass
+class Tokens:
+    """``admin`` is the kubeconfig's token; service accounts get theirs on request."""
+
+    admin: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    _issued: dict[str, _Issued] = field(default_factory=dict)
+
+    def issue(
+        self,
+        account: JSON,
+        seconds: float,
+        audiences: Collection[str] = (),
+        bound: Collection[Bound] = (),
+        claims: Mapping[str, str] | None = None,
+    ) -> str:
+        """A token of a service account, good while the account and the ``bound`` objects exist.
+
+        ``claims`` go into the user's extra, below authentication.kubernetes.io.
+        """
+        meta = account["metadata"]
+        namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
+        token = secrets.token_urlsafe(32)
+        known = {"credential-id": f"JTI={uuid.uuid4()}", **(claims or {})}
+        extra = {f"{_AUTHENTICATION}/{k}": (v,) for k, v in known.items()}
+        user = account_user(namespace, name, uid, extra)
+        holds = (Bound("serviceaccounts", namespace, name, uid), *bound)
+        self._issued[token] = _Issued(user, time.time() + seconds, tuple(audiences) or (AUDIENCE,), holds)
+        return token
+
+    def of_component(self, name: str, groups: Sequence[str]) -> str:
+        """A token of a component of the cluster itself, good for ever."""
+        token = secrets.token_urlsafe(32)
+        user = User(name, (*groups, "system:authenticated"), trusted=True)
+        self._issued[token] = _Issued(user, math.inf, (AUDIENCE,), ())
+        return token
+
+    def user_of(self, token: str, storage: Storage, audiences: Collection[str] = (AUDIENCE,)) -> User | None:
+        """Whose token it is; None for one that is not known, has expired, is for others or whose object has gone."""
+        if hmac.compare_digest(token.encode(errors="replace"), self.admin.encode()):
+            return ADMIN
+        found = self._issued.get(token)
+        if found is None or found.expires <= time.time() or not set(audiences) & set(found.audiences):
+            return None
+        for bound in found.bound:
+            obj = storage.get(bound.storage, bound.namespace, bound.name)
+            if obj is None or obj["metadata"]["uid"] != bound.uid:
+                return None
+        return found.user
+
+
+def account_user(namespace: str, name: str, uid: str = "", extra: Mapping[str, tuple[str, ...]] | None = None) -> User:
+    """A service account as a user."""
+    groups = (_ACCOUNTS, f"{_ACCOUNTS}:{namespace}", "system:authenticated")
+    return User(f"system:serviceaccount:{namespace}:{name}", groups, uid, extra or {})
+
+
+def authenticate(request: Request, tokens: Tokens, storage: Storage, names: Collection[str] = ()) -> User:
+    """``names`` are those of the addresses at which the server was asked to serve. Raises :class:`Refusal`."""
+    _check_source(request, names)
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    user = tokens.user_of(token.strip(), storage) if kind.lower() == "bearer" else None
+    if user is None:
+        raise Refusal(401, "Unauthorized", "Unauthorized")
+    return user
+
+
+def impersonated(request: Request) -> User | None:
+    """As whom the request wants to be answered; None for the user that sends it. Raises :class:`Refusal`."""
+    headers = request.headers
+    name = headers.get("impersonate-user", "")
+    groups = tuple(g.strip() for g in headers.get("impersonate-group", "").split(",") if g.strip())
+    uid = headers.get("impersonate-uid", "")
+    extra = {
+        unquote(k.removeprefix(_EXTRA)).lower(): tuple(part.strip() for part in v.split(","))
+        for k, v in headers.items()
+        if k.startswith(_EXTRA)
+    }
+    if not name:
+        if groups or uid or extra:
+            raise bad_request("requested groups, uid or extra to impersonate without impersonating a user")
+        return None
+    account = name.split(":")
+    if name.startswith("system:serviceaccount:") and len(account) == 4 and not groups:
+        return account_user(account[2], account[3], uid, extra)
+    if name == "system:anonymous":
+        return User(name, (*groups, "system:unauthenticated"), uid, extra)
+    return User(name, tuple(dict.fromkeys((*groups, "system:authenticated"))), uid, extra)
+
+
+def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
+    """What must be allowed of who wants to be ``user``: group, resource, subresource, namespace and name of each question."""
+    account = user.name.split(":")
+    is_account = user.name.startswith("system:serviceaccount:") and len(account) == 4
+    yield ("", "serviceaccounts", "", account[2], account[3]) if is_account else ("", "users", "", "", user.name)
+    implied = {"system:authenticated", "system:unauthenticated"}
+    if is_account:
+        implied |= {_ACCOUNTS, f"{_ACCOUNTS}:{account[2]}"}
+    for group in user.groups:
+        if group not in implied:
+            yield "", "groups", "", "", group
+    if user.uid:
+        yield "authentication.k8s.io", "uids", "", "", user.uid
+    for key, values in user.extra.items():
+        for value in values:
+            yield "authentication.k8s.io", "userextras", key, "", value
+
+
+def _check_source(request: Request, names: Collection[str]) -> None:
+    if not leads_here(host_of(request), {*_LOCAL, *names}):
+        host = request.headers.get("host", "")
+        raise Refusal(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
+    origin = request.headers.get("origin")
+    if origin is not None:
+        raise Refusal(403, "Forbidden", f"a web page of {origin!r} made this request: pages get nothing")

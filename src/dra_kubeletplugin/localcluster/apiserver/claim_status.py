@@ -1,0 +1,76 @@
+"""Who may write which part of a claim's status: the scheduler binds, a driver tells of its own devices (KEP-4817, 1.36).
+
+Gate DRAResourceClaimGranularStatusAuthorization. The subresources ``binding`` and ``driver`` are words of RBAC only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...resourceapi.conversion import GROUP
+from ...resourceapi.validation.field_errors import FieldError, forbidden
+from .access import Access, Question
+from .auth import User
+
+JSON = Mapping[str, Any]
+_NODE = "authentication.kubernetes.io/node-name"
+_ACCOUNT = "system:serviceaccount:"
+
+
+def status_faults(access: Access, user: User, verb: str, namespace: str, new: JSON, old: JSON) -> list[FieldError]:
+    """What of a status a user changes and may not; ``verb`` is update or patch."""
+    if user.is_master:
+        return []
+    out: list[FieldError] = []
+    if any((new.get(f) or None) != (old.get(f) or None) for f in ("allocation", "reservedFor")):
+        question = Question(verb, GROUP, "resourceclaims", "binding")
+        if not access.decide(user, question):
+            needs = f'requires resource="resourceclaims/binding", verb="{verb}" permission'
+            why = f"changing status.allocation or status.reservedFor {needs}: {_denied(user, question)}"
+            out.append(forbidden("status", why))
+    verbs = [f"arbitrary-node:{verb}"]
+    if _node_of(user) == _allocated_node(new.get("allocation")) != "":
+        verbs.insert(0, f"associated-node:{verb}")
+    for driver in _changed_drivers(new.get("devices") or (), old.get("devices") or ()):
+        questions = [Question(v, GROUP, "resourceclaims", "driver", namespace, driver) for v in verbs]
+        if not access.decide(user, *questions):
+            needs = f'requires resource="resourceclaims/driver", verb="[{" ".join(verbs)}]" permission'
+            why = f"changing status.devices {needs}: {_denied(user, questions[0])}"
+            out.append(forbidden("status.devices", why))
+    return out
+
+
+def _denied(user: User, question: Question) -> str:
+    name = f' "{question.name}"' if question.name else ""
+    return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denied}'
+
+
+def _changed_drivers(new: Any, old: Any) -> list[str]:
+    """Drivers of which an entry came, went or changed, sorted."""
+
+    def by_device(entries: Any) -> dict[tuple[str, ...], str]:
+        keys = ("driver", "pool", "device", "shareID")
+        return {tuple(str(e.get(k) or "") for k in keys): json.dumps(e, sort_keys=True) for e in entries}
+
+    now, before = by_device(new), by_device(old)
+    return sorted({key[0] for key in now.keys() | before.keys() if now.get(key) != before.get(key)})
+
+
+def _node_of(user: User) -> str:
+    """The node that a service account's token is bound to."""
+    nodes = user.extra.get(_NODE, ())
+    return nodes[0] if user.name.startswith(_ACCOUNT) and len(nodes) == 1 else ""
+
+
+def _allocated_node(allocation: JSON | None) -> str:
+    """The one node that an allocation is for, as the scheduler writes it; empty for any other selector."""
+    terms = ((allocation or {}).get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    if len(terms) != 1 or terms[0].get("matchExpressions"):
+        return ""
+    fields = terms[0].get("matchFields") or []
+    if len(fields) != 1 or (fields[0].get("key"), fields[0].get("operator")) != ("metadata.name", "In"):
+        return ""
+    values = fields[0].get("values") or []
+    return str(values[0]) if len(values) == 1 else ""

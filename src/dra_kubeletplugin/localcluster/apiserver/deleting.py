@@ -1,0 +1,254 @@
+"""Deleting objects: preconditions, grace, finalizers, what goes with its owner, and namespaces with all that is in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...base.http_server.server import Request, Response
+from ...resourceapi.defaulting import now
+from . import request_decoding, strategy
+from .admission import Admission
+from .kinds import Kind, Registry
+from .reading import Reader
+from .requests import Target, conflict, details_of, dry_run, json_response, not_found, number, same_object, success
+from .status_errors import bad_request
+from .storage import Storage
+
+JSON = dict[str, Any]
+_ORPHAN, _FOREGROUND, _BACKGROUND = "Orphan", "Foreground", "Background"
+_NAMESPACE_WAIT = 1.0  # seconds; Kubernetes has 5
+_HOLDS = "foregroundDeletion"
+
+
+class Deleter:
+    """Args:
+    gone: told of every object that has gone: what else follows from it.
+    """
+
+    def __init__(
+        self, storage: Storage, registry: Registry, reader: Reader, gone: Callable[[Kind, JSON], None]
+    ) -> None:
+        self.storage, self.registry, self.reader = storage, registry, reader
+        self._waiting: dict[str, asyncio.TimerHandle] = {}  # by the namespace that is emptied then
+        self._told = gone
+
+    async def delete(self, request: Request, target: Target, admission: Admission) -> Response:
+        options = self._options(request)
+        await self._admitted(target, options, admission)
+        obj, gone = self.one(
+            target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
+        )
+        if gone and target.kind.storage not in {"pods"} and not target.kind.graceful:
+            return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
+        return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
+
+    async def _admitted(self, target: Target, options: JSON, admission: Admission) -> None:
+        """Raises :class:`Refusal`."""
+        old = self.storage.get(target.storage, target.namespace, target.name)
+        if old is not None:
+            await admission.validate(target, None, old, options=options)
+
+    async def delete_all(self, request: Request, target: Target, admission: Admission) -> Response:
+        options = self._options(request)
+        matches, _ = self.reader.matching(request, target)
+        dry, grace = dry_run(request, options), number(request, "gracePeriodSeconds")
+        answer = self.reader.list(request, target)
+        for obj in self.storage.list(target.storage, target.namespace):
+            if matches(obj):
+                meta = obj["metadata"]
+                one = Target(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
+                await self._admitted(one, options, admission)
+                if self.storage.get(one.storage, one.namespace, one.name) is not None:  # it may have gone with another
+                    self.one(one, options, dry=dry, grace=grace)
+        return answer
+
+    @staticmethod
+    def _options(request: Request) -> JSON:
+        options: JSON = request_decoding.read_object(request).value if request.body.strip() else {}
+        if policy := request.query.get("propagationPolicy"):
+            options = {**options, "propagationPolicy": policy}
+        policy = options.get("propagationPolicy")
+        if policy not in (None, "", _ORPHAN, _FOREGROUND, _BACKGROUND):
+            raise bad_request(
+                f'propagationPolicy: Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
+            )
+        if not isinstance(options.get("preconditions") or {}, Mapping):
+            raise bad_request("preconditions must be an object")
+        grace = options.get("gracePeriodSeconds")
+        if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool) or grace < 0):
+            raise bad_request(f"gracePeriodSeconds: Invalid value: {grace}: must be a number that is not negative")
+        return options
+
+    def one(self, target: Target, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:
+        """Deletes one object, or marks it; the object then, and whether it has gone."""
+        old = self.storage.get(target.storage, target.namespace, target.name)
+        if old is None:
+            raise not_found(target)
+        conditions = options.get("preconditions") or {}
+        for key, shown in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+            if conditions.get(key) and conditions[key] != old["metadata"][key]:
+                found = f"{shown} in precondition: {conditions[key]}, {shown} in object meta: {old['metadata'][key]}"
+                raise conflict(target, f"Precondition failed: {found}")
+        meta = dict(old["metadata"])
+        obj = {**old, "metadata": meta}
+        seconds = self._grace(target.kind, obj, options, grace)
+        policy = options.get("propagationPolicy") or (_ORPHAN if options.get("orphanDependents") else _BACKGROUND)
+        finalizers = self._finalizers(meta, policy)
+        waits = bool(
+            seconds or finalizers or (target.storage == "namespaces" and (obj.get("spec") or {}).get("finalizers"))
+        )
+        if waits:
+            if meta.get("deletionTimestamp"):
+                seconds = min(seconds, meta.get("deletionGracePeriodSeconds", seconds))
+            meta.setdefault("deletionTimestamp", now())
+            meta["deletionGracePeriodSeconds"] = seconds
+            if finalizers:
+                meta["finalizers"] = finalizers
+            if target.storage == "namespaces":
+                obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
+        if dry:
+            return obj, not waits
+        if policy == _ORPHAN:
+            self._set_free(meta["uid"])
+        if not waits:
+            return self.remove(target, obj), True
+        if not same_object(obj, old):
+            obj = self.storage.put(target.storage, obj, fresh=True)
+        return self._after_mark(target, obj, policy)
+
+    def _after_mark(self, target: Target, obj: JSON, policy: str) -> tuple[JSON, bool]:
+        """What follows from an object's deletion before it goes."""
+        if target.storage == "namespaces":
+            self.empty_soon(target.name)
+        if policy == _FOREGROUND:
+            self._collect(obj["metadata"]["uid"])
+        kept = self.storage.get(target.storage, target.namespace, target.name)
+        return (kept, False) if kept is not None else (obj, True)
+
+    @staticmethod
+    def _grace(kind: Kind, obj: JSON, options: JSON, grace: int | None) -> int:
+        if not kind.graceful or not (obj.get("spec") or {}).get("nodeName"):
+            return 0
+        if (obj.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
+            return 0
+        asked = options.get("gracePeriodSeconds")
+        asked = grace if asked is None else asked
+        return max(0, int(asked if asked is not None else obj["spec"].get("terminationGracePeriodSeconds", 30)))
+
+    def _finalizers(self, meta: JSON, policy: str) -> list[str]:
+        found = list(meta.get("finalizers") or ())
+        if policy == _FOREGROUND and _HOLDS not in found and self.storage.owned(meta["uid"]):
+            found.append(_HOLDS)
+        return found
+
+    # --- going ----------------------------------------------------------------------------------
+
+    def finish(self, target: Target, obj: JSON) -> JSON | None:
+        """An object that is marked and was written: gone now, or None where something still holds it."""
+        meta = obj["metadata"]
+        if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
+            return None
+        if target.storage == "namespaces":
+            if (obj.get("spec") or {}).get("finalizers"):
+                return None
+        return self.remove(target, obj)
+
+    def remove(self, target: Target, obj: JSON) -> JSON:
+        """The object goes, and what it alone owns; its owners go that waited for it, and a namespace that was."""
+        gone = self.storage.remove(target.storage, target.namespace, target.name) or obj
+        self._told(target.kind, gone)
+        self._collect(obj["metadata"]["uid"])
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            self._release(owner.get("uid", ""))
+        if target.namespace:
+            self._settle_namespace(target.namespace)
+        return gone
+
+    def _target(self, kind: str, namespace: str, name: str) -> Target | None:
+        found = self.registry.by_key(kind)
+        return Target(found, found.versions[0], namespace, name, "") if found else None
+
+    def _collect(self, owner: str) -> None:
+        """What an owner that goes alone has owned goes too; what has another owner loses this one."""
+        for kind, (namespace, name) in self.storage.owned(owner):
+            obj = self.storage.get(kind, namespace, name)
+            target = self._target(kind, namespace, name)
+            if obj is None or target is None:
+                continue
+            others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
+            if any(self._lives(o) for o in others):
+                self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
+            elif not obj["metadata"].get("deletionTimestamp"):
+                self.one(target, {}, dry=False, grace=None)
+
+    def _lives(self, owner: JSON) -> bool:
+        return self.storage.with_uid(str(owner.get("uid", ""))) is not None
+
+    def _set_free(self, owner: str) -> None:
+        for kind, (namespace, name) in self.storage.owned(owner):
+            obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
+            if obj is None or target is None:
+                continue
+            others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
+            self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
+
+    def _put(self, target: Target, obj: JSON) -> None:
+        if not obj["metadata"]["ownerReferences"]:
+            obj = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}}
+        self.storage.put(target.storage, obj)
+
+    def _release(self, uid: str) -> None:
+        """An owner that waits for all it owned goes with the last of it."""
+        if not uid or self.storage.owned(uid):
+            return
+        found = self.storage.with_uid(uid)
+        if found is None:
+            return
+        kind, (namespace, name) = found
+        obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
+        if obj is None or target is None or _HOLDS not in (obj["metadata"].get("finalizers") or ()):
+            return
+        left = [f for f in obj["metadata"]["finalizers"] if f != _HOLDS]
+        freed = {**obj, "metadata": {**obj["metadata"], "finalizers": left}}
+        if self.finish(target, freed) is None:
+            self.storage.put(kind, freed)
+
+    # --- namespaces -----------------------------------------------------------------------------
+
+    def empty_soon(self, namespace: str) -> None:
+        """What is in a namespace on its way out is deleted in a while, as the namespace controller waits before it begins: who
+        deletes a manifest's objects one by one finds them."""
+        if namespace not in self._waiting:
+            loop = asyncio.get_running_loop()
+            self._waiting[namespace] = loop.call_later(_NAMESPACE_WAIT, self._empty, namespace)
+
+    def close(self) -> None:
+        """What waits is left to the next server."""
+        for timer in self._waiting.values():
+            timer.cancel()
+
+    def _empty(self, namespace: str) -> None:
+        self._waiting.pop(namespace, None)
+        for kind, obj in list(self.storage.in_namespace(namespace)):
+            meta = obj["metadata"]
+            target = self._target(kind, namespace, meta["name"])
+            if target is None or meta.get("deletionTimestamp"):
+                continue
+            if self.storage.get(kind, namespace, meta["name"]) is not None:
+                self.one(target, {}, dry=False, grace=None)
+        self._settle_namespace(namespace)
+
+    def _settle_namespace(self, name: str) -> None:
+        """A namespace on its way out goes when nothing is left in it."""
+        found = self.storage.get("namespaces", "", name)
+        if found is None or not found["metadata"].get("deletionTimestamp"):
+            return
+        if next(self.storage.in_namespace(name), None) is not None:
+            return
+        freed = {**found, "spec": {**(found.get("spec") or {}), "finalizers": None}}
+        freed["spec"].pop("finalizers")
+        target = self._target("namespaces", "", name)
+        if target is not None and self.finish(target, freed) is None:
+            self.storage.put("namespaces", freed)

@@ -1,0 +1,163 @@
+"""Fields that a release does not know, or whose feature gate is off: they go before anything looks at them.
+
+What an object has already stays, whatever is sent beside it: an update of something else must not break what runs. Source: the
+strategies of Kubernetes, ``dropDisabledFields``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...resourceapi.kubernetes_releases import Features
+from .kinds import Kind
+
+JSON = dict[str, Any]
+_DEVICE = "spec.devices[]."
+_RESULT = "status.allocation.devices.results[]."
+_REQUESTS = ("devices.requests[].exactly.", "devices.requests[].firstAvailable[].")
+
+
+def _requests(*fields: str) -> tuple[str, ...]:
+    """Fields of requests and of alternatives, in a claim's spec."""
+    return tuple(f"spec.{where}{field}" for where in _REQUESTS for field in fields)
+
+
+_SLICE: Mapping[str, tuple[str, ...]] = {
+    "DRADeviceTaints": (f"{_DEVICE}taints",),
+    "DRAPartitionableDevices": (
+        "spec.sharedCounters",
+        "spec.perDeviceNodeSelection",
+        *(f"{_DEVICE}{f}" for f in ("consumesCounters", "nodeName", "nodeSelector", "allNodes")),
+    ),
+    "DRADeviceBindingConditions": tuple(
+        f"{_DEVICE}{f}" for f in ("bindingConditions", "bindingFailureConditions", "bindsToNode")
+    ),
+    "DRAConsumableCapacity": (f"{_DEVICE}allowMultipleAllocations", f"{_DEVICE}capacity.*.requestPolicy"),
+    "DRANodeAllocatableResources": (f"{_DEVICE}nodeAllocatableResourceMappings", f"{_DEVICE}nodeAllocatableResources"),
+    "DRAListTypeAttributes": tuple(f"{_DEVICE}attributes.*.{f}" for f in ("ints", "bools", "strings", "versions")),
+    "DRAPartitionableDevicesType": ("spec.partitionTypeAttribute",),
+    "DRAOptionalNodeOperations": ("spec.skipNodeOperations",),
+    "DRADeviceCompatibilityGroups": (f"{_DEVICE}consumesCounters[].compatibilityGroups",),
+}
+_CLAIM: Mapping[str, tuple[str, ...]] = {
+    "DRAPrioritizedList": ("spec.devices.requests[].firstAvailable",),
+    "DRAAdminAccess": ("spec.devices.requests[].exactly.adminAccess", f"{_RESULT}adminAccess"),
+    "DRADeviceTaints": (*_requests("tolerations"), f"{_RESULT}tolerations"),
+    "DRAConsumableCapacity": (
+        *_requests("capacity"),
+        "spec.devices.constraints[].distinctAttribute",
+        f"{_RESULT}shareID",
+        f"{_RESULT}consumedCapacity",
+        "status.devices[].shareID",
+    ),
+    "DRADeviceBindingConditions": (
+        f"{_RESULT}bindingConditions",
+        f"{_RESULT}bindingFailureConditions",
+        "status.allocation.allocationTimestamp",
+    ),
+    "DRAResourceClaimDeviceStatus": ("status.devices",),
+    "DRADerivedAttributes": _requests("derivedAttributes"),
+    "DRAOptionalNodeOperations": (f"{_RESULT}skipNodeOperations",),
+}
+_CONTAINERS = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+_GATED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "ResourceSlice": _SLICE,
+    "ResourceClaim": _CLAIM,
+    "ResourceClaimTemplate": {
+        gate: tuple(p.replace("spec.", "spec.spec.", 1) for p in paths if p.startswith("spec."))
+        for gate, paths in _CLAIM.items()
+    },
+    "PodGroup": {"DRAWorkloadResourceClaims": ("spec.resourceClaims", "status.resourceClaimStatuses")},
+    "DeviceClass": {"DRAExtendedResource": ("spec.extendedResourceName",)},
+    "Pod": {
+        "DRAExtendedResource": ("status.extendedResourceClaimStatus",),
+        "GenericWorkload": ("spec.schedulingGroup",),
+        "ResourceHealthStatus": tuple(f"status.{c}[].allocatedResourcesStatus" for c in _CONTAINERS),
+    },
+}
+_ALWAYS_OFF: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("PodGroup", "1.36"): tuple(
+        f"spec.{f}" for f in ("schedulingConstraints", "disruptionMode", "priorityClassName", "priority")
+    ),
+    ("PodGroup", "1.37"): tuple(
+        f"spec.{f}" for f in ("schedulingConstraints", "preemptionPolicy", "parentCompositePodGroupName")
+    ),
+}
+"""What depends on gates of scheduling, which are off by default and not among those that can be switched here:
+TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy, CompositePodGroup."""
+_SINCE: Mapping[str, str] = {
+    "DRAListTypeAttributes": "1.36",
+    "DRANodeAllocatableResources": "1.36",
+    "DRAPartitionableDevicesType": "1.37",
+    "DRAOptionalNodeOperations": "1.37",
+    "DRADerivedAttributes": "1.37",
+    "DRADeviceCompatibilityGroups": "1.37",
+}
+"""The release that brought the fields of a gate; all others are as old as the API."""
+_FORMS = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableResources": ("1.37", "")}
+"""A field that was replaced by another: its first and its last release."""
+
+
+def known(kind: Kind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
+    """An object in v1 without what the release has never heard of, as decoding leaves it; and the paths of that."""
+    gone: list[str] = []
+    for path in _said(obj, [p for g, p in _paths(kind) if not _knows(features, g, p)]):
+        obj = obj if gone else copy.deepcopy(obj)
+        for owner, key, where in list(_found(obj, path.split("."), "")):
+            del owner[key]
+            gone.append(where)
+    return obj, gone
+
+
+def _paths(kind: Kind) -> Iterator[tuple[str, str]]:
+    return ((gate, path) for gate, paths in _GATED.get(kind.kind, {}).items() for path in paths)
+
+
+def _said(obj: JSON, paths: Sequence[str]) -> list[str]:
+    """The paths whose last name is somewhere in the object: seen in its text sooner than by a walk through all devices."""
+    if not paths:
+        return []
+    text = msgspec.json.encode(obj)
+    return [p for p in paths if f'"{p.rpartition(".")[2]}":'.encode() in text]
+
+
+def _knows(features: Features, gate: str, path: str) -> bool:
+    first, last = _FORMS.get(path.rpartition(".")[2], (_SINCE.get(gate, ""), ""))
+    return (not first or features.is_at_least(first)) and (not last or features.release <= last)
+
+
+def drop(kind: Kind, obj: JSON, old: JSON | None, features: Features) -> None:
+    """Takes away what depends on a gate that is off, unless the object used it before."""
+    off = _ALWAYS_OFF.get((kind.kind, features.release), ())
+    said = set(_said(obj, [*off, *(p for g, p in _paths(kind) if not features.has(g))]))
+    for paths in (*_GATED.get(kind.kind, {}).values(), *((p,) for p in off)):
+        if said.isdisjoint(paths) or (old is not None and any(_is_used(old, p) for p in paths)):
+            continue
+        for path in said.intersection(paths):
+            for owner, key, _ in list(_found(obj, path.split("."), "")):
+                del owner[key]
+
+
+def _is_used(obj: JSON, path: str) -> bool:
+    return any(owner[key] not in (None, [], {}, "") for owner, key, _ in _found(obj, path.split("."), ""))
+
+
+def _found(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, str, str]]:
+    """The owners and names of all fields at a path that are there, with the path as messages have it."""
+    step, rest = steps[0], steps[1:]
+    name, listed = step.removesuffix("[]"), step.endswith("[]")
+    if not isinstance(obj, dict):
+        return
+    for key in list(obj) if name == "*" else [name] if name in obj else []:
+        at = f"{where}.{key}" if where else key
+        if not rest:
+            yield obj, key, at
+        elif not listed:
+            yield from _found(obj[key], rest, at)
+        elif isinstance(obj[key], list):
+            for i, item in enumerate(obj[key]):
+                yield from _found(item, rest, f"{at}[{i}]")

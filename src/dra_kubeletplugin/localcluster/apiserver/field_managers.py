@@ -1,0 +1,170 @@
+"""Field managers of a request: who writes, what may be written by it, and what becomes of ``metadata.managedFields``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ...base.http_server.server import Request
+from ...resourceapi import schema
+from ...resourceapi.conversion import convert
+from ...resourceapi.schemas import typed
+from ...resourceapi.schemas.field_paths import Path, shown
+from ...resourceapi.schemas.merging import MapOf
+from . import apply, custom, strategy
+from .apply import Manager, Operation, Rules
+from .requests import Target
+from .status_errors import Refusal
+
+JSON = dict[str, Any]
+APPLY = "application/apply-patch+yaml"
+_LONGEST = 128  # bytes of a manager's name
+_CONFLICT = "FieldManagerConflict"
+_KUBECTL = "kubectl"
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def check_options(request: Request, *, is_apply: bool) -> None:
+    """Raises :class:`Refusal` for options of a patch that do not fit it."""
+    name = request.query.get("fieldManager", "")
+    causes = []
+    if is_apply and not name:
+        causes.append(("FieldValueRequired", "fieldManager", "Required value: is required for apply patch"))
+    if not is_apply and request.query.get("force") == "true":
+        causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
+    if len(name.encode()) > _LONGEST:
+        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_LONGEST} bytes"))
+    odd = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
+    if odd:
+        quoted = name.encode("unicode_escape").decode()
+        rule = f'Invalid value: "{quoted}": invalid character U+{ord(odd[1]):04X} (at position {odd[0]})'
+        causes.append(("FieldValueInvalid", "fieldManager", rule))
+    if causes:
+        text = ", ".join(f"{where}: {message}" for _, where, message in causes)
+        details = {"group": "meta.k8s.io", "kind": "PatchOptions"}
+        listed = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
+        raise Refusal(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {text}', {**details, "causes": listed})
+
+
+def check_applied(target: Target, applied: Any) -> JSON:
+    """What a client applies, with its name. Raises :class:`Refusal`."""
+    if not isinstance(applied, dict):
+        raise Refusal(400, "BadRequest", "the body is no object")
+    version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
+    if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
+        group, _, short = version.rpartition("/")
+        raise Refusal(400, "BadRequest", f"invalid object type: {group}/{short}, Kind={kind}")
+    meta = applied.get("metadata")
+    meta = dict(meta) if isinstance(meta, Mapping) else {}
+    if meta.get("managedFields") is not None:
+        raise Refusal(400, "BadRequest", "metadata.managedFields must be nil")
+    if (name := meta.get("name", target.name)) != target.name:
+        raise Refusal(
+            400, "BadRequest", f"the name of the object ({name}) does not match the name on the URL ({target.name})"
+        )
+    if target.kind.namespaced and (namespace := meta.get("namespace", target.namespace)) != target.namespace:
+        raise Refusal(
+            400,
+            "BadRequest",
+            f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})",
+        )
+    return {**applied, "metadata": {**meta, "name": target.name}}
+
+
+def applied(request: Request, target: Target, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
+    """What comes of applying ``config`` to the stored object, in the request's version, and the managed fields then.
+
+    Raises :class:`Refusal`.
+    """
+    rules = _rules(target, target.version)
+    manager = _manager(request, rules, Operation.APPLY, target)
+    before = apply.read((live or {}).get("metadata", {}).get("managedFields"))
+    current = strategy.outgoing(target.kind, target.version, live) if live else None
+    if current:
+        current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
+    empty = _empty(target, stored=False)
+    force = request.query.get("force") == "true"
+    try:
+        try:
+            merged, entries = apply.apply(current, config, before, manager, rules, empty, force=force)
+        except apply.ConflictError as e:
+            if manager.name != _KUBECTL or not {p for _, p in e.conflicts} <= _applied_by_client(current or {}, rules):
+                raise
+            merged, entries = apply.apply(current, config, before, manager, rules, empty, force=True)
+    except apply.ConflictError as e:
+        causes = [{"reason": _CONFLICT, "message": f"conflict with {m}", "field": shown(p)} for m, p in e.conflicts]
+        raise Refusal(409, "Conflict", str(e), {"causes": causes}) from None
+    except typed.SchemaError as e:
+        place = f"{config['metadata'].get('namespace', '')}/{target.name}"
+        named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
+        raise Refusal(500, "", f"failed to create typed patch object {named}: {e}") from None
+    return merged, apply.written(entries)
+
+
+def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
+    """What ``kubectl apply`` without ``--server-side`` has said and is so still: with ``--server-side`` it may say it anew.
+
+    Source: apimachinery's ``managedfields``, the last-applied manager.
+    """
+    note = (live["metadata"].get("annotations") or {}).get(_LAST_APPLIED)
+    try:
+        said = msgspec.json.decode(note or "null")
+        if not isinstance(said, dict) or said.get("apiVersion") != live["apiVersion"]:
+            return set()
+        typed.check(said, rules.type)
+        differs = typed.compare(said, live, rules.type)
+        return typed.paths_of(said, rules.type) - differs.modified - differs.added - differs.removed
+    except (msgspec.DecodeError, typed.SchemaError):
+        return set()
+
+
+def updated(request: Request, target: Target, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
+    """The managed fields after a write that is no apply, of objects as they are stored.
+
+    ``asked`` is what the request itself says of them, None for nothing; a subresource has no say.
+    """
+    before = (live or {}).get("metadata", {}).get("managedFields")
+    if asked is not None and not target.sub:
+        if apply.is_reset(asked):
+            return []
+        before = asked or before
+    rules = _rules(target, target.kind.versions[0])
+    manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
+    named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
+    old = None if live is None else named | live
+    entries = apply.update(old, named | new, apply.read(before), manager, rules, named | _empty(target, stored=True))
+    return apply.written(entries)
+
+
+def _manager(request: Request, rules: Rules, operation: Operation, target: Target) -> Manager:
+    agent = request.headers.get("user-agent", "").partition("/")[0]
+    name = request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_LONGEST] or "unknown"
+    return rules.manager(name, operation, target.sub)
+
+
+def _rules(target: Target, version: str) -> Rules:
+    kind = target.kind
+    ignored: tuple[tuple[str, ...], ...] = ()
+    if kind.status:
+        ignored = (("f:spec",), ("f:metadata",)) if target.sub == "status" else (("f:status",),)
+
+    def converted(obj: JSON, wanted: str) -> JSON:
+        return convert(obj, wanted) if kind.structured else obj
+
+    types = (lambda wanted: custom.merge_type(kind, wanted)) if kind.custom else None
+    return Rules(kind.group, version, kind.kind, ignored, converted, types)
+
+
+def _empty(target: Target, *, stored: bool) -> JSON:
+    """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
+    kind = target.kind
+    if kind.structured:
+        out = schema.decode({}, kind.kind)
+        return out if stored else strategy.outgoing(kind, target.version, out)
+    known = _rules(target, target.version).type
+    structs = [k for k in ("spec", "status") if isinstance(known, MapOf) and k in known.fields]
+    return {"apiVersion": kind.api_version(target.version), "kind": kind.kind, "metadata": {}} | {
+        k: {} for k in structs
+    }

@@ -1,0 +1,255 @@
+"""Which resources are served: their groups, versions, names, subresources, and what may be selected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...resourceapi.conversion import GROUP
+from ...resourceapi.kubernetes_releases import Features
+from ...scheduling.framework import pod_groups
+from . import columns
+from .columns import Column
+
+JSON = Mapping[str, Any]
+ALL = ("all",)
+_NAMES = ("metadata.name",)
+_NAMESPACED = ("metadata.name", "metadata.namespace")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One resource in all its versions, best first.
+
+    Attributes:
+        stored_as: the key of the kind whose objects these are, seen in another group; empty for its own.
+        graceful: deletion waits for somebody, as a pod's does for its kubelet.
+        subresources: those beside ``status``.
+        selectable: paths of fields by which lists can be selected, beside name and namespace.
+        refused: why no object of this kind can be made here; empty for a kind that is served.
+        virtual: objects are asked, never kept: reviews.
+        schemas: of a custom resource, by version.
+        scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
+    """
+
+    group: str
+    versions: tuple[str, ...]
+    kind: str
+    plural: str
+    namespaced: bool
+    short: tuple[str, ...] = ()
+    status: bool = False
+    graceful: bool = False
+    subresources: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    selectable: tuple[str, ...] = ()
+    stored_as: str = ""
+    refused: str = ""
+    virtual: bool = False
+    custom_columns: tuple[Column, ...] = ()
+    schemas: Mapping[str, JSON] = field(default_factory=dict, compare=False)
+    scale: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def key(self) -> str:
+        """As messages name the resource: plural and group."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def storage(self) -> str:
+        return self.stored_as or self.key
+
+    @property
+    def singular(self) -> str:
+        return self.kind.lower()
+
+    @property
+    def structured(self) -> bool:
+        """One of the four kinds of structured parameters, which have rules and versions of their own."""
+        return self.group == GROUP and self.kind in _STRUCTURED
+
+    @property
+    def counts_generations(self) -> bool:
+        """Whether objects have a generation, which a change of their spec increases."""
+        return self.storage not in _WITHOUT_GENERATION and self.group != _RBAC
+
+    @property
+    def custom(self) -> bool:
+        return bool(self.schemas)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return self.custom_columns or columns.COLUMNS.get(self.storage, ())
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths that a field selector may name."""
+        return (*(_NAMESPACED if self.namespaced else _NAMES), *self.selectable)
+
+    def api_version(self, version: str) -> str:
+        return f"{self.group}/{version}" if self.group else version
+
+
+_STRUCTURED = frozenset({"ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})
+_WITHOUT_GENERATION = frozenset(
+    {
+        "namespaces", "nodes", "events", "serviceaccounts", "configmaps", "secrets", "services", "resourcequotas", "limitranges",
+        "leases.coordination.k8s.io", "resourceclaims.resource.k8s.io", "resourceclaimtemplates.resource.k8s.io",
+        "podgroups.scheduling.k8s.io",
+    }
+)  # fmt: skip
+_DRA = ("v1", "v1beta2", "v1beta1")
+_V1 = ("v1",)
+_GROUPS = ("v1beta1", "v1alpha2")  # of which a release has one, with its gate
+_RBAC = "rbac.authorization.k8s.io"
+_ADMISSION = "admissionregistration.k8s.io"
+_REVIEWS = "authorization.k8s.io"
+_NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
+_NO_REPLICATION = "the local cluster has no controller for replication controllers: use a Deployment"
+_NO_METRICS = "the local cluster measures no load, so nothing scales by it: use `kubectl scale`"
+_NO_NETWORK = "the local cluster has no network of pods, so nothing would follow from it"
+_NO_STORAGE = "the local cluster has no volumes to claim"
+_EVENT_FIELDS = (
+    "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+    "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
+    "reason", "reportingComponent", "source", "type",
+)  # fmt: skip
+
+KINDS = (
+    Kind("", _V1, "Namespace", "namespaces", False, ("ns",), True, subresources=("finalize",), selectable=("status.phase",)),
+    Kind("", _V1, "Node", "nodes", False, ("no",), True, selectable=("spec.unschedulable",)),
+    Kind(
+        "", _V1, "Pod", "pods", True, ("po",), True, graceful=True, categories=ALL,
+        subresources=("binding", "eviction", "log", "exec", "attach", "portforward"),
+        selectable=(
+            "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork",
+            "status.phase", "status.podIP", "status.nominatedNodeName",
+        ),
+    ),
+    Kind("", _V1, "Event", "events", True, ("ev",), selectable=_EVENT_FIELDS),
+    Kind("", _V1, "ServiceAccount", "serviceaccounts", True, ("sa",), subresources=("token",)),
+    Kind("", _V1, "ConfigMap", "configmaps", True, ("cm",)),
+    Kind("", _V1, "Secret", "secrets", True, selectable=("type",)),
+    Kind("", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")),
+    Kind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
+    Kind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
+    Kind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
+    Kind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
+    Kind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
+    Kind("apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)),
+    Kind(
+        "apps", _V1, "ReplicaSet", "replicasets", True, ("rs",), True, categories=ALL, subresources=("scale",),
+        selectable=("status.replicas",),
+    ),
+    Kind(
+        "apps", _V1, "StatefulSet", "statefulsets", True, ("sts",), categories=ALL,
+        refused="the local cluster has no controller for stateful sets: use a Deployment or Pods",
+    ),
+    Kind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
+    Kind(
+        "batch", _V1, "CronJob", "cronjobs", True, ("cj",), categories=ALL,
+        refused="the local cluster has no controller for cron jobs: use a Job",
+    ),
+    Kind("", _V1, "ReplicationController", "replicationcontrollers", True, ("rc",), categories=ALL, refused=_NO_REPLICATION),
+    Kind("autoscaling", ("v2", "v1"), "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, ("hpa",), categories=ALL,
+         refused=_NO_METRICS),
+    Kind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
+    Kind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
+    Kind("coordination.k8s.io", _V1, "Lease", "leases", True),
+    Kind(
+        "events.k8s.io", _V1, "Event", "events", True, ("ev",), stored_as="events",
+        selectable=("reason", "reportingController", "type", "regarding.kind", "regarding.namespace", "regarding.name",
+                    "regarding.uid", "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath"),
+    ),
+    Kind(_RBAC, _V1, "Role", "roles", True),
+    Kind(_RBAC, _V1, "RoleBinding", "rolebindings", True),
+    Kind(_RBAC, _V1, "ClusterRole", "clusterroles", False),
+    Kind(_RBAC, _V1, "ClusterRoleBinding", "clusterrolebindings", False),
+    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", False, (), True),
+    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
+    Kind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
+    Kind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
+    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
+    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
+    Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
+    Kind(pod_groups.GROUP, _GROUPS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
+    Kind(
+        pod_groups.GROUP, _GROUPS, "Workload", "workloads", True,
+        refused="the local cluster has no controller that makes PodGroups of a Workload: make the PodGroups",
+    ),
+    Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
+    Kind(
+        "apiextensions.k8s.io", _V1, "CustomResourceDefinition", "customresourcedefinitions", False, ("crd", "crds"), True,
+        categories=("api-extensions",),
+    ),
+    Kind(_REVIEWS, _V1, "SelfSubjectAccessReview", "selfsubjectaccessreviews", False, virtual=True),
+    Kind(_REVIEWS, _V1, "SubjectAccessReview", "subjectaccessreviews", False, virtual=True),
+    Kind(_REVIEWS, _V1, "LocalSubjectAccessReview", "localsubjectaccessreviews", True, virtual=True),
+    Kind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
+    Kind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
+    Kind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
+    Kind(GROUP, _DRA, "ResourceSlice", "resourceslices", False),
+    Kind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
+    Kind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
+    Kind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
+    Kind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
+)  # fmt: skip
+
+BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
+BY_KEY = {k.key: k for k in KINDS}
+
+
+class Registry:
+    """The kinds of one server: those above as its release has them, and what its CustomResourceDefinitions add."""
+
+    def __init__(self, features: Features) -> None:
+        self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
+        self._by_plural = {(k.group, v, k.plural): k for k in self._own for v in k.versions}
+        self._by_key = {k.key: k for k in self._own}
+        self._custom: dict[str, Kind] = {}  # by the definition's name
+
+    def __iter__(self) -> Iterator[Kind]:
+        yield from self._own
+        yield from self._custom.values()
+
+    def stored(self) -> Iterator[Kind]:
+        """Kinds of which there can be objects, each storage once."""
+        return (k for k in self if not (k.stored_as or k.virtual or k.refused))
+
+    def find(self, group: str, version: str, plural: str) -> Kind | None:
+        found = self._by_plural.get((group, version, plural))
+        if found is None:
+            found = self._custom.get(f"{plural}.{group}")
+            if found is not None and version not in found.versions:
+                return None
+        return found
+
+    def by_key(self, key: str) -> Kind | None:
+        return self._by_key.get(key) or self._custom.get(key)
+
+    def by_kind(self, api_version: str, kind: str) -> Kind | None:
+        group, _, version = api_version.rpartition("/")
+        return next((k for k in self if k.kind == kind and k.group == group and version in k.versions), None)
+
+    def define(self, kind: Kind) -> None:
+        self._custom[kind.key] = kind
+
+    def forget(self, key: str) -> None:
+        self._custom.pop(key, None)
+
+
+def _as_of(kind: Kind, features: Features) -> Kind:
+    """A kind as a release has it; without versions where it has none."""
+    if kind.group == GROUP and kind.kind == "DeviceTaintRule":
+        return replace(kind, versions=features.taint_rules)
+    if kind.group == GROUP and kind.kind == "ResourceSlice":
+        return replace(kind, selectable=features.slice_fields)
+    if kind.versions == _GROUPS:
+        return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
+    return kind
+
+
+def table(kind: Kind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
+    """A meta.k8s.io/v1 Table of the objects."""
+    return columns.table(kind.columns, objects, metadata, include=include)

@@ -1,0 +1,137 @@
+"""What clients send: JSON, YAML or protobuf, read into plain values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...base.http_server.server import Request
+from ...resourceapi.schemas import protobuf
+from .status_errors import Refusal
+
+JSON = dict[str, Any]
+LIMIT = 3 * 1024 * 1024  # bytes of a body that a real server reads
+_JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
+_JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
+_YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
+_CHECKED = 256 * 1024  # bytes up to which fields that come twice are looked for
+
+
+@dataclass(frozen=True)
+class Body:
+    """``duplicates`` are the paths of fields that came more than once."""
+
+    value: Any
+    duplicates: tuple[str, ...] = ()
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def read(request: Request) -> Body:
+    """Raises :class:`Refusal`."""
+    kind, data = media_type(request), request.body
+    if len(data) > LIMIT:
+        raise Refusal(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
+    if kind == protobuf.MEDIA_TYPE:
+        return Body(_protobuf(data))
+    if kind in _JSON:
+        return _json(data)
+    if kind in _YAML:
+        return Body(_yaml(data))
+    accepted = ", ".join(("application/json", "application/yaml", protobuf.MEDIA_TYPE))
+    raise Refusal(
+        415,
+        "UnsupportedMediaType",
+        f"the body of the request was in an unknown format ({kind}) - accepted media types include: {accepted}",
+    )
+
+
+def read_object(request: Request) -> Body:
+    """As :func:`read`, and the body is an object."""
+    body = read(request)
+    if not isinstance(body.value, dict):
+        raise Refusal(400, "BadRequest", "the body is no object: a kind and its fields are expected")
+    return body
+
+
+def _protobuf(data: bytes) -> JSON:
+    try:
+        return protobuf.decode(data)
+    except protobuf.UnknownKindError as e:
+        raise Refusal(415, "UnsupportedMediaType", str(e)) from None
+    except protobuf.WireError as e:
+        raise Refusal(400, "BadRequest", f"the protobuf body cannot be read: {e}") from None
+
+
+def _json(data: bytes) -> Body:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
+        raise Refusal(400, "BadRequest", f"the body is no JSON: {e}") from None
+    # What comes out as it went in, byte for byte, has nothing twice: our own clients write it so.
+    once = len(data) > _CHECKED or msgspec.json.encode(value) == data
+    return Body(value, () if once else _duplicates(data))
+
+
+def _yaml(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)  # as most clients send it
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        pass
+    import yaml
+
+    from ...base.yaml import loader
+
+    try:
+        found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]
+        if len(found) > 1:
+            raise Refusal(400, "BadRequest", "error converting YAML to JSON: several documents in place of one")
+        return json.loads(json.dumps(found[0] if found else None))  # an alias is a value of its own
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        problem = str(getattr(e, "problem", None) or e)
+        raise Refusal(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
+
+
+class _Object(dict[str, Any]):
+    twice: tuple[str, ...] = ()
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
+    out = _Object(pairs)
+    if len(out) != len(pairs):
+        seen: set[str] = set()
+        out.twice = tuple(dict.fromkeys(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
+    return out
+
+
+def _duplicates(data: bytes) -> tuple[str, ...]:
+    found = False
+
+    def pairs(given: list[tuple[str, Any]]) -> _Object:
+        nonlocal found
+        out = _pairs(given)
+        found = found or bool(out.twice)
+        return out
+
+    try:
+        value = json.loads(data, object_pairs_hook=pairs)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(_paths(value, "")) if found else ()
+
+
+def _paths(value: Any, path: str) -> list[str]:
+    out: list[str] = []
+    if isinstance(value, _Object):
+        out += [f"{path}.{k}" if path else k for k in value.twice]
+        for key, item in value.items():
+            out += _paths(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            out += _paths(item, f"{path}[{i}]")
+    return out

@@ -1,0 +1,188 @@
+"""What a request names and how it is answered: targets, options, Status objects."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...base.http_server.server import Request, Response
+from ...resourceapi.defaulting import now
+from .kinds import Kind, Registry
+from .status_errors import Refusal, bad_request, no_resource
+
+JSON = dict[str, Any]
+_TRUE = {"true", "1", "t", "T", "TRUE", "True"}
+_FALSE = {"", "false", "0", "f", "F", "FALSE", "False"}
+
+
+@dataclass(frozen=True)
+class Target:
+    kind: Kind
+    version: str
+    namespace: str
+    name: str
+    sub: str
+
+    @property
+    def qualified(self) -> str:
+        return self.kind.key
+
+    @property
+    def storage(self) -> str:
+        return self.kind.storage
+
+    def of(self, name: str) -> Target:
+        """One object of this resource."""
+        return Target(self.kind, self.version, self.namespace, name, "")
+
+
+def parse_path(path: str, registry: Registry) -> Target:
+    """Raises :class:`Refusal` where nothing is served."""
+    parts = [p for p in path.split("/") if p]
+    group = ""
+    if parts[:1] == ["api"] and len(parts) >= 3:
+        version, rest = parts[1], parts[2:]
+    elif parts[:1] == ["apis"] and len(parts) >= 4:
+        group, version, rest = parts[1], parts[2], parts[3:]
+    else:
+        raise no_resource()
+    namespace = ""
+    if len(rest) >= 3 and rest[0] == "namespaces" and not (group == "" and rest[2] in {"status", "finalize"}):
+        namespace, rest = rest[1], rest[2:]
+    kind = registry.find(group, version, rest[0])
+    if kind is None or (namespace and not kind.namespaced):
+        raise no_resource()
+    name, sub = (*rest[1:3], "", "")[:2]
+    tail = "/".join(rest[3:])
+    if sub and not (sub == "status" and kind.status) and sub not in kind.subresources:
+        raise no_resource()
+    if tail or (name and kind.namespaced and not namespace):
+        raise no_resource()
+    return Target(kind, version, namespace, name, sub)
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def flag(request: Request, name: str) -> bool:
+    """An option that is yes or no. Raises :class:`Refusal`."""
+    text = request.query.get(name, "")
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise bad_request(f'{name}: strconv.ParseBool: parsing "{text}": invalid syntax')
+
+
+def number(request: Request, name: str) -> int | None:
+    """An option that is a whole number; None where it is not given. Raises :class:`Refusal`."""
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    try:
+        value = int(text) if text.isascii() else None
+    except ValueError:
+        value = None
+    if value is None or not -(2**63) <= value < 2**63:
+        raise bad_request(f'{name}: strconv.ParseInt: parsing "{text}": invalid syntax')
+    return value
+
+
+def resource_version(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text)
+    raise Refusal(
+        400,
+        "BadRequest",
+        f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax',
+    )
+
+
+def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
+    """Raises :class:`Refusal` for a kind of dry run that there is not."""
+    asked = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
+    if odd := next((v for v in asked if v != "All"), None):
+        raise Refusal(400, "BadRequest", f'dryRun: Unsupported value: "{odd}": supported values: "All"')
+    return bool(asked)
+
+
+# --- objects ----------------------------------------------------------------------------------------
+
+
+def new_metadata(meta: JSON, *, counts: bool = False) -> JSON:
+    """``counts``: the object has a generation."""
+    kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
+    kept.pop("deletionTimestamp", None)
+    kept.pop("deletionGracePeriodSeconds", None)
+    kept.pop("generation", None)
+    made = kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+    return made | {"generation": 1} if counts else made
+
+
+def managed_of(obj: JSON) -> Any:
+    return obj["metadata"].get("managedFields")
+
+
+def sort_key(obj: JSON) -> tuple[str, str]:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def same_object(a: JSON, b: JSON) -> bool:
+    def bare(o: JSON) -> JSON:
+        meta = {k: v for k, v in o["metadata"].items() if k != "resourceVersion"}
+        return {**{k: v for k, v in o.items() if k not in {"apiVersion", "kind"}}, "metadata": meta}
+
+    return bare(a) == bare(b)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+def table_of(request: Request) -> str | None:
+    """How much of each object a table is to include; None where no table is wanted."""
+    if "as=Table" not in request.headers.get("accept", ""):
+        return None
+    return request.query.get("includeObject") or "Metadata"
+
+
+def json_response(obj: Any, code: int = 200, warnings: Sequence[str] = ()) -> Response:
+    headers = {"Warning": ", ".join(f'299 - "{_quoted(w)}"' for w in warnings)} if warnings else {}
+    return Response(code, msgspec.json.encode(obj), headers=headers)
+
+
+def _quoted(text: str) -> str:
+    plain = "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
+    return plain.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def status_response(e: Refusal) -> Response:
+    body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    body |= {"message": str(e), "reason": e.reason, "details": e.details, "code": e.code}
+    return json_response(body, e.code)
+
+
+def success(code: int = 200, details: JSON | None = None) -> Response:
+    body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    return json_response(body | ({"details": details} if details else {"code": code}), code)
+
+
+def details_of(target: Target, name: str = "") -> JSON:
+    return {"name": name or target.name, "group": target.kind.group, "kind": target.kind.plural}
+
+
+def not_found(target: Target) -> Refusal:
+    return Refusal(404, "NotFound", f'{target.qualified} "{target.name}" not found', details_of(target))
+
+
+def conflict(target: Target, why: str) -> Refusal:
+    message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
+    return Refusal(409, "Conflict", message, details_of(target))
+
+
+def forbidden(target: Target, name: str, why: str, details: JSON | None = None) -> Refusal:
+    message = f'{target.qualified} "{name}" is forbidden: {why}'
+    return Refusal(403, "Forbidden", message, details_of(target, name) | (details or {}))

@@ -1,0 +1,251 @@
+"""What happens to an object on its way in and out: decoding, defaults, validation, what an update may change."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...resourceapi import defaulting as defaults
+from ...resourceapi import schema
+from ...resourceapi.conversion import GROUP, convert
+from ...resourceapi.kubernetes_releases import Features
+from ...resourceapi.schemas import decoding, shapes
+from ...resourceapi.validation import claim_status, claims, metadata, slices
+from ...resourceapi.validation.field_errors import FieldError
+from ...scheduling import cel
+from . import custom, dropped_fields
+from .kinds import Kind
+from .validation import defaulting, events, objects
+from .validation.pod_defaults import admitted
+
+JSON = dict[str, Any]
+
+
+class BadObject(Exception):
+    """400: the object cannot be read."""
+
+
+class InvalidObject(Exception):
+    """422: the object breaks rules."""
+
+    def __init__(self, faults: list[FieldError]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+def incoming(
+    kind: Kind,
+    version: str,
+    obj: Mapping[str, Any],
+    features: Features,
+    *,
+    strict: bool,
+    warnings: list[str] | None = None,
+) -> JSON:
+    """The stored form of what a client sent in ``version``.
+
+    What a strict reader refuses is added to ``warnings`` otherwise. Raises :class:`BadObject`.
+    """
+    meta = obj.get("metadata")
+    if meta is not None and not isinstance(meta, Mapping):
+        raise _bad(kind, version, "json: cannot unmarshal into Go struct field .metadata of type v1.ObjectMeta")
+    told: list[str] = [] if warnings is None else warnings
+    if kind.structured:
+        out = _structured(kind, version, obj, features, told, strict=strict)
+    else:
+        out = _decoded(kind, version, obj, told, strict=strict)
+    if owners := out["metadata"].get("ownerReferences"):
+        out["metadata"]["ownerReferences"] = metadata.merged_owners(owners)
+    return out
+
+
+def _bad(kind: Kind, version: str, why: object) -> BadObject:
+    return BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
+
+
+def _structured(
+    kind: Kind, version: str, obj: Mapping[str, Any], features: Features, told: list[str], *, strict: bool
+) -> JSON:
+    sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
+    try:
+        # Decoding makes an object anew: only what has another shape has to be converted, which copies it too.
+        in_v1, unheard = dropped_fields.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
+        found = [f'unknown field "{path}"' for path in unheard]
+        if found and strict:
+            raise _bad(kind, version, _STRICT + ", ".join(found))
+        told += found
+        decoded = _strictly(in_v1, kind, told, strict=strict)
+    except schema.DecodeError as e:
+        raise _bad(kind, version, e) from None
+    except (TypeError, AttributeError, KeyError, ValueError):
+        raise _bad(kind, version, "wrong shape") from None
+    return decoded
+
+
+_STRICT = "strict decoding error: "
+
+
+def _strictly(sent: JSON, kind: Kind, told: list[str], *, strict: bool) -> JSON:
+    try:
+        return schema.decode(sent, kind.kind, strict=True)
+    except schema.DecodeError as e:
+        if strict or not str(e).startswith(_STRICT):
+            raise
+        told += str(e).removeprefix(_STRICT).split(", ")
+    return schema.decode(sent, kind.kind, strict=False)
+
+
+def _decoded(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
+    unknown: list[str] = []
+    body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
+    try:
+        if kind.custom:
+            out = custom.pruned(body, kind.schemas[version], unknown)
+        else:
+            shape = shapes.kind_shape(kind.group, version, kind.kind)
+            assert shape is not None, kind.key
+            out = decoding.decode(body, shape, unknown)
+    except decoding.DecodeError as e:
+        raise _bad(kind, version, e) from None
+    found = [f'unknown field "{path}"' for path in unknown]
+    if found and strict:
+        raise _bad(kind, version, _STRICT + ", ".join(found))
+    told += found
+    if kind.custom:
+        custom.fill(out, kind.schemas[version])
+    else:
+        defaulting.fill(kind, version, out)
+    return events.to_core(out) if kind.storage == "events" and kind.group else out
+
+
+def stored(kind: Kind, obj: JSON) -> JSON:
+    """A valid object as it is kept."""
+    return schema.stored(obj, kind.kind) if kind.structured else obj
+
+
+def written(kind: Kind, obj: JSON) -> JSON:
+    """An object as a client sees it that wrote it just now."""
+    return schema.written(obj, kind.kind) if kind.structured else obj
+
+
+def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
+    """A stored object as ``version`` has it."""
+    if not kind.structured:
+        shown = events.from_core(obj) if kind.storage == "events" and kind.group else dict(obj)
+        return {"apiVersion": kind.api_version(version), "kind": kind.kind} | shown
+    full = {"apiVersion": f"{GROUP}/v1", "kind": kind.kind} | dict(obj)
+    return full if version == "v1" else convert(full, version)
+
+
+def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
+    """What is stored: the part that this request may write, the rest as it was."""
+    if kind.status and old is not None:
+        out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
+        if out["status"] is None:
+            del out["status"]
+        if status:
+            out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
+        obj = out
+    elif kind.status and old is None and not status:
+        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_ONCE}
+        if kind.kind == "ResourceClaim" and kind.structured:
+            obj["status"] = {}
+        elif (first := defaulting.initial_status(kind, obj)) is not None:
+            obj["status"] = first
+    if old is None and kind.storage == "pods":
+        admitted(obj["spec"])
+    if old is None and kind.storage == "nodes":
+        _not_ready_yet(obj)
+    return defaults.apply(obj, kind.kind) if kind.structured else obj
+
+
+def select_own_pods(kind: Kind, obj: JSON) -> None:
+    """The selector of a new Job, which nobody writes by hand, and the labels of its pods and its own (batch/v1, ``manualSelector``)."""
+    spec = obj.get("spec") or {}
+    if kind.storage != "jobs.batch" or spec.get("manualSelector"):
+        return
+    name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
+    template = spec["template"] = dict(spec["template"])
+    meta = template["metadata"] = dict(template.get("metadata") or {})
+    own = {f"{prefix}job-name": name for prefix in _JOB_PREFIXES}
+    own |= {f"{prefix}controller-uid": uid for prefix in _JOB_PREFIXES}
+    meta["labels"] = {**(meta.get("labels") or {}), **own}
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    obj["metadata"]["labels"] = obj["metadata"].get("labels") or dict(meta["labels"])
+
+
+def _not_ready_yet(node: JSON) -> None:
+    """Keeps pods from a new node until the node controller has looked at it (admission plugin TaintNodesByCondition)."""
+    spec = node["spec"] = dict(node.get("spec") or {})
+    taints = spec.get("taints") or []
+    if not any(t["key"] == _NOT_READY["key"] and t["effect"] == _NOT_READY["effect"] for t in taints):
+        spec["taints"] = [*taints, dict(_NOT_READY)]
+
+
+_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # of the labels of a Job's pods: now, and before 1.27
+_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+_STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
+
+
+def settle(kind: Kind, obj: JSON, old: JSON) -> None:
+    """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
+    manager)."""
+    if kind.kind == "ResourceClaim" and "status" in obj:
+        obj["status"] = claim_status.without_deallocated(obj["status"] or {}, old.get("status") or {})
+
+
+def drop(spec: JSON, names: Collection[str]) -> None:
+    """Takes fields of a slice's spec away: its own, those of devices, of their capacities and of their attributes."""
+    devices = spec.get("devices") or []
+    parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
+    for name in names:
+        if name in {"sharedCounters", "perDeviceNodeSelection"}:
+            spec.pop(name, None)
+        for part in (*devices, *parts):
+            part.pop(name, None)
+
+
+def validate(
+    kind: Kind,
+    obj: JSON,
+    old: JSON | None,
+    namespace_labels: Mapping[str, str],
+    features: Features,
+    *,
+    status: bool,
+) -> None:
+    """Raises :class:`InvalidObject` with every fault."""
+    if kind.structured:
+        faults = _structured_faults(kind, obj, old, namespace_labels, features, status=status)
+    elif kind.custom:
+        faults = custom.faults(kind, obj, old)
+    else:
+        faults = objects.validate(kind, obj, old, status=status)
+        if kind.storage == custom.DEFINITIONS and not status:
+            faults += custom.definition_faults(obj, old)
+    if faults:
+        raise InvalidObject(faults)
+
+
+def _structured_faults(
+    kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], features: Features, *, status: bool
+) -> list[FieldError]:
+    compile_selector = functools.partial(cel.compile_selector, list_attributes=features.has("DRAListTypeAttributes"))
+    match kind.kind:
+        case "ResourceSlice":
+            return slices.validate(obj, old, slices.Dialect.of(features))
+        case "ResourceClaim":
+            if status and old is not None:
+                return claim_status.validate_claim_status(stored(kind, obj), old)
+            if old is not None:
+                return claim_status.validate_claim_update(stored(kind, obj), old)
+            faults = claims.validate_claim(obj, compile_selector)
+            return faults + claims.validate_admin_access(obj["spec"], namespace_labels)
+        case "ResourceClaimTemplate":
+            if old is not None:
+                return claim_status.validate_claim_update(stored(kind, obj), old)
+            faults = claims.validate_template(obj, compile_selector)
+            return faults + claims.validate_admin_access(obj["spec"]["spec"], namespace_labels)
+        case _:
+            return claims.validate_class(obj, compile_selector, update=old is not None)

@@ -1,0 +1,198 @@
+"""What of an object does not fit the types of its kind, in words for whoever wrote it: fields that there are not, with the nearest or
+where they belong, and values of another type.
+
+A server tells the first wrong type alone, in Go's words: see :mod:`.schemas.decoding`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...base.text import near
+from ...errors import printable
+from ...resourceapi import quantity
+from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
+
+Above = Sequence[tuple[str, Struct]]  # the objects around a place, from the outermost, with their paths
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_WANTED = {
+    Form.STRING: "text",
+    Form.INT32: "a whole number",
+    Form.INT64: "a whole number",
+    Form.NUMBER: "a number",
+    Form.BOOL: "true or false",
+    Form.BYTES: "text in base64",
+    Form.TIME: "a time",
+    Form.MICRO_TIME: "a time",
+    Form.QUANTITY: "a quantity",
+    Form.INT_OR_STRING: "a number or text",
+}
+_BITS = {Form.INT32: 31, Form.INT64: 63, Form.INT_OR_STRING: 31}
+
+
+def unknown(value: Any, shape: Shape, path: str = "", above: Above = ()) -> Iterator[tuple[str, str]]:
+    """Path and sentence for each field that there is not."""
+    if isinstance(shape, Struct) and isinstance(value, Mapping):
+        around = (*above, (path, shape))
+        for key, inner in value.items():
+            where = f"{path}.{key}" if path else str(key)
+            if (known := shape.fields.get(key)) is not None:
+                yield from unknown(inner, known.shape, where, around)
+            else:
+                yield where, f"unknown field{_instead(str(key), inner, around)}"
+    elif isinstance(shape, ListShape) and isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from unknown(item, shape.item.shape, f"{path}[{i}]", above)
+    elif isinstance(shape, MapShape) and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from unknown(item, shape.value.shape, f"{path}.{key}", above)
+
+
+def _instead(key: str, value: Any, around: Above) -> str:
+    """What was meant: a name that is spelled nearly so; else the place below or around that has such a field."""
+    shape = around[-1][1]
+    if nearest := _nearest(key, value, shape):
+        return f", did you mean {nearest!r}?"
+    for name, field in shape.fields.items():
+        inner = field.shape.item.shape if isinstance(field.shape, ListShape) else field.shape
+        if name not in {"metadata", "status"} and _has(inner, key, value):
+            return f": it belongs in {name!r}"
+    for path, outer in reversed(around[:-1]):
+        if _has(outer, key, value):
+            return (
+                f": it belongs in {path!r}, further out: check the indentation" if path else ": it belongs to the top"
+            )
+    return near(key, shape.fields) or f": there are {', '.join(sorted(shape.fields))}"
+
+
+def _has(shape: Shape, key: str, value: Any) -> bool:
+    """Whether there is such a field, for such a value."""
+    field = shape.fields.get(key) if isinstance(shape, Struct) else None
+    return field is not None and not list(mistyped(value, field.shape))
+
+
+def _nearest(key: str, value: Any, shape: Struct) -> str:
+    """The field that is one or two letters away; of several, the one whose type fits."""
+    few = 1 if len(key) < 5 else 2
+    ranked = sorted(
+        (distance, bool(list(mistyped(value, field.shape))), name)
+        for name, field in shape.fields.items()
+        if (distance := _distance(key.lower(), name.lower(), few)) <= few
+    )
+    return ranked[0][2] if ranked else ""
+
+
+def _distance(a: str, b: str, most: int) -> int:
+    """Letters to change, add, remove, or swap with the next; ``most`` + 1 where it is more."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
+
+
+def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, str]]:
+    """Path and sentence for each value of another type than its field's. Null is a value of any."""
+    if value is None:
+        return
+    if isinstance(shape, Form):
+        if why := _not(value, shape):
+            yield path, why
+    elif isinstance(shape, ListShape):
+        if isinstance(value, list):
+            for i, item in enumerate(value):
+                yield from mistyped(item, shape.item.shape, f"{path}[{i}]")
+        else:
+            hint = ": begin each of its items with '- '" if isinstance(value, Mapping) else ""
+            yield path, f"{_shown(value)} in place of a list{hint}"
+    elif not isinstance(value, Mapping):
+        yield path, f"{_shown(value)} in place of an object"
+    elif isinstance(shape, MapShape):
+        for key, item in value.items():
+            yield from mistyped(item, shape.value.shape, f"{path}.{key}")
+    else:
+        for key, item in value.items():
+            if (field := shape.fields.get(key)) is not None:
+                yield from mistyped(item, field.shape, f"{path}.{key}" if path else str(key))
+
+
+def _not(value: Any, form: Form) -> str:
+    """Why a value is not of that form; empty where it is."""
+    match form:
+        case Form.STRING:
+            good = isinstance(value, str)
+        case Form.BOOL:
+            good = isinstance(value, bool)
+        case Form.INT32 | Form.INT64 | Form.INT_OR_STRING:
+            good = isinstance(value, int) and not isinstance(value, bool)
+            if good and not -(2 ** _BITS[form]) <= value < 2 ** _BITS[form]:
+                return f"{value} is beyond what the field can hold"
+            good = good or (form is Form.INT_OR_STRING and isinstance(value, str))
+        case Form.NUMBER:
+            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        case Form.QUANTITY:
+            return _no_quantity(value)
+        case Form.TIME | Form.MICRO_TIME:
+            if isinstance(value, str) and value and not _TIME.fullmatch(value):
+                return f"{printable(value)!r} is no time such as 2026-01-31T12:00:00Z"
+            good = isinstance(value, str)
+        case Form.BYTES:
+            if isinstance(value, str):
+                return _no_base64(value)
+            good = False
+        case _:
+            return ""
+    return "" if good else f"{_shown(value)} in place of {_WANTED[form]}{_hint(value, form)}"
+
+
+def _no_quantity(value: Any) -> str:
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        try:
+            quantity.parse(str(value))
+        except quantity.QuantityError:
+            return f"{printable(value)!r} is no quantity such as 2, 500m or 80Gi"
+        return ""
+    return f"{_shown(value)} in place of a quantity"
+
+
+def _no_base64(value: str) -> str:
+    try:
+        base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return "the text is no base64"
+    return ""
+
+
+def _hint(value: Any, form: Form) -> str:
+    if form is Form.STRING and isinstance(value, (bool, int, float)):
+        return ": write it in quotes"
+    if form in {Form.INT32, Form.INT64} and isinstance(value, str) and re.fullmatch(r"-?\d+", value):
+        return ": without quotes"
+    if form is Form.BOOL and isinstance(value, str) and value.lower() in {"true", "false"}:
+        return ": without quotes"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    return f"the text {printable(value)[:60]!r}" if isinstance(value, str) else printable(value)
+
+
+def sentences(found: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{path}: {why}" if path else why for path, why in found]

@@ -1,0 +1,122 @@
+"""What the resources of a container, and of a pod as a whole, must fulfil: amounts, and claims by name.
+
+Source: the validation package of the core API group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ....resourceapi.quantity import Quantity, QuantityError
+from ....resourceapi.validation import names
+from ....resourceapi.validation.field_errors import (
+    FieldError,
+    duplicate,
+    forbidden,
+    invalid,
+    invalids,
+    required,
+    unsupported,
+)
+
+JSON = Mapping[str, Any]
+NATIVE = ("cpu", "memory", "ephemeral-storage")
+_NOTHING = Quantity(0)
+_OF_PODS = ("cpu", "hugepages-", "memory")
+
+
+def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[FieldError]:
+    """Every fault of a container's resources; ``claims`` are the names of its pod's."""
+    out: list[FieldError] = []
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    for field, amounts in (("limits", limits), ("requests", requests)):
+        for name, amount in amounts.items():
+            where = f"{path}.{field}[{name}]"
+            out += _resource_name(name, where)
+            value = _amount(amount)
+            if value is not None and value < _NOTHING:
+                out.append(invalid(where, amount, "must be greater than or equal to 0"))
+            elif value is not None and name not in NATIVE and not _is_huge(name) and not value.is_integer:
+                out.append(invalid(where, amount, "must be an integer"))
+    for name, amount in requests.items():
+        where = f"{path}.requests"
+        limit = limits.get(name)
+        if limit is None:
+            if _is_extended(name) or _is_huge(name):
+                out.append(required(f"{path}.limits", "Limit must be set for non overcommitable resources"))
+            continue
+        asked, most = _amount(amount), _amount(limit)
+        if asked is None or most is None:
+            continue
+        if (_is_extended(name) or _is_huge(name)) and asked != most:
+            out.append(invalid(where, amount, f"must be equal to {name} limit of {limit}"))
+        elif asked > most:
+            out.append(invalid(where, amount, f"must be less than or equal to {name} limit of {limit}"))
+    given = limits.keys() | requests.keys()
+    if any(_is_huge(name) for name in given) and not given & {"cpu", "memory"}:
+        out.append(forbidden(path, "HugePages require cpu or memory"))
+    return out + _container_claims(resources.get("claims") or [], f"{path}.claims", claims)
+
+
+def validate_whole(spec: JSON, path: str) -> list[FieldError]:
+    """``spec.resources``: of the pod as a whole, so no less than what its containers ask for together."""
+    out: list[FieldError] = []
+    whole = spec.get("resources") or {}
+    for field in ("limits", "requests"):
+        for name in whole.get(field) or {}:
+            if name not in _OF_PODS and not _is_huge(name):
+                out.append(unsupported(f"{path}.{field}[{name}]", name, _OF_PODS))
+    for name, amount in (whole.get("requests") or {}).items():
+        asked = [((c.get("resources") or {}).get("requests") or {}).get(name) for c in spec.get("containers") or []]
+        together = sum((a for text in asked if (a := _amount(text))), _NOTHING)
+        if (own := _amount(amount)) is not None and own < together:
+            rule = f"must be greater than or equal to aggregate container requests of {together}"
+            out.append(invalid(f"{path}.requests[{name}]", amount, rule))
+    return out
+
+
+def _resource_name(name: str, where: str) -> list[FieldError]:
+    if "/" in name:
+        return invalids(where, name, names.qualified(name))
+    if name in NATIVE or _is_huge(name):
+        return []
+    return [invalid(where, name, "must be a standard resource type or fully qualified")]
+
+
+def _is_huge(name: str) -> bool:
+    return name.startswith("hugepages-")
+
+
+def _is_extended(name: str) -> bool:
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))
+
+
+def _amount(text: Any) -> Quantity | None:
+    try:
+        return Quantity(str(text))
+    except QuantityError:
+        return None
+
+
+def _container_claims(given: Sequence[JSON], path: str, known: set[Any]) -> list[FieldError]:
+    out: list[FieldError] = []
+    whole: set[str] = set()
+    requests: set[tuple[str, str]] = set()
+    for i, claim in enumerate(given):
+        name, request = claim.get("name", ""), claim.get("request", "")
+        if not name:
+            out.append(required(f"{path}[{i}]"))
+            continue
+        if name in whole or (name, request) in requests:
+            out.append(duplicate(f"{path}[{i}]", name if not request else f"{name}/{request}"))
+        elif not request and any(n == name for n, _ in requests):
+            out.append(duplicate(f"{path}[{i}]", name))
+        if request:
+            requests.add((name, request))
+        else:
+            whole.add(name)
+        if name not in known:
+            out.append(FieldError("FieldValueNotFound", f"{path}[{i}]", f'Not found: "{name}"'))
+    return out

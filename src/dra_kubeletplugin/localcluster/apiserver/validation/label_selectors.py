@@ -1,0 +1,50 @@
+"""What a LabelSelector must fulfil, wherever one is, and which labels it selects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ....resourceapi.validation import names
+from ....resourceapi.validation.field_errors import FieldError, forbidden, invalid, invalids, required
+
+JSON = Mapping[str, Any]
+
+
+def label_selector(selector: JSON, path: str) -> list[FieldError]:
+    """Every fault of a LabelSelector."""
+    out: list[FieldError] = []
+    for key, value in (selector.get("matchLabels") or {}).items():
+        out += invalids(f"{path}.matchLabels", key, names.qualified(key))
+        out += invalids(f"{path}.matchLabels", value, names.label_value(value))
+    for i, term in enumerate(selector.get("matchExpressions") or []):
+        where = f"{path}.matchExpressions[{i}]"
+        operator, values = term.get("operator", ""), term.get("values") or []
+        if operator in {"In", "NotIn"} and not values:
+            out.append(required(f"{where}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
+        elif operator in {"Exists", "DoesNotExist"} and values:
+            rule = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+            out.append(forbidden(f"{where}.values", rule))
+        elif operator not in {"In", "NotIn", "Exists", "DoesNotExist"}:
+            out.append(invalid(f"{where}.operator", operator, "not a valid selector operator"))
+        out += invalids(f"{where}.key", term.get("key", ""), names.qualified(term.get("key", "")))
+    return out
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector is for an object; None is for none, an empty one for all."""
+    if selector is None:
+        return False
+    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
+        return False
+    for term in selector.get("matchExpressions") or ():
+        key, values = term.get("key"), term.get("values") or ()
+        holds = {
+            "In": labels.get(key) in values,
+            "NotIn": labels.get(key) not in values,
+            "Exists": key in labels,
+            "DoesNotExist": key not in labels,
+        }
+        if not holds.get(term.get("operator", ""), False):
+            return False
+    return True

@@ -1,0 +1,41 @@
+"""Fields of its own pod, and resources of its containers, that an environment or a volume may ask for: the downward API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ....resourceapi.validation.field_errors import FieldError, required, unsupported
+
+JSON = Mapping[str, Any]
+_OF_VOLUMES = ("metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid")
+_OF_ENVIRONMENTS = (
+    "metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName", "status.hostIP",
+    "status.hostIPs", "status.podIP", "status.podIPs",
+)  # fmt: skip
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['[^']+'\]")
+_RESOURCES = tuple(f"{k}.{name}" for k in ("limits", "requests") for name in ("cpu", "memory", "ephemeral-storage"))
+_HUGE = ("limits.hugepages-", "requests.hugepages-")
+
+
+def validate_references(source: JSON, path: str, *, volume: bool) -> Iterator[FieldError]:
+    """Every fault of the ``fieldRef`` and ``resourceFieldRef`` of an environment variable, or of a file of a ``volume``."""
+    known = _OF_VOLUMES if volume else _OF_ENVIRONMENTS
+    if (ref := source.get("fieldRef")) is not None:
+        field = ref.get("fieldPath") or ""
+        if not field:
+            yield required(f"{path}.fieldRef.fieldPath")
+        elif field not in known and not _KEYED.fullmatch(field):
+            yield unsupported(f"{path}.fieldRef.fieldPath", field, known)
+    if (ref := source.get("resourceFieldRef")) is not None:
+        name = ref.get("resource") or ""
+        if volume and not ref.get("containerName"):
+            yield required(f"{path}.resourceFieldRef.containerName")
+        elif not name:
+            yield required(f"{path}.resourceFieldRef.resource")
+        elif name not in _RESOURCES and not name.startswith(_HUGE):
+            yield unsupported(f"{path}.resourceFieldRef.resource", name, _RESOURCES)
+
+
+__all__ = ["validate_references"]

@@ -1,0 +1,402 @@
+"""Creating, updating and patching objects."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...base.http_server.server import Request, Response
+from ...resourceapi.kubernetes_releases import Features
+from ...resourceapi.validation.field_errors import FieldError
+from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
+from .access import Question
+from .admission import Admission, builtin
+from .faults import Faults
+from .kinds import Registry
+from .quota import Quotas
+from .requests import (
+    Target,
+    conflict,
+    details_of,
+    dry_run,
+    json_response,
+    managed_of,
+    new_metadata,
+    not_found,
+    same_object,
+)
+from .status_errors import Refusal, bad_request, invalid
+from .storage import Storage
+from .validation import unsupported_warnings
+
+JSON = dict[str, Any]
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_RANDOM = 5  # letters at the end of a generated name
+_LONGEST_BASE = 58
+_KEPT = (
+    "uid",
+    "creationTimestamp",
+    "name",
+    "namespace",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+)
+_MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
+_TRIES = 5
+_VALIDATIONS = ("Strict", "Warn", "Ignore")
+
+
+class _ChangedError(Exception):
+    """The object is another by now than the one that was judged."""
+
+
+@dataclass
+class Written:
+    """What a write has led to, until it is answered."""
+
+    object: JSON
+    code: int
+
+
+class Writer:
+    """Args:
+    stored: told of every object that was written, with what it was before: what else follows from it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        faults: Faults,
+        quotas: Quotas,
+        features: Features,
+        finish: Callable[[Target, JSON], JSON | None],
+        stored: Callable[[Target, JSON, JSON | None], None],
+    ) -> None:
+        self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
+        self.features = features
+        self._finish = finish
+        self._told = stored
+
+    # --- the three verbs ------------------------------------------------------------------------
+
+    async def create(self, request: Request, target: Target, admission: Admission) -> Response:
+        if target.kind.refused:
+            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+        obj = self.decode(request, target, request_decoding.read_object(request), admission.warnings)
+        out = await self.new(request, target, obj, admission)
+        return self._answer(target, out, admission.warnings)
+
+    async def update(self, request: Request, target: Target, admission: Admission) -> Response:
+        async def once() -> Response:
+            body = request_decoding.read_object(request)
+            obj = self.decode(request, target, body, admission.warnings)
+            self._check_name(target, obj["metadata"])
+            old = self.find(target)
+            asked = (body.value.get("metadata") or {}).get("managedFields")
+            out = await self.replace(request, target, obj, old, admission, asked=asked)
+            return self._answer(target, out, admission.warnings)
+
+        return await self.until_unchanged(target, admission, once)
+
+    async def patch(self, request: Request, target: Target, admission: Admission) -> Response:
+        return await self.until_unchanged(target, admission, lambda: self._patch(request, target, admission))
+
+    def check_unchanged(self, target: Target, old: JSON) -> None:
+        """Raises :class:`_ChangedError`, which :meth:`until_unchanged` answers."""
+        found = self.storage.get(target.storage, target.namespace, target.name)
+        if found is None or found["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+            raise _ChangedError
+
+    @staticmethod
+    async def until_unchanged(
+        target: Target, admission: Admission, once: Callable[[], Awaitable[Response]]
+    ) -> Response:
+        """Again, where somebody else wrote the object while a webhook thought about it. Raises :class:`Refusal`."""
+        for _ in range(_TRIES):
+            try:
+                return await once()
+            except _ChangedError:
+                admission.warnings.clear()
+        raise conflict(target, _MODIFIED)
+
+    async def _patch(self, request: Request, target: Target, admission: Admission) -> Response:
+        kind = request_decoding.media_type(request)
+        field_managers.check_options(request, is_apply=kind == field_managers.APPLY)
+        body = request_decoding.read(request)
+        change = body.value
+        old = self.storage.get(target.storage, target.namespace, target.name)
+        warnings = admission.warnings
+        if kind == field_managers.APPLY:
+            out = await self._apply(request, target, field_managers.check_applied(target, change), old, admission)
+            return self._answer(target, out, warnings)
+        if old is None:
+            raise not_found(target)
+        current = strategy.outgoing(target.kind, target.version, old)
+        patched = patch.apply(kind, target, current, change)
+        if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
+            raise bad_request("the patch leaves no object with metadata")
+        self._check_name(target, patched["metadata"])
+        obj = self.decode(request, target, request_decoding.Body(patched, body.duplicates), warnings)
+        asked = patched["metadata"].get("managedFields")
+        asked = None if asked == managed_of(old) else asked
+        out = await self.replace(request, target, obj, old, admission, asked=asked)
+        return self._answer(target, out, warnings)
+
+    async def _apply(
+        self, request: Request, target: Target, config: JSON, old: JSON | None, admission: Admission
+    ) -> Written:
+        if old is None and target.sub:
+            raise not_found(target)
+        if target.kind.refused:
+            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+        if old is None:  # who may patch may not create by it
+            question = Question("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
+            admission.access.require(admission.user, question)
+        merged, managed = field_managers.applied(request, target, old, config)
+        obj = self.decode(request, target, request_decoding.Body(merged), admission.warnings)
+        if old is None:
+            return await self.new(request, target.of(""), obj, admission, managed)
+        return await self.replace(request, target, obj, old, admission, managed)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def find(self, target: Target) -> JSON:
+        found = self.storage.get(target.storage, target.namespace, target.name)
+        if found is None:
+            raise not_found(target)
+        return found
+
+    def decode(self, request: Request, target: Target, body: request_decoding.Body, warnings: list[str]) -> JSON:
+        obj = body.value
+        given = (obj.get("apiVersion"), obj.get("kind"))
+        wanted = (target.kind.api_version(target.version), target.kind.kind)
+        if (given[0] and given[0] != wanted[0]) or (given[1] and given[1] != wanted[1]):
+            message = f"the API version in the data ({given[0]}) does not match the expected API version ({wanted[0]})"
+            if given[0] in (None, "", wanted[0]):
+                message = f"the kind in the data ({given[1]}) does not match the expected kind ({wanted[1]})"
+            raise bad_request(message)
+        how = request.query.get("fieldValidation") or "Warn"
+        if how not in _VALIDATIONS:
+            raise invalid_option("fieldValidation", how, _VALIDATIONS)
+        twice = [f'duplicate field "{path}"' for path in body.duplicates]
+        if twice and how == "Strict":
+            raise bad_request(
+                f'{wanted[1]} in version "{target.version}" cannot be handled as a {wanted[1]}: strict decoding error: '
+                + ", ".join(twice)
+            )
+        found: list[str] = []
+        try:
+            out = strategy.incoming(
+                target.kind, target.version, obj, self.features, strict=how == "Strict", warnings=found
+            )
+        except strategy.BadObject as e:
+            raise bad_request(str(e)) from None
+        if how == "Warn":
+            warnings += twice + found
+        return out
+
+    @staticmethod
+    def _check_name(target: Target, meta: JSON) -> None:
+        name = meta.get("name", "")
+        if not name:
+            raise bad_request("the name of the object could not be determined: name must be provided")
+        if name != target.name:
+            raise bad_request(f"the name of the object ({name}) does not match the name on the URL ({target.name})")
+
+    # --- creating -------------------------------------------------------------------------------
+
+    async def new(
+        self, request: Request, target: Target, obj: JSON, admission: Admission, managed: list[JSON] | None = None
+    ) -> Written:
+        """``managed`` are the managed fields of what was applied; who creates manages all."""
+        meta = obj["metadata"]
+        dry = dry_run(request)
+        if meta.get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        namespace: JSON = {"metadata": {}}
+        if target.kind.namespaced:
+            namespace = builtin.check_namespace(self.storage, target, meta)
+        else:
+            meta.pop("namespace", None)  # Kubernetes clears it: kustomize gives one to every kind that it does not know
+        roles.check_grant(admission.access, admission.user, target, obj)
+        obj = await admission.mutate(target, obj, None)
+        obj = strategy.prepare(target.kind, obj, None, status=False)
+        self._drop(target, obj, None)
+        named = self._name(target, obj["metadata"])
+        if target.storage == "pods":
+            builtin.set_priority(self.storage, target, obj)
+            builtin.check_runtime_class(target, obj)
+            limits.admit(self.storage, target, obj)
+        self._validate(target, obj, None, namespace, status=False)
+        if target.storage == "pods":
+            builtin.check_account(self.storage, target, obj)
+        obj = strategy.stored(target.kind, obj)
+        counts = target.kind.counts_generations
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
+        strategy.select_own_pods(target.kind, obj)
+        await admission.validate(target, obj)
+        if self.storage.get(target.storage, target.namespace, named) is not None:
+            raise already_exists(target, named)
+        self.quotas.admit(target, obj, None)
+        self._manage(obj, managed or field_managers.updated(request, target, None, obj))
+        return Written(self._keep(target, obj, None, dry=dry), 201)
+
+    def _name(self, target: Target, meta: JSON) -> str:
+        if name := meta.get("name"):
+            return str(name)
+        prefix = meta.get("generateName", "")[:_LONGEST_BASE]
+        if not prefix:
+            return ""
+        while True:
+            name = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM))
+            if self.storage.get(target.storage, target.namespace, name) is None:
+                meta["name"] = name
+                return str(name)
+
+    def _validate(
+        self,
+        target: Target,
+        obj: JSON,
+        old: JSON | None,
+        namespace: JSON,
+        *,
+        status: bool,
+        also: Sequence[FieldError] = (),
+    ) -> None:
+        faults = list(also)
+        try:
+            labels = namespace["metadata"].get("labels") or {}
+            strategy.validate(target.kind, obj, old, labels, self.features, status=status)
+        except strategy.InvalidObject as e:
+            faults = [*e.faults, *faults]
+        if faults:
+            causes = [(f.reason, f.field, f.message) for f in faults]
+            raise invalid(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), causes)
+
+    def _drop(self, target: Target, obj: JSON, old: JSON | None) -> None:
+        """What depends on a feature gate that is off, or that a fault made on purpose takes."""
+        dropped_fields.drop(target.kind, obj, old, self.features)
+        if target.kind.kind == "ResourceSlice" and target.kind.structured:
+            strategy.drop(obj["spec"], self.faults.dropped)
+
+    # --- replacing ------------------------------------------------------------------------------
+
+    async def replace(
+        self,
+        request: Request,
+        target: Target,
+        obj: JSON,
+        old: JSON,
+        admission: Admission,
+        managed: list[JSON] | None = None,
+        asked: Any = None,
+    ) -> Written:
+        """``managed`` are the managed fields after an apply; for all else they follow from what changes, and was ``asked``."""
+        meta, before = obj["metadata"], old["metadata"]
+        dry = dry_run(request)
+        if self.faults.conflicts:
+            self.faults.conflicts -= 1
+            raise conflict(target, "a fault made on purpose")
+        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
+            raise conflict(target, _MODIFIED)
+        if meta.get("uid") not in {None, "", before["uid"]}:
+            raise conflict(
+                target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
+            )
+        if not target.kind.namespaced:
+            meta.pop("namespace", None)
+        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
+            )
+        status = target.sub == "status"
+        if any(obj.get(f) != old.get(f) for f in ("rules", "aggregationRule", "roleRef", "subjects")):
+            roles.check_grant(admission.access, admission.user, target, obj)
+        obj = await admission.mutate(target, obj, old)
+        obj = strategy.prepare(target.kind, obj, old, status=status)
+        if managed is None:
+            managed = field_managers.updated(request, target, old, strategy.written(target.kind, obj), asked)
+        self._manage(obj, managed)
+        strategy.settle(target.kind, obj, old)
+        self._drop(target, obj, old)
+        meta = obj["metadata"]
+        for key in _KEPT:
+            meta.pop(key, None)
+            if key in before:
+                meta[key] = before[key]
+        namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
+        self._validate(
+            target, obj, old, namespace, status=status, also=self._unauthorized(request, target, obj, old, admission)
+        )
+        self._no_new_finalizers(target, meta, before)
+        obj = strategy.stored(target.kind, obj)
+        meta = obj["metadata"]
+        if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
+            meta["generation"] = before.get("generation", 1) + 1
+        await admission.validate(target, obj, old)
+        self.check_unchanged(target, old)
+        if same_object(obj, old):
+            return Written(old, 200)
+        self.quotas.admit(target, obj, old)
+        if meta.get("deletionTimestamp") and not dry:
+            gone = self._finish(target, obj)
+            if gone is not None:
+                return Written(gone, 200)
+        return Written(self._keep(target, obj, old, dry=dry), 200)
+
+    def _unauthorized(
+        self, request: Request, target: Target, obj: JSON, old: JSON, admission: Admission
+    ) -> Sequence[FieldError]:
+        if target.sub != "status" or target.kind.kind != "ResourceClaim" or not target.kind.structured:
+            return ()
+        if not self.features.has("DRAResourceClaimGranularStatusAuthorization"):
+            return ()
+        verb = "patch" if request.method == "PATCH" else "update"
+        new, before = obj.get("status") or {}, old.get("status") or {}
+        return claim_status.status_faults(admission.access, admission.user, verb, target.namespace, new, before)
+
+    @staticmethod
+    def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:
+        added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
+        if before.get("deletionTimestamp") and added:
+            listed = ", ".join(json.dumps(f) for f in added)
+            why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
+            cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])  # both sets of rules say it
+
+    # --- keeping --------------------------------------------------------------------------------
+
+    @staticmethod
+    def _manage(obj: JSON, managed: list[JSON]) -> None:
+        obj["metadata"] = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+        if managed:
+            obj["metadata"]["managedFields"] = managed
+
+    def _keep(self, target: Target, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
+        obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
+        if dry:
+            return obj
+        stored = self.storage.put(target.storage, obj, fresh=True)
+        self._told(target, stored, old)
+        return self.storage.get(target.storage, target.namespace, stored["metadata"]["name"]) or stored
+
+    def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
+        shown = strategy.outgoing(target.kind, target.version, out.object)
+        told = unsupported_warnings.warnings(target.kind, out.object, self.features) if not target.sub else ()
+        return json_response(shown, out.code, [*warnings, *told])
+
+
+def already_exists(target: Target, name: str) -> Refusal:
+    return Refusal(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
+
+
+def invalid_option(name: str, value: str, allowed: Sequence[str]) -> Refusal:
+    listed = ", ".join(f'"{a}"' for a in allowed)
+    message = f'Unsupported value: "{value}": supported values: {listed}'
+    return invalid("CreateOptions", "meta.k8s.io", "", [("FieldValueNotSupported", name, message)])

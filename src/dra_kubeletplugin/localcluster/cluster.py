@@ -1,0 +1,410 @@
+"""A whole cluster in one process: what runs here runs on Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..base.yaml.manifests import objects
+from ..errors import ApiError
+from ..host.fake import sysfs as described
+from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
+from ..kube.credentials import Token
+from ..kube.resource import EVENTS, PODS
+from ..resourceapi.kubernetes_releases import Features
+from ..resourceapi.validation.names import SUBDOMAIN
+from ..scheduling.framework.binding import TIMEOUT as BINDING_TIMEOUT
+from .apiserver import ApiServer
+from .apiserver.certificate import write as make_certificate
+from .apiserver.kinds import BY_PLURAL
+from .apiserver.persistence import Journal, open_storage
+from .controllers import ControllerManager
+from .kubelet import Kubelet, Timers
+from .runtime.interface import ContainerRuntime
+from .runtime.simulated import SimulatedRuntime
+from .scheduler.loop import Scheduler
+from .supervision import Supervisor
+
+JSON = dict[str, Any]
+_LOOK = 0.01  # seconds between looks at what is waited for
+_LONGEST = 60.0  # seconds until it is given up: a machine may be busy
+RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's folders; a plugin is pointed at them by its settings."""
+
+    name: str
+    root: Path
+    kubelet: Kubelet
+    runtime: ContainerRuntime
+    cdi_root: Path
+
+    @property
+    def kubelet_root(self) -> Path:
+        return self.root / "kubelet"
+
+
+class LocalCluster:
+    """API server, controllers, scheduler and one kubelet a node. Use with ``async with``.
+
+    Args:
+        nodes: their names.
+        state: where everything is kept, objects too; a temporary folder, removed at the end, when left out. Keep it short:
+            sockets live there.
+        address: of the API server.
+        certificate: files with a certificate for that address and its key; one is made when left out.
+        kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
+        cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
+        timers: of the kubelets.
+        runtimes: makes a node's runtime from its name, a folder of its own and the folders of CDI specs; simulated when left out.
+        binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
+        kubernetes: the release that it behaves as, from 1.34 to 1.37; that of DRA_KUBERNETES when left out, else 1.36.
+        feature_gates: those that are not as the release has them: name → whether it is on.
+        runtime_config: versions of resource.k8s.io that are served though they are not by default, or the other way round:
+            ``{"resource.k8s.io/v1beta1": True}``.
+        features: the last three together, where they were made before.
+
+    Raises :class:`SettingsError` for a release or gates that there are not.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str] = ("node-1",),
+        *,
+        state: Path | None = None,
+        address: str = "127.0.0.1:0",
+        certificate: tuple[Path, Path] | None = None,
+        kubeconfig: Path | None = None,
+        cdi_root: Path | None = None,
+        timers: Timers | None = None,
+        runtimes: RuntimeFactory | None = None,
+        binding_timeout: float = BINDING_TIMEOUT,
+        kubernetes: str = "",
+        feature_gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+        features: Features | None = None,
+    ) -> None:
+        self.features = features or Features.of(kubernetes, feature_gates, runtime_config)
+        if twice := sorted({n for n in nodes if list(nodes).count(n) > 1}):
+            raise ValueError(f"nodes: {', '.join(twice)} is there twice: each node needs a name of its own")
+        self._names = nodes
+        self._keep = state is not None
+        self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
+        if state is None:  # also where nobody enters it: what follows may fail, here and at the caller's
+            weakref.finalize(self, _remove, self.state, os.getpid())
+        self._cdi_root = cdi_root
+        self._timers = timers or Timers()
+        self._runtimes = runtimes or simulated
+        self._binding_timeout = binding_timeout
+        self._given = kubeconfig
+        self.state.mkdir(parents=True, exist_ok=True)
+        self._certificate = certificate or make_certificate(self.state, _hosts(address))
+        self._journal: Journal | None = None
+        self._api = None if kubeconfig else self._server(address, own=certificate is not None)
+        self.nodes: dict[str, Node] = {}
+
+    async def __aenter__(self) -> LocalCluster:
+        self._stack = contextlib.AsyncExitStack()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._clean_up)
+            self.state.mkdir(parents=True, exist_ok=True)
+            if self._given:
+                self.kubeconfig = self._given
+                self.config = load_config(str(self._given))
+            else:
+                await self._start_api(stack)
+            self.client = KubeClient(self.config)
+            stack.push_async_callback(self.client.close)
+            manager, binder = (self._component(stack, f"system:kube-{c}") for c in ("controller-manager", "scheduler"))
+            kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
+            supervisor = await stack.enter_async_context(Supervisor())
+            supervisor.start("controllers", ControllerManager(manager, self.features, self._timers.away).run)
+            scheduler = Scheduler(binder, self.features, self._binding_timeout)
+            supervisor.start("scheduler", scheduler.run)
+            await scheduler.wait_ready()
+            for name, client in kubelets.items():
+                node = self._node(name, client, supervisor)
+                stack.push_async_callback(node.runtime.close)
+                await node.kubelet.start()
+                stack.push_async_callback(node.kubelet.stop)
+            self._stack = stack.pop_all()
+        return self
+
+    def _component(self, stack: contextlib.AsyncExitStack, name: str, *groups: str) -> KubeClient:
+        """What a component of the cluster asks the API server through, under its own name; under ours where another one serves."""
+        if not self.has_own_api:
+            return self.client
+        token = Token(self.api.tokens.of_component(name, groups))
+        client = KubeClient(dataclasses.replace(self.config, credentials=token))
+        stack.push_async_callback(client.close)
+        return client
+
+    async def _start_api(self, stack: contextlib.AsyncExitStack) -> None:
+        await self.api.start()
+        stack.push_async_callback(self.api.close)
+        self.kubeconfig = self.state / "kubeconfig"
+        _write_private(self.kubeconfig, _kubeconfig(self.api.public_url, self._certificate[0], self.api.token))
+        self._account.mkdir(exist_ok=True, mode=0o700)
+        _write_private(self._account / "token", self.api.token)
+        _write_private(self._account / "ca.crt", self._certificate[0].read_text())
+        self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
+
+    def _server(self, address: str, *, own: bool) -> ApiServer:
+        """With a certificate of its user it serves there only; else what runs in this process has a port without TLS."""
+        tls = _server_tls(self._certificate)
+        storage = None
+        if self._keep:
+            storage, self._journal = open_storage(self.state / "objects.jsonl")
+        if own:
+            return ApiServer(address, tls, storage, runtime_of=self._runtime_of, features=self.features)
+        front = (address, tls)
+        return ApiServer(storage=storage, front=front, runtime_of=self._runtime_of, features=self.features)
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
+
+    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> Node:
+        root = self.state / name
+        cdi = self._cdi_root or root / "cdi"
+        cdi.mkdir(parents=True, exist_ok=True)
+        runtime = self._runtimes(name, root / "containers", (cdi,))
+        kubelet = Kubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
+        self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
+        return self.nodes[name]
+
+    def _runtime_of(self, node: str) -> ContainerRuntime | None:
+        return found.runtime if (found := self.nodes.get(node)) else None
+
+    def _clean_up(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        if not self._keep:
+            shutil.rmtree(self.state, ignore_errors=True)
+
+    @property
+    def api(self) -> ApiServer:
+        """The local API server, with its memory and its faults.
+
+        Raises ``RuntimeError`` where another one takes its place.
+        """
+        if self._api is None:
+            raise RuntimeError(f"the API server of {self._given} is in use: it is reached through `client` only")
+        return self._api
+
+    @property
+    def _account(self) -> Path:
+        return self.state / "serviceaccount"
+
+    @property
+    def access(self) -> Mapping[str, str]:
+        """What leads a driver's process to the API server, as environment variables: those of a pod, or the kubeconfig given."""
+        if self._given:
+            return {"KUBECONFIG": str(self._given)}
+        at = urlsplit(self.api.public_url)
+        return {
+            "KUBECONFIG": "",  # the user's own leads elsewhere
+            "KUBERNETES_SERVICE_HOST": str(at.hostname),
+            "KUBERNETES_SERVICE_PORT": str(at.port),
+            "SERVICE_ACCOUNT": str(self._account),
+        }
+
+    @property
+    def has_own_api(self) -> bool:
+        """Whether there is :attr:`api`."""
+        return self._api is not None
+
+    @property
+    def node(self) -> Node:
+        """The first node."""
+        return next(iter(self.nodes.values()))
+
+    # --- what a user does -----------------------------------------------------------------------
+
+    async def apply(self, *documents: JSON) -> list[JSON]:
+        """Creates objects, or replaces those that exist, as ``kubectl apply`` would."""
+        out = []
+        for doc in documents:
+            resource = resource_of(doc)
+            doc = {**doc, "metadata": dict(doc["metadata"])}
+            if resource.namespaced:
+                doc["metadata"].setdefault("namespace", "default")
+            try:
+                out.append(await self.client.create(resource, doc))
+            except ApiError as e:
+                if e.status != 409:
+                    raise
+                meta = doc["metadata"]
+                out.append(await self.client.patch(resource, meta["name"], doc, meta.get("namespace", "")))
+        return out
+
+    async def apply_file(self, path: Path) -> list[JSON]:
+        """Every object of a file. Raises :class:`ManifestError`."""
+        return await self.apply(*(m.value for m in objects([path])))
+
+    async def wait(self, what: str, check: Any, timeout: float = _LONGEST) -> Any:
+        """Waits until ``await check()`` answers something true, and answers that.
+
+        Raises ``TimeoutError`` that says what was waited for.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    if found := await check():
+                        return found
+                    await asyncio.sleep(_LOOK)
+        except TimeoutError:
+            raise TimeoutError(f"waited {timeout:g}s for {what}") from None
+
+    async def pod(self, name: str, namespace: str = "default") -> JSON | None:
+        try:
+            return await self.client.get(PODS, name, namespace)
+        except ApiError as e:
+            if e.status == 404:
+                return None
+            raise
+
+    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> JSON:
+        async def check() -> JSON | None:
+            pod = await self.pod(name, namespace)
+            return pod if pod and pod.get("status", {}).get("phase") == "Running" else None
+
+        try:
+            found: JSON = await self.wait(f"pod {name} to run", check, timeout)
+        except TimeoutError as e:
+            events: list[JSON] = []
+            with contextlib.suppress(ApiError):
+                events = (await self.client.list(EVENTS, namespace))["items"]
+            told = [f"{v['reason']}: {v['message']}" for v in events if v["involvedObject"]["name"] == name]
+            raise TimeoutError(f"{e}; events: {told}") from None
+        return found
+
+    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> None:
+        """Deletes a pod and waits until it has gone."""
+        await self.client.delete(PODS, name, namespace)
+
+        async def check() -> bool:
+            return await self.pod(name, namespace) is None
+
+        await self.wait(f"pod {name} to go", check, timeout)
+
+    # The next three read the memory of the local API server; where another one takes its place they raise as `api` does.
+
+    def events(self, name: str = "") -> list[str]:
+        """Events as ``reason: message``, about one object or all, oldest first."""
+        found = self.api.storage.list("events")
+        found.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
+        return [f"{e['reason']}: {e['message']}" for e in found if not name or e["involvedObject"]["name"] == name]
+
+    def slices(self, driver: str = "") -> list[JSON]:
+        return [
+            s
+            for s in self.api.storage.list("resourceslices.resource.k8s.io")
+            if not driver or s["spec"]["driver"] == driver
+        ]
+
+    def claims(self) -> list[JSON]:
+        return self.api.storage.list("resourceclaims.resource.k8s.io")
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    async def reboot(self, name: str = "", sysfs: Path | None = None) -> None:
+        """A node's reboot: everything in memory is gone (CDI files, sockets stay as stale files), a new boot id.
+
+        Kill the driver before, start it after. ``sysfs`` is the described host whose boot id changes.
+        """
+        node = self.nodes[name] if name else self.node
+        await node.kubelet.stop()
+        for path in node.cdi_root.glob("*"):
+            path.unlink()
+        if sysfs:
+            described.reboot(sysfs)
+        await node.kubelet.rebooted()
+
+    @contextlib.contextmanager
+    def api_away(self) -> Any:
+        """While inside, the API server answers nothing useful."""
+        self.api.faults.down = True
+        self.api.drop_connections()
+        try:
+            yield
+        finally:
+            self.api.faults.down = False
+
+
+def state_root() -> Path:
+    """Where temporary state folders are made, ``dra-*``: sockets live in them, so it is short, whatever TMPDIR says."""
+    return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Unless this is a process that its owner has forked."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def resource_of(doc: JSON) -> Resource:
+    """Raises ``ValueError`` for a kind that the local cluster does not serve."""
+    group, _, version = doc["apiVersion"].rpartition("/")
+    for (g, v, plural), kind in BY_PLURAL.items():
+        if (g, v, kind.kind) == (group, version, doc["kind"]):
+            return Resource(group, version, plural, kind.namespaced)
+    raise ValueError(f"{doc['apiVersion']} {doc['kind']} is not served by the local cluster")
+
+
+def simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+    """A node's runtime where no other is given."""
+    return SimulatedRuntime(folder, cdi_dirs)
+
+
+def _hosts(address: str) -> list[str]:
+    """The names and addresses by which a server at HOST:PORT is reached."""
+    host, own_name = address.rpartition(":")[0].strip("[]"), socket.gethostname().lower()
+    own = [] if host in {"", "0.0.0.0", "::"} else [host]
+    return [*own, "127.0.0.1", "::1", "localhost", *([own_name] if SUBDOMAIN.fullmatch(own_name) else [])]
+
+
+def _write_private(path: Path, text: str) -> None:
+    """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)  # of one that was killed
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    temporary.replace(path)
+
+
+def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*map(str, certificate))
+    return tls
+
+
+def _kubeconfig(url: str, certificate: Path, token: str) -> str:
+    """JSON, which kubectl takes as well as YAML."""
+    cluster = {"server": url, "certificate-authority": str(certificate.absolute())}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "local",
+        "clusters": [{"name": "local", "cluster": cluster}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "local"}}],
+        "users": [{"name": "local", "user": {"token": token}}],
+    }
+    return json.dumps(config, indent=2) + "\n"
+
+
+__all__ = ["LocalCluster", "Node", "resource_of", "state_root"]

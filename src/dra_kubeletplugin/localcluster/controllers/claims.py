@@ -1,0 +1,431 @@
+"""The claim controller: claims from templates, reservations that end, deallocation, deletion of what was generated.
+
+Source: KEP-4381, "Implementation of structured parameters"; KEP-5729; kube-controller-manager's resourceclaim controller.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from ...errors import ApiError
+from ...kube import KubeClient, Resource
+from ...kube.resource import CLAIMS, PODS, TEMPLATES
+from ...scheduling.framework import pod_groups
+from ..informer import (
+    FINALIZER,
+    POD_CLAIM_NAME,
+    POD_GROUPS,
+    Change,
+    Informers,
+    is_finished,
+    owned_by,
+    pod_claim_names,
+    words_of,
+)
+from .base import Controller, Key, Waiting, key_of
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_NAME = 57  # characters of a generated name before the hyphen and five random ones
+_RESERVATIONS = 256
+
+
+class ClaimController(Controller):
+    """One key a pod or PodGroup, for its claims, and one a claim, for its reservations.
+
+    Args:
+        groups: PodGroups, where claims can be theirs.
+    """
+
+    name = "resource_claim"
+    kinds: ClassVar = {PODS: "Pod", CLAIMS: "ResourceClaim", **dict.fromkeys(POD_GROUPS.values(), pod_groups.KIND)}
+
+    def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None = None) -> None:
+        super().__init__(client, informers, (PODS, CLAIMS, TEMPLATES, *((groups,) if groups else ())))
+        self._groups = groups
+        # (UID of pod or group, name in it) → claim that we made, which our copies may not show yet
+        self._made: dict[tuple[str, str], str] = {}
+        self._gone: set[str] = set()  # UIDs of pods and groups of whose deletion we heard
+        self._wrote: dict[str, int] = {}  # version of claims that we wrote last, by UID
+        self._freed: set[str] = set()  # UIDs of claims that we deallocated and that are still protected
+        # Consumers of allocated claims, by the claim's UID, that lost their reservation: by the scheduler, say, which gave up.
+        self._unreserved: dict[str, list[JSON]] = {}
+        informers.index(PODS, "claims", _claims_of)
+        informers.index(PODS, "templates", _templates_of)
+        informers.index(CLAIMS, "owner", _owners_of)
+        self.watch(PODS, self._pod_changed)
+        self.watch(CLAIMS, self._claim_changed)
+        self.watch(TEMPLATES, self._template_changed)
+        if groups:
+            informers.index(PODS, "group", pod_groups.key_of)
+            informers.index(groups, "templates", _templates_of)
+            self.watch(groups, self._group_changed)
+
+    def _pod_changed(self, change: Change) -> None:
+        pod = change.object
+        if change.gone:
+            self._forget(pod)
+        else:
+            self.queue.add(key_of(PODS, pod))
+        if change.gone or _is_done(pod):
+            self._look_at_claims_of(pod)
+
+    def _group_changed(self, change: Change) -> None:
+        group = change.object
+        meta = group["metadata"]
+        if change.gone:
+            self._forget(group)
+            self._look_at_claims_of(group)
+            return
+        self.queue.add(key_of(self._of_groups, group))
+        if change.before is None or _statuses(change.before) != _statuses(group):
+            for pod in self.informers.by(PODS, "group", (meta["namespace"], meta["name"])):
+                self.queue.add(key_of(PODS, pod))
+
+    def _forget(self, owner: JSON) -> None:
+        uid = owner["metadata"]["uid"]
+        self._gone.add(uid)
+        self._made = {key: name for key, name in self._made.items() if key[0] != uid}
+        if len(self._gone) > 10_000:
+            self._gone.clear()  # the server is asked then
+
+    def _look_at_claims_of(self, owner: JSON) -> None:
+        for namespace, name in _claims_of(owner):
+            self.queue.add(Key(CLAIMS, namespace, name))
+        for claim in self.informers.by(CLAIMS, "owner", owner["metadata"]["uid"]):
+            self.queue.add(key_of(CLAIMS, claim))
+
+    @property
+    def _of_groups(self) -> Resource:
+        assert self._groups is not None
+        return self._groups
+
+    def _claim_changed(self, change: Change) -> None:
+        claim = change.object
+        meta = claim["metadata"]
+        if change.gone:
+            self._freed.discard(meta["uid"])
+            self._wrote.pop(meta["uid"], None)
+        reserved, before = _reserved(claim), _reserved(change.before or {})
+        if change.gone or reserved or not _is_allocated(claim):
+            self._unreserved.pop(meta["uid"], None)
+        elif before:
+            self._unreserved[meta["uid"]] = before
+        self.queue.add(key_of(CLAIMS, claim))
+        # A claim that was deleted may have to be made again, and an allocated one reserved for a pod bound by hand.
+        for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
+            self.queue.add(key_of(PODS, pod))
+        for owner in meta.get("ownerReferences") or [] if self._groups and change.gone else ():
+            if owner["kind"] == pod_groups.KIND:
+                self.queue.add(Key(self._of_groups, meta["namespace"], owner["name"]))
+
+    def _template_changed(self, change: Change) -> None:
+        meta = change.object["metadata"]
+        for resource in (PODS, self._groups) if self._groups else (PODS,):
+            for owner in self.informers.by(resource, "templates", (meta["namespace"], meta["name"])):
+                self.queue.add(key_of(resource, owner))
+
+    async def reconcile(self, key: Key) -> None:
+        obj = self.informers.find(key.resource, key.name, key.namespace)
+        if obj is None:
+            return
+        if key.resource is PODS:
+            await self._look_at_pod(obj)
+        elif key.resource is CLAIMS:
+            await self._look_at_claim(obj)
+        elif not obj["metadata"].get("deletionTimestamp"):
+            await self._make_claims(obj, self._of_groups)
+
+    # --- pods and groups ------------------------------------------------------------------------
+
+    async def _look_at_pod(self, pod: JSON) -> None:
+        if pod["metadata"].get("deletionTimestamp") or is_finished(pod):
+            return
+        if await self._make_claims(pod, PODS):
+            return  # the pod comes back with its claims
+        if pod["spec"].get("nodeName"):
+            await self._reserve(pod)
+
+    async def _make_claims(self, owner: JSON, resource: Resource) -> bool:
+        """Makes the claims of a pod or group, and answers whether its status had to be written."""
+        made: dict[str, str] = {}
+        kind = self.kinds[resource]
+        for entry in owner["spec"].get("resourceClaims") or []:
+            try:
+                group = self._group_of(owner)
+                if pod_groups.shares(group, entry):
+                    name = _of_group(owner, group or {}, entry)
+                else:
+                    name = await self._claim_for(owner, resource, entry)
+            except _Refused as e:
+                # Of a group's event no real one was seen: it is worded like a pod's.
+                text = f"{kind}ResourceClaim {entry['name']}: {e}"
+                self.events.event(owner, kind, "Warning", "FailedResourceClaimCreation", text, resource.api_version)
+                raise
+            if name:
+                made[entry["name"]] = name
+        if made:
+            await self._tell(owner, resource, made)
+        return bool(made)
+
+    def _group_of(self, owner: JSON) -> JSON | None:
+        """A pod's group; None for a pod alone, and for a group. Raises :class:`_Refused` where it is not there: whose claim it
+        would be is not known."""
+        name, namespace = pod_groups.name_of(owner), owner["metadata"]["namespace"]
+        if not name or self._groups is None:
+            return None
+        found = self.informers.find(self._groups, name, namespace)
+        if found is None:
+            raise _Refused(f'podgroup.scheduling.k8s.io "{name}" not found')
+        return found
+
+    async def _claim_for(self, owner: JSON, resource: Resource, entry: JSON) -> str:
+        """The name of a claim that was made for ``entry``; empty where none had to be."""
+        template_name = entry.get("resourceClaimTemplateName")
+        if not template_name:
+            return ""
+        meta = owner["metadata"]
+        known = next((s for s in _statuses(owner) if s["name"] == entry["name"]), None)
+        if known is not None:
+            if not known.get("resourceClaimName"):
+                return ""  # none is needed
+            claim = self.informers.find(CLAIMS, known["resourceClaimName"], meta["namespace"])
+            if claim is not None and owned_by(claim, meta["uid"]):
+                return ""
+            if self._made.get((meta["uid"], entry["name"])) == known["resourceClaimName"] and claim is None:
+                return ""  # our copies do not have it yet
+        if found := self._orphan(owner, entry["name"]):
+            return found
+        template = self.informers.find(TEMPLATES, template_name, meta["namespace"])
+        if template is None:
+            missing = f'resourceclaimtemplate.resource.k8s.io "{template_name}" not found'
+            raise _Refused(f'resource claim template "{template_name}": {missing}')
+        try:
+            body = generated_claim(owner, entry, template, self.kinds[resource], resource.api_version)
+            claim = await self.client.create(CLAIMS, body, meta["namespace"])
+        except ApiError as e:
+            if e.unreachable:
+                raise
+            raise _Refused(f"create ResourceClaim : {words_of(e)}") from e
+        self._made[meta["uid"], entry["name"]] = claim["metadata"]["name"]
+        return str(claim["metadata"]["name"])
+
+    def _orphan(self, owner: JSON, entry: str) -> str:
+        """A claim that was made before, where the status was not written."""
+        uid = owner["metadata"]["uid"]
+        for claim in self.informers.by(CLAIMS, "owner", uid):
+            meta = claim["metadata"]
+            if (meta.get("annotations") or {}).get(POD_CLAIM_NAME) == entry and not meta.get("deletionTimestamp"):
+                return str(meta["name"])
+        known = {s.get("resourceClaimName") for s in _statuses(owner)}
+        made = self._made.get((uid, entry), "")
+        return "" if made in known else made
+
+    async def _tell(self, owner: JSON, resource: Resource, made: Mapping[str, str]) -> None:
+        """Writes the names of claims into the status."""
+        meta = owner["metadata"]
+        kept = [s for s in _statuses(owner) if s["name"] not in made]
+        kept += [{"name": name, "resourceClaimName": claim} for name, claim in made.items()]
+        body = {"metadata": {"uid": meta["uid"]}, "status": {"resourceClaimStatuses": kept}}
+        await self.client.patch(resource, meta["name"], body, meta["namespace"], "status")
+
+    async def _reserve(self, pod: JSON) -> None:
+        """What the scheduler would have done: reserves allocated claims for a pod that somebody bound by hand."""
+        entries, names = pod["spec"].get("resourceClaims") or [], pod_claim_names(pod)
+        group = self._group_of(pod) if entries else None
+        shared = {names[e["name"]] for e in entries if pod_groups.shares(group, e)}
+        for namespace, name in _claims_of(pod):
+            claim = self.informers.find(CLAIMS, name, namespace)
+            if claim is None:
+                continue
+            status = claim.get("status") or {}
+            reserved = status.get("reservedFor") or []
+            consumer = pod_groups.group_reference(group) if group and name in shared else pod_groups.pod_reference(pod)
+            if status.get("allocation") is None or any(r["uid"] == consumer["uid"] for r in reserved):
+                continue
+            if len(reserved) >= _RESERVATIONS:
+                continue
+            await self.client.update(
+                CLAIMS, {**claim, "status": {**status, "reservedFor": [*reserved, consumer]}}, "status"
+            )
+
+    # --- claims ---------------------------------------------------------------------------------
+
+    async def _look_at_claim(self, claim: JSON) -> None:
+        status = claim.get("status") or {}
+        meta = claim["metadata"]
+        if _version(claim) < self._wrote.get(meta["uid"], 0):
+            return  # our copy is older than what we wrote, which brings the claim back
+        reserved = status.get("reservedFor") or []
+        kept = [r for r in reserved if await self._still_uses(r, meta["namespace"])]
+        protected = FINALIZER in (meta.get("finalizers") or [])
+        if len(kept) < len(reserved):
+            fresh = {**status, "reservedFor": kept}
+            if not kept:
+                del fresh["reservedFor"]
+            if not kept and protected:
+                await self._deallocate(claim)
+            else:
+                await self._update({**claim, "status": fresh}, "status")
+        elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
+            await self._deallocate(claim)
+        elif protected and (lost := self._unreserved.get(meta["uid"])):
+            # A pod that is still there will be scheduled with what is allocated; for one that has gone nobody else lets it go.
+            if not any([await self._still_uses(r, meta["namespace"]) for r in lost]):
+                await self._deallocate(claim)
+        if not kept and self._owner_is_done(claim):
+            await self._delete(claim)
+
+    async def _deallocate(self, claim: JSON) -> None:
+        """One write, as seen: allocation, reservations, device status and finalizer go. A server that keeps finalizers where a
+        status is written is asked once more."""
+        status = {
+            k: v for k, v in (claim.get("status") or {}).items() if k not in {"allocation", "reservedFor", "devices"}
+        }
+        written = claim
+        if status != (claim.get("status") or {}):
+            written = await self._update(_unprotected({**claim, "status": status}), "status")
+        if FINALIZER in (written["metadata"].get("finalizers") or []):
+            self._freed.add(claim["metadata"]["uid"])
+            await self._update(_unprotected(written), "")
+            self._freed.discard(claim["metadata"]["uid"])
+
+    async def _update(self, claim: JSON, sub: str) -> JSON:
+        written = await self.client.update(CLAIMS, claim, sub)
+        meta = written["metadata"]
+        if self.informers.by_uid(CLAIMS, meta["uid"]) is not None:
+            self._wrote[meta["uid"]] = _version(written)
+        return written
+
+    def _is_freed(self, claim: JSON) -> bool:
+        """Whether we deallocated it and were kept from the second write. What the scheduler deallocates stays protected."""
+        return claim["metadata"]["uid"] in self._freed and not _is_allocated(claim)
+
+    async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
+        """A pod that our copy does not have may be newer than the copy, so the server is asked. A group uses its claims until it is
+        gone, whatever becomes of its pods.
+
+        Raises :class:`Waiting` for a consumer that is neither: the claim stays as it is, as in Kubernetes without a word.
+        """
+        resource = self._groups if pod_groups.is_group(consumer) else PODS
+        if resource is None or (resource is PODS and (consumer["resource"] != "pods" or consumer.get("apiGroup"))):
+            raise Waiting(f"unsupported ReservedFor entry: {consumer}")
+        if consumer["uid"] in self._gone:
+            return False
+        found = self.informers.find(resource, consumer["name"], namespace)
+        if found is None or found["metadata"]["uid"] != consumer["uid"]:
+            try:
+                found = await self.client.get(resource, consumer["name"], namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+                return False
+        return found["metadata"]["uid"] == consumer["uid"] and not (resource is PODS and _is_done(found))
+
+    def _owner_is_done(self, claim: JSON) -> bool:
+        """Whether a claim was made for a pod that will not run any more. One that we do not know is left to the garbage
+        collector: it may be newer than our copy."""
+        if claim["metadata"].get("deletionTimestamp"):
+            return False
+        owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
+        if owner is None or owner["kind"] != "Pod" or owner["apiVersion"] != "v1":
+            return False
+        pod = self.informers.find(PODS, owner["name"], claim["metadata"]["namespace"])
+        return pod is not None and (pod["metadata"]["uid"] != owner["uid"] or _is_done(pod))
+
+    async def _delete(self, claim: JSON) -> None:
+        meta = claim["metadata"]
+        try:
+            await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:  # gone, or another one of its name
+                raise
+
+
+class _Refused(Waiting):
+    """A claim cannot be made; the text is Kubernetes'."""
+
+
+def generated_claim(of: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
+    """The ResourceClaim of one entry of a pod's or PodGroup's ``resourceClaims``."""
+    inner = template["spec"]
+    meta = of["metadata"]
+    made = {k: copy.deepcopy(v) for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations"}}
+    made["generateName"] = _prefix(meta["name"], entry["name"])
+    made["annotations"] = {**(made.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
+    made["namespace"] = meta["namespace"]
+    owner = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
+    made["ownerReferences"] = [owner]
+    return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": made, "spec": inner["spec"]}
+
+
+def _of_group(pod: JSON, group: JSON, entry: JSON) -> str:
+    """The name of the group's claim, where the pod's status does not have it yet; empty too while it is not made."""
+    if not entry.get("resourceClaimTemplateName"):
+        return ""
+    of_group, known = ({s["name"]: s.get("resourceClaimName") for s in _statuses(o)} for o in (group, pod))
+    name = of_group.get(entry["name"]) or ""
+    return "" if known.get(entry["name"]) == name else name
+
+
+def _statuses(owner: Mapping[str, Any]) -> list[JSON]:
+    """The names of the claims that were made for a pod or group."""
+    return (owner.get("status") or {}).get("resourceClaimStatuses") or []
+
+
+def _prefix(owner: str, entry: str) -> str:
+    """Both names shortened in proportion, where they are too long together."""
+    whole = len(owner) + len(entry) + 2
+    if whole <= _NAME:
+        return f"{owner}-{entry}-"
+    return f"{owner[: len(owner) * _NAME // whole]}-{entry[: len(entry) * _NAME // whole]}-"
+
+
+def _unprotected(claim: JSON) -> JSON:
+    meta = dict(claim["metadata"])
+    meta["finalizers"] = [f for f in meta.get("finalizers") or [] if f != FINALIZER]
+    return {**claim, "metadata": meta}
+
+
+def _version(claim: JSON) -> int:
+    return int(claim["metadata"]["resourceVersion"])
+
+
+def _reserved(claim: Mapping[str, Any]) -> list[JSON]:
+    return (claim.get("status") or {}).get("reservedFor") or []
+
+
+def _is_allocated(claim: Mapping[str, Any]) -> bool:
+    return (claim.get("status") or {}).get("allocation") is not None
+
+
+def _is_done(pod: Mapping[str, Any]) -> bool:
+    """Finished, or deleted before it had a node: it needs no claim any more."""
+    deleted = bool(pod["metadata"].get("deletionTimestamp"))
+    return is_finished(pod) or (deleted and not pod["spec"].get("nodeName"))
+
+
+def _claims_of(owner: JSON) -> Iterable[tuple[str, str]]:
+    """Namespace and name of each claim that a pod or group has."""
+    namespace = owner["metadata"]["namespace"]
+    status = owner.get("status") or {}
+    names = [e.get("resourceClaimName") for e in owner["spec"].get("resourceClaims") or []]
+    names += [s.get("resourceClaimName") for s in _statuses(owner)]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+    return dict.fromkeys((namespace, name) for name in names if name)
+
+
+def _templates_of(owner: JSON) -> Iterable[tuple[str, str]]:
+    for entry in owner["spec"].get("resourceClaims") or []:
+        if name := entry.get("resourceClaimTemplateName"):
+            yield owner["metadata"]["namespace"], name
+
+
+def _owners_of(claim: JSON) -> Iterable[str]:
+    return [o["uid"] for o in claim["metadata"].get("ownerReferences") or []]
+
+
+__all__ = ["ClaimController", "generated_claim"]

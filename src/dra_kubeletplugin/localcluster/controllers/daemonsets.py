@@ -1,0 +1,144 @@
+"""DaemonSets: one pod on each node that may have it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from ...kube import KubeClient
+from ...kube.resource import NODES
+from ...resourceapi import node_selectors
+from ...scheduling.allocator.taints import tolerates
+from ..informer import Change, Informers, is_finished
+from .base import key_of
+from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
+
+JSON = dict[str, Any]
+_REVISION = "controller-revision-hash"
+_EVERYWHERE = [
+    ("node.kubernetes.io/not-ready", "NoExecute"),
+    ("node.kubernetes.io/unreachable", "NoExecute"),
+    ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+    ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+    ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+    ("node.kubernetes.io/unschedulable", "NoSchedule"),
+]
+_TOLERATIONS = [{"key": key, "operator": "Exists", "effect": effect} for key, effect in _EVERYWHERE]
+
+
+class DaemonSetController(Workload):
+    name = "daemonset-controller"
+    resource = DAEMON_SETS
+    kinds: ClassVar = KINDS
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, NODES)
+        self.watch(NODES, self._node_changed)
+
+    def _node_changed(self, change: Change) -> None:
+        for obj in self.informers.all(DAEMON_SETS):
+            self.queue.add(key_of(DAEMON_SETS, obj))
+
+    async def sync(self, obj: JSON) -> None:
+        template = obj["spec"]["template"]
+        nodes = {n["metadata"]["name"]: n for n in self.informers.all(NODES)}
+        wanted = [name for name, node in sorted(nodes.items()) if _may_have(template["spec"], node)]
+        by_node: dict[str, list[JSON]] = {}
+        for pod in self.pods_of(obj):
+            by_node.setdefault(_node_of(pod), []).append(pod)
+        revision = hash_of(template)
+        kept: dict[str, JSON] = {}
+        try:
+            for name, pods in by_node.items():
+                alive = [p for p in pods if not p["metadata"].get("deletionTimestamp")]
+                for pod in [p for p in alive if name not in wanted or is_finished(p)]:
+                    await self.delete_pod(obj, pod)
+                alive = [p for p in alive if name in wanted and not is_finished(p)]
+                for pod in alive[1:]:
+                    await self.delete_pod(obj, pod)
+                if alive:
+                    kept[name] = alive[0]
+            for name in wanted:
+                if name not in by_node:
+                    meta = {"labels": {_REVISION: revision}}
+                    kept[name] = await self.make_pod(obj, template, meta, _on(template["spec"], name))
+            await self._renew(obj, kept, wanted, revision)
+        finally:
+            await self._tell(obj, by_node, kept, wanted, revision)
+
+    async def _renew(self, obj: JSON, kept: Mapping[str, JSON], wanted: Iterable[str], revision: str) -> None:
+        """Deletes pods of another template, no more at once than may be away; their successors come by themselves."""
+        strategy = obj["spec"].get("updateStrategy") or {}
+        if strategy.get("type") == "OnDelete":
+            return
+        total = len(list(wanted))
+        rolling = strategy.get("rollingUpdate") or {}
+        may_be_away = max(1, share_of(rolling.get("maxUnavailable", 1), total, up=True))
+        away = total - sum(is_ready(p) for p in kept.values())
+        old = [p for p in kept.values() if (p["metadata"].get("labels") or {}).get(_REVISION) != revision]
+        for pod in sorted(old, key=is_ready):
+            if is_ready(pod):
+                if away >= may_be_away:
+                    return
+                away += 1
+            await self.delete_pod(obj, pod)
+
+    async def _tell(
+        self, obj: JSON, by_node: Iterable[str], kept: Mapping[str, JSON], wanted: list[str], revision: str
+    ) -> None:
+        ready = sum(is_ready(p) for p in kept.values())
+        updated = sum((p["metadata"].get("labels") or {}).get(_REVISION) == revision for p in kept.values())
+        status: JSON = {
+            "currentNumberScheduled": len(kept),
+            "desiredNumberScheduled": len(wanted),
+            "numberMisscheduled": len([n for n in by_node if n not in wanted]),
+            "numberReady": ready,
+        }
+        waits = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in kept.values()]
+        available = waits.count(0.0)
+        if soon := [w for w in waits if w]:
+            self.queue.add_after(key_of(DAEMON_SETS, obj), min(soon))
+        more = {
+            "updatedNumberScheduled": updated,
+            "numberAvailable": available,
+            "numberUnavailable": len(wanted) - available,
+        }
+        await self.write_status(obj, status | {key: value for key, value in more.items() if value})
+
+
+def _may_have(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Whether a node is one for the pods: its labels, affinity and taints. A cordoned one is."""
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is not None and not node_selectors.selector_matches(dict(node), required):
+        return False
+    tolerations = [*(spec.get("tolerations") or []), *_TOLERATIONS]
+    taints = (node.get("spec") or {}).get("taints") or []
+    return all(t["effect"] == "PreferNoSchedule" or any(tolerates(o, t) for o in tolerations) for t in taints)
+
+
+def _on(spec: Mapping[str, Any], node: str) -> JSON:
+    """The affinity and tolerations that bring a pod to its node."""
+    affinity = copy.deepcopy(spec.get("affinity") or {})
+    place = {"key": "metadata.name", "operator": "In", "values": [node]}
+    wanted = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = wanted.get("nodeSelectorTerms") or [{}]
+    wanted["nodeSelectorTerms"] = [{**term, "matchFields": [place]} for term in terms]
+    return {"affinity": affinity, "tolerations": [*(spec.get("tolerations") or []), *_TOLERATIONS]}
+
+
+def _node_of(pod: Mapping[str, Any]) -> str:
+    """Where a pod is, or is to be."""
+    if name := pod["spec"].get("nodeName"):
+        return str(name)
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    for term in terms:
+        for field in term.get("matchFields") or []:
+            if field["key"] == "metadata.name" and field.get("values"):
+                return str(field["values"][0])
+    return ""

@@ -1,0 +1,238 @@
+"""Deployments: one ReplicaSet for each version of the template, and the way from one to the next."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...resourceapi.defaulting import now
+from ..informer import Change, Informers
+from .base import Key, key_of
+from .workloads import DEPLOYMENTS, KINDS, REPLICA_SETS, Workload, condition, controller_of, hash_of, share_of
+
+JSON = dict[str, Any]
+_HASH = "pod-template-hash"
+_REVISION = "deployment.kubernetes.io/revision"
+_CAUSE = "kubernetes.io/change-cause"
+_SEEN_BY = 30.0  # seconds
+
+
+class DeploymentController(Workload):
+    name = "deployment-controller"
+    resource = DEPLOYMENTS
+    kinds: ClassVar = KINDS
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, REPLICA_SETS)
+        self._sets: dict[str, tuple[float, JSON]] = {}  # by UID, that our copies do not show as we wrote them
+        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: what was seen last, since when
+        self.watch(REPLICA_SETS, self._set_changed)
+
+    def _set_changed(self, change: Change) -> None:
+        meta = change.object["metadata"]
+        ours = self._sets.get(meta["uid"])
+        if ours and int(meta["resourceVersion"]) >= int(ours[1]["metadata"]["resourceVersion"]):
+            del self._sets[meta["uid"]]
+        owner = controller_of(change.object)
+        if owner is not None and owner["kind"] == "Deployment":
+            self.queue.add(Key(DEPLOYMENTS, meta["namespace"], owner["name"]))
+
+    def _sets_of(self, obj: JSON) -> list[JSON]:
+        uid = obj["metadata"]["uid"]
+        found = {s["metadata"]["uid"]: s for s in self.informers.by(REPLICA_SETS, "controller", uid)}
+        limit = time.monotonic() - _SEEN_BY
+        self._sets = {k: v for k, v in self._sets.items() if v[0] > limit}
+        for set_uid, (_, ours) in self._sets.items():
+            owner = controller_of(ours)
+            if owner is not None and owner["uid"] == uid:
+                found[set_uid] = ours
+        return sorted(found.values(), key=lambda s: s["metadata"]["name"])
+
+    async def sync(self, obj: JSON) -> None:
+        spec = obj["spec"]
+        sets = self._sets_of(obj)
+        name = f"{obj['metadata']['name']}-{hash_of(spec['template'])}"
+        newest = next((s for s in sets if s["metadata"]["name"] == name), None)
+        old = [s for s in sets if s["metadata"]["name"] != name]
+        if newest is None and not spec.get("paused"):
+            newest = await self._make(obj, name)
+            sets.append(newest)
+        if newest is not None:
+            newest = await self._number(obj, newest, old)
+            await self._scale(obj, newest, old)
+            await self._forget_oldest(obj, newest, old)
+        await self._tell(obj, self._sets_of(obj), name)
+
+    async def _number(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
+        """The newest set has the highest revision, one that a rollback brought back too; ``kubectl rollout`` reads them."""
+        highest = max(map(_revision, old), default=0)
+        wanted = {_REVISION: str(max(_revision(newest), highest + 1))}
+        if cause := (obj["metadata"].get("annotations") or {}).get(_CAUSE):
+            wanted[_CAUSE] = cause
+        known = newest["metadata"].get("annotations") or {}
+        if any(known.get(k) != v for k, v in wanted.items()):
+            meta = newest["metadata"]
+            body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": wanted}}
+            newest = self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        if (obj["metadata"].get("annotations") or {}).get(_REVISION) != wanted[_REVISION]:
+            meta = obj["metadata"]
+            body = {"metadata": {"uid": meta["uid"], "annotations": {_REVISION: wanted[_REVISION]}}}
+            obj["metadata"] = (await self.client.patch(DEPLOYMENTS, meta["name"], body, meta["namespace"]))["metadata"]
+        return newest
+
+    async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
+        """Once all is done no more sets are kept than a rollback may want."""
+        if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
+            return
+        idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]
+        idle.sort(key=_revision)
+        for found in idle[: max(0, len(idle) - int(obj["spec"].get("revisionHistoryLimit", 10)))]:
+            meta = found["metadata"]
+            self._sets.pop(meta["uid"], None)
+            try:
+                await self.client.delete(REPLICA_SETS, meta["name"], meta["namespace"], uid=meta["uid"])
+            except ApiError as e:
+                if e.status not in {404, 409}:
+                    raise
+
+    async def _make(self, obj: JSON, name: str) -> JSON:
+        template = copy.deepcopy(obj["spec"]["template"])
+        meta = template.setdefault("metadata", {})
+        label = {_HASH: name.rpartition("-")[2]}
+        meta["labels"] = {**(meta.get("labels") or {}), **label}
+        selector = copy.deepcopy(obj["spec"]["selector"])
+        selector["matchLabels"] = {**(selector.get("matchLabels") or {}), **label}
+        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": obj["metadata"]["name"]}
+        owner |= {"uid": obj["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
+        body = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {
+                "name": name,
+                "namespace": obj["metadata"]["namespace"],
+                "labels": meta["labels"],
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "replicas": 0,
+                "selector": selector,
+                "template": template,
+                "minReadySeconds": int(obj["spec"].get("minReadySeconds") or 0),
+            },
+        }
+        return self._keep(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
+
+    def _keep(self, made: JSON) -> JSON:
+        self._sets[made["metadata"]["uid"]] = time.monotonic(), made
+        return made
+
+    async def _scale(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
+        wanted = obj["spec"].get("replicas", 1)
+        strategy = obj["spec"].get("strategy") or {}
+        old_pods = sum(map(_wanted, old))
+        if strategy.get("type") == "Recreate":
+            for found in old:
+                await self._set(obj, found, 0)
+            running = sum((s.get("status") or {}).get("replicas", 0) for s in old)
+            if not running:
+                await self._set(obj, newest, wanted)
+            return
+        rolling = strategy.get("rollingUpdate") or {}
+        surge = share_of(rolling.get("maxSurge", "25%"), wanted, up=True)
+        away = share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        if not surge and not away:
+            away = 1
+        have = newest["spec"].get("replicas", 0)
+        # What is to be is told at once where nothing stands in the way.
+        grown = max(have, min(wanted, wanted + surge - old_pods)) if have <= wanted else wanted
+        await self._set(obj, newest, grown)
+        await self._shrink(obj, {**newest, "spec": {**newest["spec"], "replicas": grown}}, old, wanted - away)
+
+    async def _shrink(self, obj: JSON, newest: JSON, old: list[JSON], least: int) -> None:
+        """Takes pods from the old sets, those first that are not available, and never so many that fewer than ``least`` are."""
+        sets = [newest, *old]
+        spare = sum(_wanted(s) for s in sets) - least - (_wanted(newest) - _available(newest))
+        left = {s["metadata"]["uid"]: _wanted(s) for s in old}
+        for found in sorted(old, key=_revision):
+            less = max(0, min(spare, _wanted(found) - _available(found)))
+            left[found["metadata"]["uid"]] -= less
+            spare -= less
+        spare = min(spare, sum(map(_available, sets)) - least)
+        for found in sorted(old, key=_revision):
+            less = max(0, min(spare, left[found["metadata"]["uid"]]))
+            left[found["metadata"]["uid"]] -= less
+            spare -= less
+        for found in old:
+            await self._set(obj, found, left[found["metadata"]["uid"]])
+
+    async def _set(self, obj: JSON, found: JSON, replicas: int) -> None:
+        before = found["spec"].get("replicas", 0)
+        if before == replicas:
+            return
+        meta = found["metadata"]
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": replicas}}
+        self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        way = "up" if replicas > before else "down"
+        text = f"Scaled {way} replica set {meta['name']} from {before} to {replicas}"
+        self.tell(obj, "Normal", "ScalingReplicaSet", text)
+
+    async def _tell(self, obj: JSON, sets: list[JSON], name: str) -> None:
+        wanted = obj["spec"].get("replicas", 1)
+
+        def total(field: str, only: str = "") -> int:
+            found = [s for s in sets if not only or s["metadata"]["name"] == only]
+            return sum((s.get("status") or {}).get(field, 0) for s in found)
+
+        replicas, available = total("replicas"), total("availableReplicas")
+        updated, ready = total("replicas", name), total("readyReplicas")
+        counts = {"replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
+        counts |= {"availableReplicas": available, "unavailableReplicas": max(0, max(wanted, replicas) - available)}
+        status: JSON = {key: value for key, value in counts.items() if value}
+        rolling = (obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+        least = wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        enough = available >= least
+        word = "Deployment has minimum availability." if enough else "Deployment does not have minimum availability."
+        reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
+        done = updated == replicas == available == wanted
+        progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
+        if not done:
+            progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
+            if (left := self._time_left(obj, counts)) <= 0:
+                progress = ("ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
+            else:
+                self.queue.add_after(key_of(DEPLOYMENTS, obj), left + 0.1)
+        status["conditions"] = [
+            condition(obj, "Available", "True" if enough else "False", reason, word, now()),
+            condition(obj, "Progressing", "False" if "Exceeded" in progress[0] else "True", *progress, now()),
+        ]
+        await self.write_status(obj, status)
+
+    def _time_left(self, obj: JSON, counts: Mapping[str, int]) -> float:
+        """Seconds for something to change, since the last time that something did."""
+        uid, clock = obj["metadata"]["uid"], time.monotonic()
+        what = (obj["metadata"].get("generation"), *counts.values())
+        before, since = self._progress.get(uid, (None, clock))
+        if before != what:
+            self._progress[uid] = what, clock
+            since = clock
+        return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
+
+
+_INT64_DIGITS = 19
+
+
+def _revision(found: Mapping[str, Any]) -> int:
+    text = str((found["metadata"].get("annotations") or {}).get(_REVISION, ""))
+    return int(text) if text.isdecimal() and len(text) < _INT64_DIGITS else 0
+
+
+def _wanted(found: Mapping[str, Any]) -> int:
+    return int(found["spec"].get("replicas", 0))
+
+
+def _available(found: Mapping[str, Any]) -> int:
+    return int((found.get("status") or {}).get("availableReplicas", 0))

@@ -1,0 +1,55 @@
+"""A pod that a controller ends: why stands in its condition DisruptionTarget before it is deleted (KEP-3329)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import PODS
+from ...resourceapi.defaulting import now
+from ..informer import is_finished
+from .workloads import condition
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``reason`` and ``message`` of the condition."""
+
+    reason: str
+    message: str
+
+
+async def evict(client: KubeClient, pod: JSON, cause: Cause) -> None:
+    """Deletes a pod, which its kubelet ends with grace. Raises ``ApiError``, but not where it is gone."""
+    await _end(client, pod, {"conditions": _with(pod, cause)}, None)
+
+
+async def remove(client: KubeClient, pod: JSON, cause: Cause | None = None) -> None:
+    """Deletes a pod that no kubelet will end: it has failed, and is gone at once. Raises as :func:`evict` does."""
+    status = {"phase": "Failed"} | ({"conditions": _with(pod, cause)} if cause else {})
+    await _end(client, pod, {} if is_finished(pod) else status, 0)
+
+
+def _with(pod: JSON, cause: Cause) -> list[JSON]:
+    kind = "DisruptionTarget"
+    others = [c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") != kind]
+    return [*others, condition(pod, kind, "True", cause.reason, cause.message, now())]
+
+
+async def _end(client: KubeClient, pod: JSON, status: JSON, grace: int | None) -> None:
+    meta = pod["metadata"]
+    try:
+        if status:
+            body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": status}
+            await client.patch(PODS, meta["name"], body, meta["namespace"], "status")
+        await client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=grace)
+    except ApiError as e:
+        if e.status != 404:
+            raise
+
+
+__all__ = ["Cause", "evict", "remove"]

@@ -1,0 +1,87 @@
+"""Dependents whose owner was gone before they were made: the API server lets those go that it knows when an owner is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient, Resource
+from ...kube.resource import CLAIMS, PODS
+from ...scheduling.framework import pod_groups
+from ..informer import Change, Informers
+from .base import Controller, Key, key_of
+from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
+
+JSON = dict[str, Any]
+_OWNERS = {
+    ("v1", "Pod"): PODS,
+    ("apps/v1", "Deployment"): DEPLOYMENTS,
+    ("apps/v1", "ReplicaSet"): REPLICA_SETS,
+    ("apps/v1", "DaemonSet"): DAEMON_SETS,
+    ("batch/v1", "Job"): JOBS,
+}
+_DEPENDENTS = (PODS, CLAIMS, REPLICA_SETS)
+
+
+class GarbageCollector(Controller):
+    """One key for each object that has owners of a kind that it knows: when it is new, and when an owner is heard to go."""
+
+    name = "garbage-collector"
+
+    def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None) -> None:
+        super().__init__(client, informers, _DEPENDENTS)
+        more = {(groups.api_version, pod_groups.KIND): groups} if groups else {}
+        self._owners = {**_OWNERS, **more}
+        for resource in _DEPENDENTS:
+            informers.index(resource, "owners", _owners_of)
+            self.watch(resource, self._on(resource))
+        for owner in self._owners.values():
+            self.watch(owner, self._owner_changed)
+
+    def _on(self, resource: Resource) -> Any:
+        def changed(change: Change) -> None:
+            if change.before is None and change.object["metadata"].get("ownerReferences"):
+                self.queue.add(key_of(resource, change.object))
+
+        return changed
+
+    def _owner_changed(self, change: Change) -> None:
+        """A dependent that was made while its owner went was judged by a copy that still had the owner."""
+        if change.gone:
+            for resource in _DEPENDENTS:
+                for obj in self.informers.by(resource, "owners", change.object["metadata"]["uid"]):
+                    self.queue.add(key_of(resource, obj))
+
+    async def reconcile(self, key: Key) -> None:
+        obj = self.informers.find(key.resource, key.name, key.namespace)
+        if obj is None or obj["metadata"].get("deletionTimestamp"):
+            return
+        meta = obj["metadata"]
+        owners = meta.get("ownerReferences") or []
+        if not owners or not all([await self._is_gone(o, key.namespace) for o in owners]):
+            return
+        try:
+            await self.client.delete(key.resource, key.name, key.namespace, uid=meta["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:
+                raise
+
+    async def _is_gone(self, owner: JSON, namespace: str) -> bool:
+        """Of an owner of another kind nothing is known: it is taken to be there."""
+        resource = self._owners.get((owner["apiVersion"], owner["kind"]))
+        if resource is None:
+            return False
+        found = self.informers.find(resource, owner["name"], namespace)
+        if found is None or found["metadata"]["uid"] != owner["uid"]:
+            try:
+                found = await self.client.get(resource, owner["name"], namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+                return True
+        return bool(found["metadata"]["uid"] != owner["uid"])
+
+
+def _owners_of(obj: JSON) -> Iterable[str]:
+    return [o["uid"] for o in obj["metadata"].get("ownerReferences") or []]

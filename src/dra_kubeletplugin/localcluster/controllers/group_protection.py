@@ -1,0 +1,50 @@
+"""PodGroups stay while pods that have not finished name them: their devices are in use.
+
+Source: kube-controller-manager's podgroup-protection-controller, as KEP-5729 builds on it.
+"""
+
+from __future__ import annotations
+
+from ...kube import KubeClient, Resource
+from ...kube.resource import PODS
+from ...scheduling.framework import pod_groups
+from ..informer import Change, Informers, is_finished
+from .base import Controller, Key
+
+FINALIZER = "scheduling.k8s.io/podgroup-protection"
+
+
+class PodGroupProtection(Controller):
+    """One key a PodGroup."""
+
+    name = "podgroup-protection-controller"
+
+    def __init__(self, client: KubeClient, informers: Informers, groups: Resource) -> None:
+        super().__init__(client, informers, (PODS, groups))
+        self._groups = groups
+        informers.index(PODS, "group", pod_groups.key_of)
+        self.watch(groups)
+        self.watch(PODS, self._pod_changed)
+
+    def _pod_changed(self, change: Change) -> None:
+        for namespace, name in pod_groups.key_of(change.object):
+            self.queue.add(Key(self._groups, namespace, name))
+
+    async def reconcile(self, key: Key) -> None:
+        group = self.informers.find(self._groups, key.name, key.namespace)
+        if group is None:
+            return
+        meta = group["metadata"]
+        finalizers = meta.get("finalizers") or []
+        held, goes = FINALIZER in finalizers, bool(meta.get("deletionTimestamp"))
+        used = any(not is_finished(p) for p in self.informers.by(PODS, "group", (key.namespace, key.name)))
+        if used and not held and not goes:
+            finalizers = [*finalizers, FINALIZER]
+        elif held and goes and not used:
+            finalizers = [f for f in finalizers if f != FINALIZER]
+        else:
+            return
+        await self.client.update(self._groups, {**group, "metadata": {**meta, "finalizers": finalizers}})
+
+
+__all__ = ["FINALIZER", "PodGroupProtection"]

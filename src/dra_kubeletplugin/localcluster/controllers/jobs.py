@@ -1,0 +1,268 @@
+"""Jobs: pods that run to their end, so many times, with so many failures allowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, ClassVar
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...resourceapi.defaulting import now
+from ..informer import Change, Informers, is_finished
+from .base import Key, key_of
+from .job_outcomes import INDEX, Ended, Tally, Verdict, before_us, ended, format_indexes, pause, tally, verdict
+from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_active, is_ready
+
+JSON = dict[str, Any]
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_ENDS = {"Complete": True, "Failed": False}
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # it ends so once its last pod has
+_COMPLETE = Verdict(True, "CompletionsReached", "Reached expected number of succeeded pods")
+
+
+class JobController(Workload):
+    name = "job-controller"
+    resource = JOBS
+    kinds: ClassVar = KINDS
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers)
+        self._ended: dict[str, dict[str, Ended]] = {}  # Job → pods that have ended (UIDs): they may be deleted
+        self._sent_away: set[str] = set()  # UIDs of pods that we deleted: their ends say nothing
+        self._gone: dict[str, list[JSON]] = {}  # Job → pods that went before they were counted
+        self.watch(JOBS, self._job_changed)
+
+    def _job_changed(self, change: Change) -> None:
+        if change.gone:
+            uid = change.object["metadata"]["uid"]
+            self._ended.pop(uid, None)
+            self._gone.pop(uid, None)
+
+    def _pod_changed(self, change: Change) -> None:
+        super()._pod_changed(change)
+        if not change.gone:
+            return
+        uid, owner = change.object["metadata"]["uid"], controller_of(change.object)
+        if uid in self._sent_away:
+            self._sent_away.remove(uid)
+        elif owner is not None and owner["uid"] in self._ended:
+            self._gone.setdefault(owner["uid"], []).append(change.object)
+
+    async def reconcile(self, key: Key) -> None:
+        if self.informers.find(key.resource, key.name, key.namespace) is not None:
+            await super().reconcile(key)
+
+    async def sync(self, obj: JSON) -> None:
+        spec, status = obj["spec"], obj.get("status") or {}
+        if spec.get("managedBy") not in {None, "kubernetes.io/job-controller"}:
+            return  # somebody else's
+        if _true(status, _ENDS) is not None:
+            await self._clean_up(obj, status)
+            return
+        pods = self.pods_of(obj)
+        found = tally(self._count(obj, pods), spec)
+        active = [p for p in pods if is_active(p)]
+        leaving = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
+        fresh: JSON = {"startTime": status.get("startTime") or now()}
+        conditions = [c for c in status.get("conditions") or [] if c["type"] == "Suspended"]
+        end = self._end(spec, status, found, active)
+        if end is None and spec.get("suspend"):
+            leaving += await self._send_away(obj, active)
+            active, fresh = [], {}
+            conditions = [self._switch(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
+        elif end is None:
+            if conditions:
+                conditions = [self._switch(obj, "Suspended", "False", "JobResumed", "Job resumed")]
+            active, gone = await self._run(obj, active, leaving, found)
+            leaving += gone
+        else:
+            await self._send_away(obj, active)
+            leaving += active
+            active = []
+            conditions += self._ending(obj, status, end, last=not leaving)
+            if end.succeeded and not leaving:
+                fresh["completionTime"] = now()
+        counts = {"succeeded": len(found.done), "failed": found.failed, "active": len(active)}
+        fresh |= {k: v for k, v in counts.items() if v}
+        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(leaving), "uncountedTerminatedPods": {}}
+        if spec.get("completionMode") == "Indexed":
+            fresh |= {"completedIndexes": format_indexes(found.done)} if found.done else {}
+            fresh |= {"failedIndexes": format_indexes(found.given_up)} if found.given_up else {}
+        if conditions:
+            fresh["conditions"] = conditions
+        await self.write_status(obj, fresh)
+        self._tell_changes(obj, conditions)  # once it is written: who looks at an older copy does not tell it again
+
+    def _count(self, obj: JSON, pods: list[JSON]) -> list[Ended]:
+        """Every pod that has ended by itself or by others. One that is deleted by force counts too, as does one of before a restart."""
+        job = obj["metadata"]["uid"]
+        first = job not in self._ended
+        known = self._ended.setdefault(job, {})
+        gone = self._gone.pop(job, [])
+        for pod in [*pods, *gone]:
+            uid = pod["metadata"]["uid"]
+            if uid in known or uid in self._sent_away:
+                continue
+            if end := ended(pod, obj["spec"], gone=pod in gone):
+                known[uid] = end
+        if first:
+            known.update({e.uid: e for e in before_us(obj.get("status") or {}, list(known.values()))})
+        return list(known.values())
+
+    def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> Verdict | None:
+        """How the Job ends, if it does: what was decided once stays."""
+        if (target := _true(status, _TARGETS)) is not None:
+            return Verdict(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
+        started = status.get("startTime")
+        since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
+        if end := verdict(spec, found, sum(map(_restarts, active)), since):
+            return end
+        completions = spec.get("completions")
+        if completions is None:  # a work queue: one success, and all others have ended
+            return _COMPLETE if found.done and not active else None
+        return _COMPLETE if len(found.done) >= int(completions) else None
+
+    def _ending(self, obj: JSON, status: JSON, end: Verdict, *, last: bool) -> list[JSON]:
+        """The condition that says how it will end, and with its last pod the one that says how it has."""
+        names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
+        known = {c["type"]: c for c in status.get("conditions") or []}
+        return [
+            known.get(name) or _probed(condition(obj, name, "True", end.reason, end.message, now()))
+            for name in names[: 1 + last]
+        ]
+
+    def _switch(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
+        known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
+        if type in known and known[type]["status"] == status:
+            return dict(known[type])
+        return _probed(condition(obj, type, status, reason, message, now()))
+
+    def _tell_changes(self, obj: JSON, conditions: list[JSON]) -> None:
+        known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
+        for c in conditions:
+            if (c["type"], c["status"]) in known:
+                continue
+            match c["type"]:
+                case "Suspended":
+                    self.tell(obj, "Normal", c["reason"].removeprefix("Job"), c["message"])
+                case "Complete":
+                    self.tell(obj, "Normal", "Completed", "Job completed")
+                case "Failed":
+                    self.tell(obj, "Warning", c["reason"], c.get("message", ""))
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    async def _run(
+        self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally
+    ) -> tuple[list[JSON], list[JSON]]:
+        """As many pods as are wanted: those that are active then, and those that had to go."""
+        spec = obj["spec"]
+        completions, parallelism = spec.get("completions"), int(spec.get("parallelism", 1))
+        if completions is None:
+            wanted = max(len(active), 0) if found.done else parallelism
+        else:
+            wanted = min(parallelism, completions - len(found.done) - len(found.given_up))
+        if len(active) > wanted:
+            gone = active[max(0, wanted) :]
+            await self._send_away(obj, gone)
+            return active[: max(0, wanted)], gone
+        if (limit := spec.get("activeDeadlineSeconds")) is not None:
+            self.queue.add_after(key_of(JOBS, obj), float(limit) + 0.1)
+        room = wanted - len(active)
+        if spec.get("podReplacementPolicy") == "Failed":
+            room -= len(leaving)
+        out = list(active)
+        for index in self._next(obj, active, leaving, found, room):
+            out.append(await self.make_pod(obj, spec["template"], *_with_index(obj, index, found)))
+        return out, []
+
+    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, room: int) -> Iterator[str]:
+        """What is to be started now, at most ``room``: indexes, or nothing's names. The rest waits after its failures."""
+        spec, key = obj["spec"], key_of(JOBS, obj)
+        by_index = spec.get("backoffLimitPerIndex") is not None
+        if not by_index and room > 0:
+            left = pause(found.failed, max(found.last.values(), default=0.0))
+            if left > 0:
+                self.queue.add_after(key, left)
+                return
+        if spec.get("completionMode") != "Indexed":
+            yield from [""] * max(0, room)
+            return
+        waits_for = leaving if spec.get("podReplacementPolicy") == "Failed" else []
+        taken = {(p["metadata"].get("annotations") or {}).get(INDEX) for p in [*active, *waits_for]}
+        for number in range(int(spec.get("completions") or 0)):
+            index = str(number)
+            if room <= 0:
+                return
+            if index in taken | found.done | found.given_up:
+                continue
+            if by_index and (left := pause(found.failures[index], found.last.get(index, 0.0))) > 0:
+                self.queue.add_after(key, left)
+                continue
+            room -= 1
+            yield index
+
+    async def _send_away(self, obj: JSON, pods: list[JSON]) -> list[JSON]:
+        for pod in pods:
+            self._sent_away.add(pod["metadata"]["uid"])
+            await self.delete_pod(obj, pod)
+        return pods
+
+    async def _clean_up(self, obj: JSON, status: JSON) -> None:
+        """Deletes a Job that is over, where it says when."""
+        meta = obj["metadata"]
+        self._ended.pop(meta["uid"], None)
+        self._gone.pop(meta["uid"], None)
+        ttl = obj["spec"].get("ttlSecondsAfterFinished")
+        if ttl is None:
+            return
+        times = [c["lastTransitionTime"] for c in status["conditions"] if c["type"] in _ENDS]
+        left = datetime.fromisoformat(times[0]).timestamp() + ttl - time.time()
+        if left > 0:
+            self.queue.add_after(key_of(JOBS, obj), left)
+            return
+        try:
+            await self.client.delete(JOBS, meta["name"], meta["namespace"], uid=meta["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:
+                raise
+
+
+def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
+    """The condition of one of the types that holds."""
+    return next(
+        (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
+        None,
+    )
+
+
+def _probed(found: JSON) -> JSON:
+    return {**found, "lastProbeTime": found["lastTransitionTime"]}
+
+
+def _restarts(pod: Mapping[str, Any]) -> int:
+    status = pod.get("status") or {}
+    every = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    return sum(int(s.get("restartCount") or 0) for s in every)
+
+
+def _with_index(obj: JSON, index: str, found: Tally) -> tuple[JSON, JSON]:
+    """Metadata and parts of the specification of a pod; ``index`` is empty where the Job has none."""
+    name, spec = obj["metadata"]["name"], obj["spec"]["template"]["spec"]
+    labels = {"batch.kubernetes.io/job-name": name, "job-name": name}
+    labels["batch.kubernetes.io/controller-uid"] = labels["controller-uid"] = obj["metadata"]["uid"]
+    if not index:
+        return {"labels": labels}, {}
+    annotations = {INDEX: index}
+    if obj["spec"].get("backoffLimitPerIndex") is not None:
+        annotations[_FAILURES] = str(found.failures[index])
+    entry = {"name": "JOB_COMPLETION_INDEX", "value": index}
+    more = {
+        key: [{**c, "env": [*(c.get("env") or []), entry]} for c in spec[key]]
+        for key in ("initContainers", "containers")
+        if spec.get(key)
+    }
+    meta = {"labels": {**labels, INDEX: index}, "annotations": annotations, "generateName": f"{name}-{index}-"}
+    return meta, {"hostname": spec.get("hostname") or f"{name}-{index}", **more}

@@ -1,0 +1,98 @@
+"""Taints that follow from a node's state: not ready, short of something, or cordoned; and NoExecute where it is away.
+
+Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``. There at
+most one node of a zone gets NoExecute in ten seconds, and the controller looks every five; here it is done at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...kube import KubeClient
+from ...kube.resource import NODES
+from ...resourceapi.defaulting import now
+from ..informer import Change, Informers
+from .base import Controller, Key, key_of
+from .zones import Eviction, eviction_from, ready_of
+
+JSON = dict[str, Any]
+Taint = tuple[str, str]  # key, effect
+NOT_READY = "node.kubernetes.io/not-ready"
+UNREACHABLE = "node.kubernetes.io/unreachable"
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_AWAY = {"False": NOT_READY, "Unknown": UNREACHABLE}
+_BY_CONDITION = {
+    **{("Ready", status): key for status, key in _AWAY.items()},
+    ("MemoryPressure", "True"): "node.kubernetes.io/memory-pressure",
+    ("DiskPressure", "True"): "node.kubernetes.io/disk-pressure",
+    ("PIDPressure", "True"): "node.kubernetes.io/pid-pressure",
+    ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
+}
+_NO_SCHEDULE, _NO_EXECUTE = "NoSchedule", "NoExecute"
+_OURS = {(key, _NO_SCHEDULE) for key in (_UNSCHEDULABLE, *_BY_CONDITION.values())}
+_OURS |= {(key, _NO_EXECUTE) for key in _AWAY.values()}
+_PAUSE = 0.02  # seconds until a taint goes: who schedules sees a node with it for a moment, as in Kubernetes
+
+
+class NodeLifecycle(Controller):
+    name = "node-controller"
+    kinds: ClassVar = {NODES: "Node"}
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        super().__init__(client, informers, (NODES,))
+        self._later: set[str] = set()  # nodes that have waited for the pause
+        self.watch(NODES, self._node_changed)
+
+    def _node_changed(self, change: Change) -> None:
+        """Whether one is evicted from depends on how the others are."""
+        self.queue.add(key_of(NODES, change.object))
+        if change.gone or change.before is None or ready_of(change.before) != ready_of(change.object):
+            for node in self.informers.all(NODES):
+                if ready_of(node) in _AWAY:
+                    self.queue.add(key_of(NODES, node))
+
+    async def reconcile(self, key: Key) -> None:
+        node = self.informers.find(NODES, key.name)
+        if node is None or node["metadata"].get("deletionTimestamp"):
+            return
+        taints = (node.get("spec") or {}).get("taints") or []
+        known = {taint for t in taints if (taint := (t["key"], t["effect"])) in _OURS}
+        wanted = _keeping_away(node) | self._ending(node, known)
+        missing, extra = wanted - known, known - wanted
+        if not missing and not extra:
+            self._later.discard(key.name)
+            return
+        if extra and key.name not in self._later:
+            self._later.add(key.name)
+            self.queue.add_after(key, _PAUSE)
+            return
+        kept = [t for t in taints if (t["key"], t["effect"]) not in extra]
+        kept += [{"key": name, "effect": effect, "timeAdded": now()} for name, effect in sorted(missing)]
+        version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        await self.client.patch(NODES, key.name, {"metadata": version, "spec": {"taints": kept or None}})
+
+    def _ending(self, node: JSON, known: set[Taint]) -> set[Taint]:
+        """The taint that ends pods, of which there is one at most."""
+        before = {taint for taint in known if taint[1] == _NO_EXECUTE}
+        ready = ready_of(node)
+        if ready is None:
+            return before
+        if ready not in _AWAY:
+            return set()
+        match eviction_from(node, self.informers.all(NODES)):
+            case Eviction.STOPS:
+                return set()
+            case Eviction.STANDS_STILL if not before:
+                return set()
+        return {(_AWAY[ready], _NO_EXECUTE)}
+
+
+def _keeping_away(node: JSON) -> set[Taint]:
+    """The taints that keep new pods away."""
+    conditions = [(c["type"], c["status"]) for c in (node.get("status") or {}).get("conditions") or []]
+    keys = {_BY_CONDITION[c] for c in conditions if c in _BY_CONDITION}
+    keys |= {_UNSCHEDULABLE} if (node.get("spec") or {}).get("unschedulable") else set()
+    return {(key, _NO_SCHEDULE) for key in keys}
+
+
+__all__ = ["NodeLifecycle"]

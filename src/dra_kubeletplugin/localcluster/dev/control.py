@@ -1,0 +1,119 @@
+"""The control socket of a running ``dra dev``, in its state folder and for its own user alone: one request, one answer, in JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from ...base.http_server.server import stop_listening
+from .verbs import Answer, AnyVerb
+
+NAME = "control.sock"
+_HIDDEN = "control.bind"  # no longer than that: the length of a socket's path is limited
+_MAX = 1024 * 1024  # bytes of a request, and of an answer
+
+
+class ControlError(Exception):
+    """A running ``dra dev`` cannot be reached, or refuses; the text says what to do."""
+
+
+class ControlServer:
+    """Serves ``act`` at ``folder``/control.sock. What it raises of ``refusals`` is the answer's error."""
+
+    def __init__(
+        self, folder: Path, act: Callable[[AnyVerb], Awaitable[Answer]], refusals: tuple[type[Exception], ...]
+    ) -> None:
+        self.path = folder / NAME
+        self._act = act
+        self._refusals = refusals
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Raises ``OSError`` where the socket cannot be made."""
+        hidden = self.path.with_name(_HIDDEN)
+        hidden.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(hidden), limit=_MAX)
+        # Its mode comes before its name; umask would be that of whatever else this process writes at the moment.
+        hidden.chmod(0o600)
+        hidden.rename(self.path)
+
+    async def close(self) -> None:
+        if self._server:
+            await stop_listening(self._server)
+            self.path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if _peer(writer) not in {os.getuid(), 0}:
+                return
+            try:
+                line = await reader.readline()
+            except ValueError:
+                answer = Answer(error=f"the request has more than {_MAX} bytes")
+            else:
+                answer = await self._answer(line)
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, line: bytes) -> Answer:
+        try:
+            return await self._act(msgspec.json.decode(line, type=AnyVerb))
+        except msgspec.MsgspecError as e:
+            return Answer(error=f"the request is no verb: {e}")
+        except self._refusals as e:
+            return Answer(error=str(e))
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The uid of who is on the other side."""
+    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[1])
+
+
+def ask(folder: Path, verb: AnyVerb) -> Answer:
+    """Asks the ``dra dev`` with this state folder, and waits for what it answers.
+
+    Raises :class:`ControlError` where it cannot be reached, or refuses.
+    """
+    path = folder / NAME
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError as e:
+            raise ControlError(f"no `dra dev` answers at {path} ({e.strerror or e}): is it still running?") from None
+        connection.sendall(msgspec.json.encode(verb) + b"\n")
+        data = b""
+        while part := connection.recv(65536):
+            data += part
+    try:
+        answer = msgspec.json.decode(data, type=Answer)
+    except msgspec.MsgspecError:
+        raise ControlError("`dra dev` ended before it answered") from None
+    if answer.error:
+        raise ControlError(answer.error)
+    return answer
+
+
+def running(root: Path) -> list[Path]:
+    """State folders below ``root``, of this user's, in which a ``dra dev`` without --state runs now."""
+    found = []
+    for path in sorted(root.glob(f"dra-*/{NAME}")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            if path.stat().st_uid == os.getuid():
+                connection.connect(str(path))
+                found.append(path.parent)
+    return found
+
+
+__all__ = ["NAME", "ControlError", "ControlServer", "ask", "running"]

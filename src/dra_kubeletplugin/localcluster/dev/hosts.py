@@ -1,0 +1,117 @@
+"""The machine that a node is: this one, or a described host whose functions come and go."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...base.yaml import line_numbers
+from ...errors import SettingsError
+from ...host import Host
+from ...host.fake import sysfs as described
+
+
+class HostError(ValueError):
+    """What is asked cannot be done to this machine; the text says why, and what could be."""
+
+
+@dataclass
+class NodeHost:
+    """``description`` is what was given for a described host, empty for this machine."""
+
+    sysfs: Path
+    dev: Path
+    description: str = ""
+    unplugged: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def real(cls, sysfs: Path, dev: Path) -> NodeHost:
+        return cls(sysfs, Host(sysfs, dev).dev)
+
+    @classmethod
+    def build(cls, folder: Path, description: str) -> NodeHost:
+        """A described host in ``folder``, which is made anew. Raises :class:`SettingsError`."""
+        machine = described.load(described.find(description))
+        shutil.rmtree(folder, ignore_errors=True)
+        sysfs = described.build(folder, machine)
+        return cls(sysfs, Host(sysfs).dev, description)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all PCI functions that are there."""
+        return [fn.address for fn in Host(self.sysfs, self.dev).pci()]
+
+    def plug(self, what: str) -> str:
+        """Adds a function: one that was unplugged, by its address, or a new one, in YAML. Answers its address.
+
+        Raises :class:`HostError`.
+        """
+        self._check()
+        given = self.unplugged.get(what) or _function(what, self)
+        try:
+            described.add_function(self.sysfs, given)
+        except SettingsError as e:
+            raise HostError(str(e)) from None
+        address = str(given["address"])
+        self.unplugged.pop(address, None)
+        return address
+
+    def unplug(self, address: str) -> None:
+        """Takes a function away, with its virtual ones and what hangs below it. Raises :class:`HostError`."""
+        self._check()
+        self._need(address)
+        function = described.function(self.sysfs, address)
+        described.remove_function(self.sysfs, address)
+        if function is not None:
+            self.unplugged[address] = function
+
+    def write(self, path: str, text: str) -> None:
+        """A write to a file of sysfs, with the kernel's effect. Raises :class:`HostError`."""
+        self._check()
+        if not (self.sysfs / path).resolve().is_relative_to(self.sysfs.resolve()):
+            raise HostError(f"{path} is not below {self.sysfs}")
+        try:
+            described.write(self.sysfs, path, text)
+        except OSError as e:
+            raise HostError(f"{path}: {e.strerror or e}") from None
+
+    def reboot(self) -> None:
+        """A new boot id; drivers are bound as after a power cycle. This machine stays up."""
+        if self.description:
+            described.reboot(self.sysfs)
+
+    def _check(self) -> None:
+        if not self.description:
+            raise HostError(
+                "the node shows this machine's own hardware, which is left alone: start `dra dev` with --host for a described one"
+            )
+
+    def _need(self, address: str) -> None:
+        present = self.addresses
+        if address not in present:
+            raise HostError(f"no PCI function {address!r} on this host, only {', '.join(present) or 'none'}")
+
+
+def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
+    try:
+        found, _ = line_numbers.parse(text, "the function's description")
+    except SettingsError as e:
+        raise HostError(str(e)) from None
+    if isinstance(found, dict) and "address" in found:
+        return found
+    if text.strip() in host.addresses:
+        raise HostError(f"{text.strip()} is there already")
+    away = (
+        f"one that was unplugged ({', '.join(host.unplugged)})"
+        if host.unplugged
+        else "one that was unplugged (none was)"
+    )
+    raise HostError(
+        f"{text.strip()!r} is neither {away} nor a function's description with its address, vendor and device"
+    )
+
+
+__all__ = ["HostError", "NodeHost"]

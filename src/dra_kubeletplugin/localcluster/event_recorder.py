@@ -1,0 +1,180 @@
+"""Events about objects, as client-go records them: repeats are counted, similar ones combined, a flood is cut.
+
+Source: client-go tools/record. Ten messages that differ only in their text within ten minutes become "(combined from similar
+events)"; of one object a source may tell 25 at once and one more every five minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ApiError
+from ..kube import KubeClient
+from ..kube.resource import EVENTS
+from ..resourceapi.defaulting import now
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_SIMILAR = 10
+_WINDOW = 600.0  # seconds
+_BURST = 25.0
+_REFILL = 1 / 300  # events a second
+_AT_ONCE = 4  # objects about which events are told together
+_QUEUED = 1000  # what is more than this gets lost, as in client-go
+_KNOWN = 4096  # keys that are kept
+_LONGEST = 1024  # characters of a message
+
+
+@dataclass
+class _Similar:
+    messages: set[str] = field(default_factory=set)
+    last: float = 0.0
+
+
+@dataclass
+class _Bucket:
+    tokens: float = _BURST
+    at: float = 0.0
+
+    def take(self, moment: float) -> bool:
+        self.tokens = min(_BURST, self.tokens + (moment - self.at) * _REFILL)
+        self.at = moment
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+@dataclass
+class _Seen:
+    name: str
+    count: int
+
+
+class EventRecorder:
+    """Tells events in the name of one component, in the background, of each object in order, while :meth:`run` runs.
+
+    Args:
+        component: e.g. ``kubelet``.
+        host: the node on which it runs, where there is one.
+        combine: whether similar events are combined and a flood is cut. The recorder of events.k8s.io, which a scheduler
+            has, counts repeats and does no more.
+    """
+
+    def __init__(self, client: KubeClient, component: str, host: str = "", *, combine: bool = True) -> None:
+        self.client = client
+        self.component = component
+        self.host = host
+        self.combine = combine
+        self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
+        self._lost = 0  # events, since the queue was full
+        self._similar: dict[tuple[str, ...], _Similar] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._seen: dict[tuple[str, ...], _Seen] = {}
+
+    def event(self, obj: Mapping[str, Any], kind: str, type: str, reason: str, message: str, api: str = "v1") -> None:
+        """An event about an object of ``kind`` in version ``api``. Never raises: an object without a name has no events."""
+        meta = obj.get("metadata")
+        if not isinstance(meta, Mapping) or not meta.get("name"):
+            return
+        about = {"apiVersion": api, "kind": kind, "name": str(meta["name"])}
+        about |= {key: str(meta[key]) for key in ("namespace", "uid", "resourceVersion") if meta.get(key)}
+        source = {"component": self.component} | ({"host": self.host} if self.host else {})
+        event = {"involvedObject": about, "type": type, "reason": reason, "message": message[:_LONGEST]}
+        event |= {"source": source, "reportingComponent": self.component, "reportingInstance": self.host}
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            if not self._lost:
+                log.warning("%s: more than %d events wait: others are lost", self.component, _QUEUED)
+            self._lost += 1
+
+    def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
+        self.event(obj, kind, "Warning", reason, message)
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            about: dict[tuple[str, ...], list[JSON]] = {}
+            event = await self._queue.get()
+            about[_identity(event)] = [event]
+            while len(about) < _AT_ONCE and not self._queue.empty():
+                event = self._queue.get_nowait()
+                about.setdefault(_identity(event), []).append(event)
+            await asyncio.gather(*(self._tell(events) for events in about.values()))
+            if self._lost and self._queue.empty():
+                log.warning("%s: %d events were lost", self.component, self._lost)
+                self._lost = 0
+
+    async def _tell(self, events: list[JSON]) -> None:
+        """Events about one object, in order."""
+        for event in events:
+            try:
+                await self._send(event)
+            except ApiError as e:
+                log.debug("%s: event lost: %s", self.component, e)  # the object's namespace is gone, or the server away
+            except Exception:
+                log.exception("%s: an event cannot be told", self.component)
+
+    async def _send(self, event: JSON) -> None:
+        moment = time.monotonic()
+        about, identity = event["involvedObject"], _identity(event)
+        similar_key = (*identity, event["type"], event["reason"])
+        key = (*similar_key, event["message"])
+        for known in (self._similar, self._buckets, self._seen):
+            _shorten(known)
+        if self.combine:
+            if self._is_one_of_many(similar_key, event["message"], moment):
+                event = {**event, "message": f"(combined from similar events): {event['message']}"}
+                key = similar_key
+            if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
+                return
+        namespace = about.get("namespace") or "default"
+        seen = self._seen.get(key)
+        if seen:
+            change = {"count": seen.count + 1, "lastTimestamp": now(), "message": event["message"]}
+            try:
+                await self.client.patch(EVENTS, seen.name, change, namespace)
+            except ApiError as e:
+                if e.status != 404:
+                    raise
+            else:
+                seen.count += 1
+                return
+        name = f"{about['name']}.{time.time_ns():x}"
+        meta = {"name": name, "namespace": namespace}
+        stamps = {"firstTimestamp": now(), "lastTimestamp": now(), "count": 1}
+        await self.client.create(
+            EVENTS, {"apiVersion": "v1", "kind": "Event", "metadata": meta} | event | stamps, namespace
+        )
+        self._seen[key] = _Seen(name, 1)
+
+    def _is_one_of_many(self, key: tuple[str, ...], message: str, moment: float) -> bool:
+        similar = self._similar.setdefault(key, _Similar())
+        if moment - similar.last > _WINDOW:
+            similar.messages.clear()
+        similar.last = moment
+        similar.messages.add(message)
+        if len(similar.messages) < _SIMILAR:
+            return False
+        similar.messages.pop()
+        return True
+
+
+def _identity(event: JSON) -> tuple[str, ...]:
+    """Of the object that an event is about."""
+    about = event["involvedObject"]
+    return tuple(str(about.get(k, "")) for k in ("apiVersion", "kind", "namespace", "name", "uid"))
+
+
+def _shorten(known: dict[Any, Any]) -> None:
+    while len(known) > _KNOWN:
+        del known[next(iter(known))]
+
+
+__all__ = ["EventRecorder"]

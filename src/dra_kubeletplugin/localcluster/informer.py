@@ -1,0 +1,215 @@
+"""What the cluster's components share: copies of objects, one wake-up for all changes, events, writes that may lose a race."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError
+from ..kube import KubeClient, Reflector, Resource
+from ..resourceapi.conversion import GROUP
+from ..resourceapi.kubernetes_releases import Features
+from ..scheduling.framework import pod_groups as podgroups
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+
+
+def taint_rules(features: Features) -> Resource | None:
+    """DeviceTaintRules, where the release follows them."""
+    version = features.followed_rules
+    return Resource(GROUP, version, "devicetaintrules") if version else None
+
+
+POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=True) for v in ("v1alpha2", "v1beta1")}
+
+
+def pod_groups(features: Features) -> Resource | None:
+    """PodGroups, where the release has them."""
+    return POD_GROUPS.get(features.pod_groups)
+
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened to an object: ``before`` is None where it is new, ``gone`` says that it was deleted."""
+
+    object: JSON
+    before: JSON | None
+    gone: bool = False
+
+
+Handler = Callable[[Change], None]
+Index = Callable[[JSON], Iterable[Hashable]]
+
+
+class Informers:
+    """Copies of some resources. ``changed`` is set whenever one of them changes; handlers hear of each change."""
+
+    def __init__(self, client: KubeClient, resources: Mapping[Resource, str]) -> None:
+        self.client = client
+        self.changed = asyncio.Event()
+        self._copies = {r: _Copies(Reflector(client, r, fields=fields)) for r, fields in resources.items()}
+
+    async def run(self, tasks: asyncio.TaskGroup) -> None:
+        for resource, copies in self._copies.items():
+            tasks.create_task(copies.follow(self.changed), name=f"informer {resource.plural}")
+
+    @property
+    def synced(self) -> bool:
+        return all(c.synced.is_set() for c in self._copies.values())
+
+    async def wait_synced(self, *resources: Resource) -> None:
+        """Until these (or all) were listed once."""
+        for resource in resources or self._copies:
+            await self._copies[resource].synced.wait()
+
+    async def wait_watching(self) -> None:
+        """Until all are followed: from then on the order of what happens is about the order in which it is heard."""
+        for copies in self._copies.values():
+            while not copies.reflector.heard:  # noqa: ASYNC110 - a reflector says it in no other way
+                await asyncio.sleep(0.005)
+
+    def on(self, resource: Resource, handler: Handler) -> None:
+        """Calls ``handler`` for each change from now on; what it raises is logged, and concerns nobody else."""
+        self._copies[resource].handlers.append(handler)
+
+    def index(self, resource: Resource, name: str, keys: Index) -> None:
+        """Keeps objects by what ``keys`` says of them, for :meth:`by`. An object that it cannot read has none."""
+        self._copies[resource].add_index(name, keys)
+
+    def by(self, resource: Resource, index: str, key: Hashable) -> list[JSON]:
+        return list(self._copies[resource].indexes[index].by_key.get(key, {}).values())
+
+    def all(self, resource: Resource) -> list[JSON]:
+        return list(self._copies[resource].by_uid.values())
+
+    def by_uid(self, resource: Resource, uid: str) -> JSON | None:
+        return self._copies[resource].by_uid.get(uid)
+
+    def find(self, resource: Resource, name: str, namespace: str = "") -> JSON | None:
+        return self._copies[resource].by_name.get((namespace if resource.namespaced else "", name))
+
+    async def loop(self, reconcile: Callable[[], Any], resync: float = 5.0) -> None:
+        """Calls ``reconcile`` after changes, and every ``resync`` seconds. Never returns."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(resync):
+                    await self.changed.wait()
+            self.changed.clear()
+            if not self.synced:
+                continue
+            try:
+                await reconcile()
+            except ApiError as e:
+                # A lost race shows as a conflict; the next event or resync brings the newer object.
+                log.debug("%s, trying again", e)
+                await asyncio.sleep(0.02)
+                self.changed.set()
+            except Exception:
+                log.exception("an object could not be handled, trying again")
+                await asyncio.sleep(1.0)
+                self.changed.set()
+
+
+class _IndexOf:
+    def __init__(self, keys: Index) -> None:
+        self.keys = keys
+        self.by_key: dict[Hashable, dict[str, JSON]] = {}
+        self._of: dict[str, list[Hashable]] = {}
+
+    def put(self, uid: str, obj: JSON | None) -> None:
+        for key in self._of.pop(uid, ()):
+            found = self.by_key[key]
+            found.pop(uid, None)
+            if not found:
+                del self.by_key[key]
+        if obj is None:
+            return
+        try:
+            keys = list(dict.fromkeys(self.keys(obj)))
+        except Exception as e:
+            log.debug("an object cannot be indexed: %r", e)
+            return
+        for key in keys:
+            self.by_key.setdefault(key, {})[uid] = obj
+        self._of[uid] = keys
+
+
+class _Copies:
+    """Of one resource, by UID, by name, and by what indexes say."""
+
+    def __init__(self, reflector: Reflector) -> None:
+        self.reflector = reflector
+        self.synced = asyncio.Event()
+        self.handlers: list[Handler] = []
+        self.by_uid: dict[str, JSON] = {}
+        self.by_name: dict[tuple[str, str], JSON] = {}
+        self.indexes: dict[str, _IndexOf] = {}
+
+    def add_index(self, name: str, keys: Index) -> None:
+        made = self.indexes[name] = _IndexOf(keys)
+        for uid, obj in self.by_uid.items():
+            made.put(uid, obj)
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        async for event in self.reflector.events():
+            if event.type == "SYNCED":
+                self.synced.set()
+            else:
+                self._take(event.object, gone=event.type == "DELETED")
+            changed.set()
+
+    def _take(self, obj: JSON, *, gone: bool) -> None:
+        meta = obj["metadata"]
+        uid = meta["uid"]
+        before = self.by_uid.pop(uid, None)
+        if gone and "name" not in meta:  # only a list showed it
+            obj, meta = (before, before["metadata"]) if before else (obj, meta)
+        name = (meta.get("namespace") or "", meta.get("name", ""))
+        if not gone:
+            self.by_uid[uid] = self.by_name[name] = obj
+        elif name in self.by_name and self.by_name[name]["metadata"]["uid"] == uid:
+            del self.by_name[name]
+        for index in self.indexes.values():
+            index.put(uid, None if gone else obj)
+        change = Change(obj, before, gone)
+        for handler in self.handlers:
+            try:
+                handler(change)
+            except Exception:
+                log.exception("%s %s cannot be read", self.reflector.plural, "/".join(name))
+
+
+def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
+    """Name in the pod → name of the ResourceClaim; None while it is not made, empty where none is needed."""
+    made = {s["name"]: s.get("resourceClaimName") for s in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
+    out: dict[str, str | None] = {}
+    for entry in pod["spec"].get("resourceClaims") or []:
+        if direct := entry.get("resourceClaimName"):
+            out[entry["name"]] = direct
+        elif entry["name"] in made:
+            out[entry["name"]] = made[entry["name"]] or ""
+        else:
+            out[entry["name"]] = None
+    return out
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+
+
+def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
+    return any(o["uid"] == uid for o in obj["metadata"].get("ownerReferences") or [])
+
+
+def words_of(e: ApiError) -> str:
+    """What the API server said, without our own words around it."""
+    return str(e.details.get("message") or e)

@@ -1,0 +1,337 @@
+"""The claim manager: what is prepared for which pods, kept in a file over restarts, calls in batches per driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from ...resourceapi.kubernetes_releases import KubeletWays
+from .plugins import PluginWatcher
+
+log = logging.getLogger(__name__)
+_PREPARE, _UNPREPARE = "NodePrepareResources", "NodeUnprepareResources"
+JSON = dict[str, Any]
+
+
+class PrepareError(Exception):
+    """In the kubelet's own words, as they show in the pod's event."""
+
+
+@dataclass(frozen=True)
+class PreparedDevice:
+    """What a driver answered for one device. Empty ``requests`` are all requests of the claim."""
+
+    requests: list[str]
+    pool: str
+    device: str
+    cdi: list[str]
+    share: str = ""
+
+    def serves(self, request: str) -> bool:
+        return not request or not self.requests or request in self.requests
+
+
+@dataclass
+class ClaimInfo:
+    """A claim that some pod of this node uses.
+
+    Attributes:
+        devices: what drivers answered, also where a call for another claim failed beside it.
+        ready: all its drivers answered, in a call that did not fail for another claim.
+        skipped: calls that a driver does without, for all of its devices in the claim (KEP-5945).
+        left: pods that used it and need it no more.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    drivers: list[str] = field(default_factory=list)
+    pods: list[str] = field(default_factory=list)
+    devices: dict[str, list[PreparedDevice]] = field(default_factory=dict)
+    ready: bool = False
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+    def calls(self, method: str) -> list[str]:
+        """The drivers that are to be called."""
+        return [d for d in self.drivers if method not in self.skipped.get(d, ())]
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> ClaimInfo:
+        """From the checkpoint. Raises ``KeyError`` or ``TypeError`` where it cannot be read."""
+        devices = {d: [PreparedDevice(**p) for p in prepared] for d, prepared in entry["devices"].items()}
+        names = {k: entry[k] for k in ("namespace", "name", "uid", "drivers", "pods")}
+        ready = entry.get("ready", all(d in devices for d in names["drivers"]))
+        skipped, left = dict(entry.get("skipped") or {}), list(entry.get("left") or [])
+        return cls(**names, devices=devices, ready=ready, skipped=skipped, left=left)
+
+
+class ClaimManager:
+    """``claims`` are known by UID; two of one name cannot be prepared at once, as in a real kubelet.
+
+    Args:
+        timeout: seconds for one call.
+        ways: those of the kubelet's release.
+        named: namespace and name of each claim that a pod names that was never started.
+    """
+
+    def __init__(
+        self,
+        plugins: PluginWatcher,
+        checkpoint: Path,
+        timeout: float,
+        ways: KubeletWays,
+        named: Callable[[str], Collection[tuple[str, str]]],
+    ) -> None:
+        self.plugins = plugins
+        self.ways = ways
+        self.named = named
+        self.checkpoint = checkpoint
+        self.timeout = timeout
+        self.claims: dict[str, ClaimInfo] = {}
+        self._locks: dict[str, asyncio.Lock] = {}  # by UID: a call of ours for a claim is never beside another
+        self._load()
+
+    def _load(self) -> None:
+        try:
+            entries = json.loads(self.checkpoint.read_text())
+            self.claims = {entry["uid"]: ClaimInfo.of(entry) for entry in entries}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            aside = self.checkpoint.with_suffix(".unreadable")
+            with contextlib.suppress(OSError):
+                self.checkpoint.rename(aside)
+            log.error(
+                "kubelet: %s cannot be read (%s): it is kept as %s, what was prepared is forgotten",
+                self.checkpoint,
+                e,
+                aside,
+            )
+
+    def _save(self) -> None:
+        temporary = self.checkpoint.with_suffix(".tmp")
+        with temporary.open("w") as out:
+            json.dump([asdict(c) for c in self.claims.values()], out)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.rename(self.checkpoint)
+
+    def forget_prepared(self) -> None:
+        """After a reboot every claim is prepared again."""
+        for info in self.claims.values():
+            info.devices.clear()
+            info.ready = False
+        self._save()
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, uids: Sequence[str]) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for uid in sorted(uids):
+                await stack.enter_async_context(self._locks.setdefault(uid, asyncio.Lock()))
+            yield
+        for uid in uids:
+            if uid not in self.claims and (lock := self._locks.get(uid)) and not lock.locked():
+                del self._locks[uid]
+
+    async def prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
+        """Prepares a pod's claims, in one call per driver. ``claims`` must be allocated.
+
+        Raises :class:`PrepareError`.
+        """
+        uids = [c["metadata"]["uid"] for c in claims]
+        known = [info for uid in uids if (info := self.claims.get(uid)) is not None and info.ready]
+        if self.ways.joins_unprepare and len(known) == len(uids):
+            self._join(pod_uid, known)
+            return
+        async with self._alone(uids):
+            await self._prepare(pod_uid, claims)
+
+    def _join(self, pod_uid: str, infos: Sequence[ClaimInfo]) -> None:
+        for info in infos:
+            if pod_uid not in info.pods:
+                info.pods.append(pod_uid)
+        self._save()
+
+    async def _prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
+        batches: dict[str, list[ClaimInfo]] = {}
+        infos = [self._info(claim) for claim in claims]
+        for info in infos:
+            self.claims[info.uid] = info
+            if not info.ready:
+                for driver in info.calls(_PREPARE):
+                    batches.setdefault(driver, []).append(info)
+        self._join(pod_uid, infos)
+        for driver in batches:
+            if self.plugins.newest(driver) is None:
+                raise PrepareError(f"DRA driver {driver} is not registered")
+        for driver, batch in batches.items():
+            answer = await self._call(driver, _PREPARE, batch)
+            for uid in answer.claims:
+                if uid not in {i.uid for i in batch}:
+                    raise PrepareError(f"NodePrepareResources returned result for unknown claim UID {uid}")
+            failed: PrepareError | None = None
+            for info in batch:
+                if info.uid not in answer.claims:
+                    continue
+                result = answer.claims[info.uid]
+                if result.error:
+                    failed = failed or PrepareError(
+                        f"NodePrepareResources failed for ResourceClaim {info.name}: {result.error}"
+                    )
+                    continue
+                kept = info.devices.get(driver, []) if self.ways.prepares_again else []
+                info.devices[driver] = kept + [_device(d) for d in result.devices]
+            self._save()
+            if failed:
+                raise failed
+            if missing := [i for i in batch if i.uid not in answer.claims]:
+                raise PrepareError(f"NodePrepareResources skipped {len(missing)} ResourceClaims")
+        for info in infos:
+            info.ready = True
+        self._save()
+
+    def _info(self, claim: Mapping[str, Any]) -> ClaimInfo:
+        meta = claim["metadata"]
+        info = self.claims.get(meta["uid"])
+        if info is not None:
+            return info
+        for other in self.claims.values():
+            if (other.namespace, other.name) == (meta["namespace"], meta["name"]):
+                raise PrepareError(
+                    f"old ResourceClaim with same name {other.name} and different UID {other.uid} still exists"
+                )
+        results = claim["status"]["allocation"]["devices"].get("results") or []
+        drivers = sorted({r["driver"] for r in results})
+        skipped = {d: found for d in drivers if (found := _skipped([r for r in results if r["driver"] == d]))}
+        return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], drivers, skipped=skipped)
+
+    def uses(self, pod_uid: str) -> bool:
+        """Whether something may have to be unprepared for a pod."""
+        return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._of_another(pod_uid))
+
+    def _of_another(self, pod_uid: str) -> list[ClaimInfo]:
+        """Claims of one other pod that a pod only names, where the kubelet unprepares them with it."""
+        if not self.ways.unprepares_in_use:
+            return []
+        named = self.named(pod_uid)
+        return [
+            i
+            for i in self.claims.values()
+            if (i.namespace, i.name) in named and len(i.pods) == 1 and pod_uid not in {*i.pods, *i.left}
+        ]
+
+    def pods(self) -> set[str]:
+        """UIDs of all pods with claims."""
+        return {uid for i in self.claims.values() for uid in i.pods}
+
+    async def unprepare(self, pod_uid: str) -> None:
+        """Unprepares what no other pod uses.
+
+        Raises :class:`PrepareError`; what failed is tried again by the next call.
+        """
+        others = self._of_another(pod_uid)
+        uids = [i.uid for i in self.claims.values() if pod_uid in i.pods]
+        async with self._alone([*uids, *(i.uid for i in others)]):
+            await self._unprepare(pod_uid, others)
+
+    async def _unprepare(self, pod_uid: str, others: Sequence[ClaimInfo]) -> None:
+        batches: dict[str, list[ClaimInfo]] = {}
+        last = [i for i in self.claims.values() if i.pods == [pod_uid]] + [i for i in others if i.uid in self.claims]
+        for info in self.claims.values():
+            if pod_uid in info.pods and len(info.pods) > 1:
+                info.pods.remove(pod_uid)
+                info.left.append(pod_uid)
+        for info in last:
+            info.drivers = info.calls(_UNPREPARE)
+            for driver in info.drivers:
+                batches.setdefault(driver, []).append(info)
+        failed: PrepareError | None = None
+        for driver, infos in batches.items():
+            try:
+                answer = await self._call(driver, _UNPREPARE, infos)
+            except PrepareError as e:
+                failed = failed or e
+                continue
+            for info in infos:
+                if info.uid not in answer.claims:
+                    failed = failed or PrepareError("NodeUnprepareResources skipped 1 ResourceClaims")
+                elif error := answer.claims[info.uid].error:
+                    failed = failed or PrepareError(
+                        f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error}"
+                    )
+                else:
+                    info.devices.pop(driver, None)
+                    info.drivers.remove(driver)
+        for info in last:
+            if not info.drivers:
+                self.claims.pop(info.uid, None)
+        self._save()
+        if failed:
+            raise failed
+
+    async def _call(self, driver: str, method: str, infos: list[ClaimInfo]) -> Any:
+        plugin = self.plugins.newest(driver)
+        if plugin is None:
+            raise PrepareError(f"DRA driver {driver} is not registered")
+        pb = plugin.messages
+        claims = [pb.Claim(namespace=i.namespace, name=i.name, uid=i.uid) for i in infos]
+        request = getattr(pb, f"{method}Request")(claims=claims)
+        try:
+            return await getattr(plugin.stub, method)(request, timeout=self.timeout)
+        except grpc.aio.AioRpcError as e:
+            name = e.code().name.title().replace("_", "")
+            raise PrepareError(f"{method}: rpc error: code = {name} desc = {e.details()}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # The plugin's socket went meanwhile, and its connection with it.
+            raise PrepareError(
+                f"{method}: rpc error: code = Canceled desc = grpc: the client connection is closing"
+            ) from None
+
+    # --- what containers get --------------------------------------------------------------------
+
+    def devices(self, namespace: str, claim: str, request: str = "") -> Iterator[tuple[ClaimInfo, str, PreparedDevice]]:
+        """The prepared devices of a claim, of one request or of all: claim, driver, device."""
+        for info in self.claims.values():
+            if (info.namespace, info.name) == (namespace, claim):
+                for driver, devices in info.devices.items():
+                    for device in devices:
+                        if device.serves(request):
+                            yield info, driver, device
+
+    def cdi_ids(self, namespace: str, wanted: Sequence[tuple[str, str]]) -> list[str]:
+        """CDI ids, each once, of claims and requests (empty: all)."""
+        found: dict[str, None] = {}
+        for claim, request in wanted:
+            for _, _, device in self.devices(namespace, claim, request):
+                found.update(dict.fromkeys(device.cdi))
+        return list(found)
+
+    def in_use(self) -> dict[str, int]:
+        """``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all."""
+        found = Counter(driver for info in self.claims.values() for driver in info.drivers)
+        return {"<any>": len(self.claims), **found}
+
+
+def _skipped(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The calls that all of a driver's devices do without."""
+    operations = [set(r.get("skipNodeOperations") or ()) for r in results]
+    return [m for m in (_PREPARE, _UNPREPARE) if all({m, "*"} & found for found in operations)]
+
+
+def _device(d: Any) -> PreparedDevice:
+    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""  # v1beta1 has none
+    return PreparedDevice(list(d.request_names), d.pool_name, d.device_name, list(d.cdi_device_ids), share)

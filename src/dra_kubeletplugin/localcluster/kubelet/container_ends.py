@@ -1,0 +1,64 @@
+"""Ends a pod's containers: told, hooked, with the time that they are given, sidecars last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ..event_recorder import EventRecorder
+from ..runtime.interface import ContainerRuntime, Occasion, Role, State, Verdict
+from .containers import roles
+from .pod_state import PodState
+from .probe_targets import run_hook
+
+JSON = Mapping[str, Any]
+_LEAST = 2.0  # seconds that are left to a container whose hook has taken all of them
+
+
+class Ends:
+    def __init__(self, runtime: ContainerRuntime, events: EventRecorder) -> None:
+        self.runtime = runtime
+        self.events = events
+
+    async def end(self, pod: JSON, state: PodState, container: JSON, grace: float, why: str) -> None:
+        """Ends one container that runs: its preStop hook and its own end have ``grace`` seconds between them."""
+        name = container["name"]
+        status = self.runtime.statuses(state.uid).get(name)
+        if status is None or status.state is not State.RUNNING:
+            return
+        state.told_once(self.events, f"Killing {name} {status.id}", "Normal", "Killing", why)
+        if grace > 0 and (container.get("lifecycle") or {}).get(Occasion.PRE_STOP.value):
+            clock = asyncio.get_running_loop().time
+            begun = clock()
+            try:
+                async with asyncio.timeout(grace):
+                    outcome = await run_hook(self.runtime, pod, container, Occasion.PRE_STOP)
+            except TimeoutError:
+                outcome = None  # a hook that takes too long is left behind and not told of, as in a real kubelet
+            if outcome is not None and outcome.verdict is not Verdict.PASS:
+                self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
+            grace = max(_LEAST, grace - (clock() - begun))
+        await self.runtime.stop(state.uid, name, grace)
+
+    async def end_all(self, pod: JSON, state: PodState, grace: float | None = None) -> None:
+        """All containers: the sidecars last, in reverse order, in what is left of the time. ``grace`` None: the pod's own."""
+        clock = asyncio.get_running_loop().time
+        given = grace if grace is not None else float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
+        until = clock() + given
+        statuses = self.runtime.statuses(state.uid)
+        running = [
+            (c, r) for c, r in roles(pod) if c["name"] in statuses and statuses[c["name"]].state is State.RUNNING
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for container, role in running:
+                if role is not Role.SIDECAR:
+                    tasks.create_task(self.end(pod, state, container, given, f"Stopping container {container['name']}"))
+        for container, role in reversed(running):
+            if role is Role.SIDECAR:
+                left = max(min(given, _LEAST), until - clock())
+                await self.end(pod, state, container, left, f"Stopping container {container['name']}")
+        state.seen.waiting = {}
+
+
+__all__ = ["Ends"]

@@ -1,0 +1,258 @@
+"""Starts a pod's containers in their order, again after they have ended, and says why one does not start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ..runtime.interface import (
+    ContainerError,
+    ContainerStatus,
+    ImagePullError,
+    Occasion,
+    Outcome,
+    Role,
+    Sandbox,
+    State,
+    Verdict,
+)
+from . import image_names
+from .container_ends import Ends
+from .containers import ConfigError, config_of, requests_of, roles
+from .pod_state import Later, Parts, Pause, PodState
+from .pod_status import Waiting, restarts
+from .probe_targets import run_hook
+
+JSON = Mapping[str, Any]
+_STEADY = 600.0  # seconds that a container must have run for its pause between restarts to begin anew
+_KILLED = 137
+
+
+class Starts:
+    def __init__(self, parts: Parts, ends: Ends) -> None:
+        self.parts = parts
+        self.ends = ends
+
+    async def bring_up(self, pod: JSON, state: PodState, claims: Mapping[str, str]) -> float | None:
+        """Init containers and sidecars one after the other, then all others.
+
+        Answers the seconds after which something is to be tried again, None where nothing is. Raises :class:`Later` where
+        the pod is deleted meanwhile.
+        """
+        pauses: list[float] = []
+        began = self.parts.runtime.statuses(state.uid)
+        main_began = any(c["name"] in began for c, role in roles(pod) if role is Role.MAIN)
+        for container, role in roles(pod):
+            status = await self._judged(pod, state, container, role)
+            if role is Role.INIT and main_began:
+                continue
+            if status is None or status.state is State.EXITED:
+                if role is Role.INIT and status is not None and not status.exit_code:
+                    continue
+                if status is not None and not restarts(pod, container, role, status.exit_code):
+                    if role is Role.INIT:
+                        break  # the pod has failed
+                    continue
+                wait, status = await self._start(pod, state, container, role, status, claims)
+                if wait is not None:
+                    pauses.append(wait)
+            if role is not Role.MAIN and not main_began and not self._is_past(state.uid, container, role, status):
+                break  # the others wait for it until they have begun once
+        return min(pauses, default=None)
+
+    def _is_past(self, uid: str, container: JSON, role: Role, status: ContainerStatus | None) -> bool:
+        if status is None:
+            return False
+        if role is Role.SIDECAR:
+            return self.parts.probes.vital(uid, container, status).started
+        return status.state is State.EXITED and not status.exit_code
+
+    async def _judged(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
+        """The container as it is now: one whose probe has failed is ended first."""
+        name = container["name"]
+        status = self.parts.runtime.statuses(state.uid).get(name) or state.lost.get(name)
+        if status is None or status.state is not State.RUNNING:
+            return status
+        occasion = self.parts.probes.failed(state.uid, container, status)
+        if occasion is None:
+            return status
+        again = restarts(pod, container, role, _KILLED)
+        word = "liveness" if occasion is Occasion.LIVENESS else "startup"
+        why = f"Container {name} failed {word} probe" + (", will be restarted" if again else "")
+        grace = container[occasion.value].get("terminationGracePeriodSeconds")
+        grace = grace if grace is not None else pod["spec"].get("terminationGracePeriodSeconds")
+        await self.ends.end(pod, state, container, float(grace or 0), why)
+        return self.parts.runtime.statuses(state.uid).get(name)
+
+    async def _start(
+        self,
+        pod: JSON,
+        state: PodState,
+        container: JSON,
+        role: Role,
+        before: ContainerStatus | None,
+        claims: Mapping[str, str],
+    ) -> tuple[float | None, ContainerStatus | None]:
+        """Starts a container, unless it has to wait: seconds until the next try where there is one; its status where it runs."""
+        name, uid = container["name"], state.uid
+        if before is not None and (left := self._crashed(pod, state, name, before)) > 0:
+            return left, None
+        image = str(container.get("image") or "")
+        if wrong := image_names.fault(image):
+            return self._bad_name(state, name, image, wrong), None
+        if (left := self._pull_paused(state, name, image)) > 0:
+            return left, None
+        wanted = requests_of(pod, container, claims)
+        devices = self.parts.manager.cdi_ids(pod["metadata"]["namespace"], wanted)
+        attempt = before.attempt + 1 if before else state.attempts.get(name, 0)
+        try:
+            config = await config_of(self.parts.client, pod, container, role, attempt, state.volumes, devices)
+        except ConfigError as e:
+            return self._cannot(state, name, "CreateContainerConfigError", str(e)), None
+        try:
+            status = await self.parts.runtime.start(self._sandbox(pod), config)
+        except ImagePullError as e:
+            return self._not_pulled(state, name, image, str(e)), None
+        except ContainerError as e:
+            self._pulled(state, name, image, attempt)
+            created = self.parts.runtime.statuses(uid).get(name)
+            if created is None or created.attempt != attempt:
+                return self._cannot(state, name, e.reason, str(e)), None
+            return self._not_started(pod, state, container, role, before, created), created
+        self._pulled(state, name, image, attempt)
+        self._created(pod, state, name, before)
+        self.parts.events.event(pod, "Pod", "Normal", "Started", "Container started")
+        if not await self._after_start(pod, state, container):
+            return 0.0, None
+        self.parts.probes.follow(state.pod)
+        return None, self.parts.runtime.statuses(uid).get(name, status)
+
+    def _created(self, pod: JSON, state: PodState, name: str, before: ContainerStatus | None) -> None:
+        self.parts.events.event(pod, "Pod", "Normal", "Created", "Container created")
+        state.seen.waiting.pop(name, None)
+        state.told.pop(f"Failed {name}", None)
+        state.lost.pop(name, None)
+        if before:
+            state.seen.last[name] = before
+
+    def _not_started(
+        self,
+        pod: JSON,
+        state: PodState,
+        container: JSON,
+        role: Role,
+        before: ContainerStatus | None,
+        created: ContainerStatus,
+    ) -> float | None:
+        """It has ended before it began, as any other that fails: seconds until the next try, where there is one."""
+        name = container["name"]
+        self._created(pod, state, name, before)
+        self.parts.events.warn(pod, "Pod", "Failed", f"Error: {created.message}")
+        if not restarts(pod, container, role, created.exit_code):
+            return None
+        state.seen.waiting[name] = Waiting("RunContainerError", created.message)
+        return self.parts.timers.retry
+
+    def _sandbox(self, pod: JSON) -> Sandbox:
+        meta, spec = pod["metadata"], pod["spec"]
+        return Sandbox(
+            meta["namespace"],
+            meta["name"],
+            meta["uid"],
+            str(spec.get("hostname") or meta["name"])[:63],
+            self.parts.folder / str(meta["uid"]),
+            meta.get("annotations") or {},
+            bool(spec.get("hostNetwork")),
+            str(spec.get("restartPolicy") or "Always"),
+        )
+
+    async def _after_start(self, pod: JSON, state: PodState, container: JSON) -> bool:
+        """Its postStart hook; where that fails the container has been ended. Raises :class:`Later`."""
+        name = container["name"]
+        hook = asyncio.ensure_future(run_hook(self.parts.runtime, pod, container, Occasion.POST_START))
+        ending = asyncio.ensure_future(state.ending.wait())
+        try:
+            await asyncio.wait({hook, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not hook.done():
+                raise Later("the pod is deleted while a postStart hook runs")
+            outcome: Outcome | None = hook.result()
+        finally:
+            hook.cancel()
+            ending.cancel()
+            await asyncio.gather(hook, ending, return_exceptions=True)
+        if outcome is None or outcome.verdict is Verdict.PASS:
+            return True
+        self.parts.events.warn(pod, "Pod", "FailedPostStartHook", "PostStartHook failed")
+        grace = float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
+        await self.ends.end(pod, state, container, grace, "FailedPostStartHook")
+        state.seen.waiting[name] = Waiting("PostStartHookError", outcome.text)
+        return False
+
+    # --- why a container waits ----------------------------------------------------------------------------
+
+    def _crashed(self, pod: JSON, state: PodState, name: str, before: ContainerStatus) -> float:
+        """Seconds that a container that ended still has to wait: its pause doubles with each restart."""
+        steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
+        pause = state.crashes.setdefault(name, Pause())
+        left = self._left(pause, self.parts.timers.crash if steady else pause.next)
+        if left <= 0:
+            return 0.0
+        meta = pod["metadata"]
+        where = f"{meta['name']}_{meta['namespace']}({meta['uid']})"
+        text = f"Back-off restarting failed container {name} in pod {where}"
+        state.seen.waiting[name] = Waiting("CrashLoopBackOff", f"back-off: {text}")
+        state.told_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
+        return left
+
+    def _left(self, pause: Pause, seconds: float) -> float:
+        """Of a pause that begins now unless it has begun; 0 once it is over, and the next one is twice as long."""
+        now = asyncio.get_running_loop().time()
+        if pause.until == 0:
+            pause.until = now + seconds
+            pause.next = min(self.parts.timers.longest_crash, seconds * 2 or self.parts.timers.crash)
+        if (left := pause.until - now) > 0:
+            return left
+        pause.until = 0.0
+        return 0.0
+
+    def _bad_name(self, state: PodState, name: str, image: str, wrong: str) -> float:
+        text = f'Failed to apply default image tag "{image}": couldn\'t parse image name "{image}": {wrong}'
+        state.told_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
+        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
+        state.seen.waiting[name] = Waiting("InvalidImageName", text)
+        return self.parts.timers.longest_crash  # the name stays what it is: an image may be changed, which looks again
+
+    def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:
+        pause = state.pulls.setdefault(image, Pause(next=self.parts.timers.crash))
+        text = f'Failed to pull image "{image}": {why}'
+        self.parts.events.warn(state.pod, "Pod", "Failed", text)
+        self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
+        state.seen.waiting[name] = Waiting("ErrImagePull", why)
+        return min(self.parts.timers.retry, self._left(pause, pause.next))
+
+    def _pull_paused(self, state: PodState, name: str, image: str) -> float:
+        pause = state.pulls.get(image)
+        if pause is None or pause.until == 0 or (left := self._left(pause, 0)) <= 0:
+            return 0.0
+        text = f'Back-off pulling image "{image}"'
+        before = state.seen.waiting.get(name)
+        if before is not None and before.reason == "ErrImagePull":
+            why = f"{text}: {before.reason}: {before.message}"
+            state.seen.waiting[name] = Waiting("ImagePullBackOff", why)
+            self.parts.events.event(state.pod, "Pod", "Normal", "BackOff", text)
+            self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ImagePullBackOff")
+        return left
+
+    def _pulled(self, state: PodState, name: str, image: str, attempt: int) -> None:
+        text = f'Container image "{image}" already present on machine and can be accessed by the pod'
+        state.told_once(self.parts.events, f"Pulled {name} {attempt}", "Normal", "Pulled", text)
+        state.pulls.pop(image, None)
+
+    def _cannot(self, state: PodState, name: str, reason: str, text: str) -> float:
+        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
+        state.seen.waiting[name] = Waiting(reason, text)
+        return self.parts.timers.retry
+
+
+__all__ = ["Starts"]

@@ -1,0 +1,278 @@
+"""One node: its object, its pods, and what a restart or a reboot does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import NODES, PODS
+from ...resourceapi.kubernetes_releases import Features
+from ..event_recorder import EventRecorder
+from ..informer import Change, Informers, is_finished
+from ..runtime.interface import ContainerRuntime
+from ..supervision import Supervisor
+from ..work_queue import Backoff, WorkQueue
+from .admission import Refusal, refusal
+from .claims import ClaimManager
+from .containers import requests_of
+from .health import DeviceKey, HealthMonitor
+from .node import publish_node, wipe_slices
+from .node_lease import renew_lease
+from .plugins import PluginWatcher
+from .pod_resources import PodResources
+from .pod_state import Later, Parts
+from .pods import PodSync
+from .probes import Probes
+from .timers import Timers
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_PODS_AT_ONCE = 128  # as many as a node may have: a call to a plugin that hangs holds up its own pod only
+_WIPE_AGAIN = 1.0  # seconds
+
+
+class Kubelet:
+    """The kubelet of node ``name`` with its root folder ``root``.
+
+    Args:
+        supervisor: owns what runs.
+        features: the release that it behaves as.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        name: str,
+        root: Path,
+        runtime: ContainerRuntime,
+        supervisor: Supervisor,
+        features: Features,
+        timers: Timers | None = None,
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.root = root
+        self.runtime = runtime
+        self.supervisor = supervisor
+        self.timers = timers or Timers()
+        self.supported: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+        self.features = features
+        self.ways = features.kubelet
+        for folder in ("plugins_registry", "plugins", "pods"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        self._task: asyncio.Task[None] | None = None
+        self._make()
+
+    def _make(self) -> None:
+        self.health = HealthMonitor(self._health_changed, self.ways, self.timers.health)
+        self.plugins = PluginWatcher(
+            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
+        )
+        self.manager = ClaimManager(
+            self.plugins, self.root / "dra_manager_state", self.timers.call, self.ways, self._named
+        )
+        self.informers = Informers(
+            self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
+        )
+        self.informers.on(PODS, self._pod_changed)
+        self.pod_resources = PodResources(
+            self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
+        )
+        self.events = EventRecorder(self.client, "kubelet", self.name)
+        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
+        self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
+        self._told: dict[str, str] = {}
+        self.probes = Probes(self.runtime, self.events, self._queue.add)
+        parts = Parts(
+            self.client, self.manager, self.runtime, self.events, self.root / "pods", self.timers, self.probes
+        )
+        self._pods = PodSync(parts, self._queue.add_after, self._allocated, self._admits)
+        self._admitted: set[str] = set()  # UIDs
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns once the slices of before are gone, where the API server answers.
+
+        Raises ``ApiError`` where the Node cannot be written.
+        """
+        await publish_node(self.client, self.name, self.runtime.version, self.features.version)
+        try:
+            await wipe_slices(self.client, self.name)
+        except ApiError as e:
+            self._not_wiped("", e)
+            self._wipes.retry("")
+        self._task = self.supervisor.start(f"kubelet {self.name}", self._run)
+
+    async def stop(self) -> None:
+        """Containers run on."""
+        if self._task:
+            await self.supervisor.stop(self._task)
+            self._task = None
+
+    async def restart(self) -> None:
+        """Forgets what it has in memory, wipes the node's slices, finds plugins and pods again."""
+        await self.stop()
+        self._make()
+        await self.start()
+
+    async def rebooted(self) -> None:
+        """Starts after a reboot: nothing runs, every claim is to be prepared again."""
+        await self.runtime.reboot()
+        self._make()
+        self.manager.forget_prepared()
+        await self.start()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.events.run())
+                tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
+                tasks.create_task(self.plugins.run())
+                tasks.create_task(self.health.run())
+                tasks.create_task(self.probes.run())
+                tasks.create_task(renew_lease(self.client, self.name, self.timers.away / 5))
+                await self.informers.run(tasks)
+                await self.informers.wait_synced()
+                await self.pod_resources.start()
+                tasks.create_task(self._follow_runtime())
+                for uid in self.manager.pods() | self.runtime.pods():
+                    self._queue.add(uid)  # also what went while we were away
+                await self._queue.work(self._sync, self._failed, _PODS_AT_ONCE)
+        finally:
+            await self.pod_resources.close()
+            await self.health.close()
+            await self.plugins.close()
+
+    async def _follow_runtime(self) -> None:
+        async for uid in self.runtime.changes():
+            self._queue.add(uid)
+
+    # --- slices ---------------------------------------------------------------------------------
+
+    def _plugin_gone(self, driver: str) -> None:
+        self.health.forget(driver)
+        self._wipes.add_after(driver, self.timers.wipe)
+
+    async def _wipe(self, driver: str) -> None:
+        """``driver`` empty: of all that are not connected; one that is publishes by itself."""
+        if not driver:
+            connected = {d for d in self.plugins.connected if self.plugins.is_connected(d)}
+            await wipe_slices(self.client, self.name, but=connected)
+        elif not self.plugins.is_connected(driver):
+            await wipe_slices(self.client, self.name, driver)
+
+    def _not_wiped(self, driver: str, error: Exception) -> None:
+        log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver or "all drivers", error)
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    def _pod_changed(self, change: Change) -> None:
+        self._pods.notice(change.object)
+        self._queue.add(change.object["metadata"]["uid"])
+
+    def _pod(self, uid: str) -> JSON | None:
+        return self.informers.by_uid(PODS, uid)
+
+    async def _sync(self, uid: str) -> None:
+        pod = self._pod(uid)
+        await self._pods.sync(uid, pod)
+        self._told.pop(uid, None)
+        if pod is None:
+            self._admitted.discard(uid)
+
+    async def _admits(self, pod: JSON) -> Refusal | None:
+        """Once a pod is admitted it stays so: also over a restart of the kubelet, which begins where it has a start time."""
+        uid = pod["metadata"]["uid"]
+        if uid in self._admitted or (pod.get("status") or {}).get("startTime"):
+            return None
+        node = self.informers.find(NODES, self.name)
+        if node is None or refusal(pod, node, self._others(uid)):
+            try:
+                node = await self.client.get(NODES, self.name)  # the copy may be older than what the scheduler saw
+            except ApiError as e:
+                raise Later(f"kubelet cannot get node info: {e}") from None
+            if refused := refusal(pod, node, self._others(uid)):
+                return refused
+        self._admitted.add(uid)
+        return None
+
+    def _others(self, uid: str) -> list[JSON]:
+        """Pods that were admitted before and have not finished."""
+        return [
+            p
+            for p in self.informers.all(PODS)
+            if (other := p["metadata"]["uid"]) != uid
+            and not is_finished(p)
+            and (other in self._admitted or (p.get("status") or {}).get("startTime"))
+        ]
+
+    def _failed(self, uid: str, error: Exception) -> None:
+        """An error belongs to its pod: told once for the same text, and the pod is tried again."""
+        if isinstance(error, Later):
+            return
+        text = f"{type(error).__name__}: {error}"
+        if self._told.get(uid) == text:
+            return
+        self._told[uid] = text
+        if isinstance(error, ApiError):
+            log.warning("kubelet %s: pod %s: %s", self.name, uid, error)
+            return
+        log.error("kubelet %s: pod %s cannot be handled: %s", self.name, uid, text, exc_info=error)
+        if pod := self._pod(uid):
+            self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
+
+    def metrics(self) -> str:
+        """As the kubelet's ``/metrics`` has them."""
+        name = "dra_resource_claims_in_use"
+        lines = [
+            f"# HELP {name} [ALPHA] The number of ResourceClaims that are currently in use on the node, by driver name "
+            "(driver_name label value) and across all drivers (special value <any> for driver_name).",
+            f"# TYPE {name} gauge",
+        ]
+        lines += [f'{name}{{driver_name="{driver}"}} {n}' for driver, n in sorted(self.manager.in_use().items())]
+        return "\n".join(lines) + "\n"
+
+    def _named(self, uid: str) -> set[tuple[str, str]]:
+        """Namespace and name of each claim that a pod names that was never started."""
+        pod = self._pod(uid) or {}
+        if (pod.get("status") or {}).get("phase") != "Pending":
+            return set()
+        given = (pod.get("spec") or {}).get("resourceClaims") or []
+        made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+        return {(pod["metadata"]["namespace"], name) for e in [*given, *made] if (name := e.get("resourceClaimName"))}
+
+    # --- health ---------------------------------------------------------------------------------
+
+    def _health_changed(self, devices: set[DeviceKey]) -> None:
+        """Has all pods looked at that have one of the devices."""
+        for info in self.manager.claims.values():
+            used = {(driver, d.pool, d.device) for driver, found in info.devices.items() for d in found}
+            if used & devices:
+                for uid in info.pods:
+                    self._queue.add(uid)
+
+    def _allocated(self, pod: JSON, container: Mapping[str, Any], claims: Mapping[str, str]) -> list[JSON]:
+        """``allocatedResourcesStatus`` of a container (KEP-4680), empty where the feature gate is off."""
+        if not self.ways.health:
+            return []
+        names = {claim: name for name, claim in claims.items()}
+        out: dict[str, dict[str, JSON]] = {}
+        for claim, request in requests_of(pod, container, claims):
+            name = f"claim:{names.get(claim, claim)}" + (f"/{request}" if request else "")
+            resources = out.setdefault(name, {})
+            for _, driver, device in self.manager.devices(pod["metadata"]["namespace"], claim, request):
+                report = self.health.of((driver, device.pool, device.device))
+                parts = [driver, device.pool, device.device] + ([device.share] if device.share else [])
+                resource_id = device.cdi[0] if device.cdi else "/".join(parts)
+                told = {"resourceID": resource_id, "health": report.health.value}
+                resources.setdefault(resource_id, told | ({"message": report.message} if report.message else {}))
+        return [{"name": name, "resources": list(resources.values())} for name, resources in out.items()]
+
+
+__all__ = ["Kubelet"]

@@ -1,0 +1,99 @@
+"""The kubelet's own object: its Node, and the slices of drivers on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import NODES, SLICES
+from ...resourceapi.defaulting import now
+from .fields import NODE_ADDRESS
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_PODS = 110
+NOT_HEARD = "NodeStatusUnknown"  # the reason that the node controller gives
+_WELL = {
+    "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
+}
+
+
+async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
+    """Creates the Node, or says that it is ready again, with a kubelet of ``version``. What somebody else wrote of its capacity stays.
+
+    Raises ``ApiError``.
+    """
+    labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {}}
+    try:
+        node = await client.create(NODES, body)
+    except ApiError as e:
+        if e.status != 409:
+            raise
+        node = await client.get(NODES, name)
+    info = dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "local")
+    info |= {"containerRuntimeVersion": runtime, "kubeletVersion": f"{version}+dra-local", "kubeProxyVersion": ""}
+    info |= {"operatingSystem": "linux", "architecture": "amd64"}
+    known = node.get("status") or {}
+    status: JSON = {"conditions": _conditions(known.get("conditions") or []), "nodeInfo": info}
+    status["capacity"] = _capacity() | (known.get("capacity") or {})
+    status["allocatable"] = status["capacity"] | (known.get("allocatable") or {})
+    status["addresses"] = [{"type": "InternalIP", "address": NODE_ADDRESS}, {"type": "Hostname", "address": name}]
+    await client.patch(NODES, name, {"status": status}, sub="status")
+
+
+async def well_again(client: KubeClient, name: str) -> None:
+    """Says that the node is ready where the node controller took its kubelet for dead.
+
+    Raises ``ApiError``.
+    """
+    node = await client.get(NODES, name)
+    known = (node.get("status") or {}).get("conditions") or []
+    if any(c.get("type") == "Ready" and c.get("reason") == NOT_HEARD for c in known):
+        await client.patch(NODES, name, {"status": {"conditions": _conditions(known)}}, sub="status")
+
+
+def _conditions(known: list[JSON]) -> list[JSON]:
+    """All is well; with the time of the last change kept, and what others say of the node."""
+    before = {c.get("type"): c for c in known}
+    stamp = now()
+    out = [c for c in known if c.get("type") not in _WELL]
+    for kind, (value, reason, message) in _WELL.items():
+        same = before.get(kind, {}).get("status") == value
+        since = before[kind].get("lastTransitionTime") if same else stamp
+        times = {"lastHeartbeatTime": stamp, "lastTransitionTime": since or stamp}
+        out.append({"type": kind, "status": value, "reason": reason, "message": message, **times})
+    return out
+
+
+def _capacity() -> dict[str, str]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    disk = str(shutil.disk_usage("/").total)
+    return {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "ephemeral-storage": disk, "pods": str(_PODS)}
+
+
+async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Collection[str] = ()) -> None:
+    """Deletes the slices of a driver on this node, or of all drivers ``but`` some.
+
+    Raises ``ApiError`` where some are left.
+    """
+    fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
+    left: ApiError | None = None
+    for obj in (await client.list(SLICES, fields=fields))["items"]:
+        if but and (obj.get("spec") or {}).get("driver") in but:
+            continue
+        try:
+            await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
+        except ApiError as e:
+            if e.status not in {404, 409}:
+                left = e  # the others go all the same
+    if left is not None:
+        raise left

@@ -1,0 +1,46 @@
+"""The Lease with which a kubelet says that it lives. Source: KEP-589, k8s.io/component-helpers, apimachinery/lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.leader_election import now_exactly
+from ...kube.resource import LEASES, NODES
+from .node import well_again
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+NAMESPACE = "kube-node-lease"
+_LASTS = 40  # seconds
+
+
+async def renew_lease(client: KubeClient, node: str, every: float) -> None:
+    """Keeps the Lease of ``node`` new. Never returns; a server that is away finds it old when it is back."""
+    while True:
+        try:
+            await _renew(client, node)
+            await well_again(client, node)
+        except ApiError as e:
+            log.debug("kubelet %s: its lease is not renewed: %s", node, e)
+        await asyncio.sleep(every)
+
+
+async def _renew(client: KubeClient, node: str) -> None:
+    """Raises ``ApiError``."""
+    spec = {"holderIdentity": node, "leaseDurationSeconds": _LASTS, "renewTime": now_exactly()}
+    try:
+        await client.patch(LEASES, node, {"spec": spec}, NAMESPACE)
+    except ApiError as e:
+        if e.status != 404:
+            raise
+        uid = (await client.get(NODES, node))["metadata"]["uid"]  # with the Node it goes
+        meta: JSON = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}], "name": node}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        await client.create(LEASES, body, NAMESPACE)
+
+
+__all__ = ["NAMESPACE", "renew_lease"]

@@ -1,0 +1,69 @@
+"""Which ResourceClaims a pod has, and whether it may use them. The words are those of the kubelet's claim manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import CLAIMS
+from ...scheduling.framework import pod_groups
+from ..informer import words_of
+from .claims import PrepareError
+
+JSON = dict[str, Any]
+
+
+def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Name in the pod → ResourceClaim; an entry that needs none is left out. ``statuses``: ``resourceClaimStatuses``.
+
+    Raises :class:`PrepareError` for one that is not made yet.
+    """
+    out = {}
+    made = {s["name"]: s.get("resourceClaimName") for s in statuses}
+    for entry in pod["spec"].get("resourceClaims") or []:
+        if direct := entry.get("resourceClaimName"):
+            out[entry["name"]] = direct
+        elif entry["name"] not in made:
+            meta = pod["metadata"]
+            raise PrepareError(f'pod "{meta["namespace"]}/{meta["name"]}": ResourceClaim not created yet')
+        elif name := made[entry["name"]]:
+            out[entry["name"]] = name
+    return out
+
+
+async def usable_claims(
+    client: KubeClient, pod: JSON, statuses: Iterable[Mapping[str, Any]], *, groups: bool
+) -> list[JSON]:
+    """The pod's claims, allocated and reserved for it, or with ``groups`` for its PodGroup. Raises :class:`PrepareError`."""
+    statuses = list(statuses)
+    names = list(claim_names(pod, statuses).values())
+    if special := ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName"):
+        names.append(special)
+    templates = {s.get("resourceClaimName") for s in statuses}
+    alone = pod if groups else {**pod, "spec": {k: v for k, v in pod["spec"].items() if k != "schedulingGroup"}}
+    return [await _usable(client, alone, name, from_template=name in templates) for name in names]
+
+
+async def _usable(client: KubeClient, pod: JSON, name: str, *, from_template: bool) -> JSON:
+    meta = pod["metadata"]
+    try:
+        claim = await client.get(CLAIMS, name, meta["namespace"])
+    except ApiError as e:
+        raise PrepareError(f"fetch ResourceClaim {name}: {words_of(e)}") from None
+    if from_template and not pod_groups.made_for(claim, pod):
+        group = pod_groups.name_of(pod)
+        why = f"neither Pod nor PodGroup {group} is the owner" if group else "pod is not owner"
+        where, who = f"{meta['namespace']}/{name}", f"{'Pod' if group else 'pod'} {meta['namespace']}/{meta['name']}"
+        raise PrepareError(f"ResourceClaim {where} was not created for {who} ({why})")
+    status = claim.get("status") or {}
+    if not any(pod_groups.is_for(r, pod) for r in status.get("reservedFor") or []):
+        uid = claim["metadata"]["uid"]
+        raise PrepareError(f"pod {meta['name']} ({meta['uid']}) is not allowed to use ResourceClaim {name} ({uid})")
+    if status.get("allocation") is None:
+        raise PrepareError(f"ResourceClaim {name}: not allocated")
+    return claim
+
+
+__all__ = ["claim_names", "usable_claims"]

@@ -1,0 +1,252 @@
+"""A pod's status from what its containers do: phase, conditions, container statuses, health of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from ...resourceapi.defaulting import now
+from ..runtime.interface import ContainerStatus, Role, State
+from .containers import roles
+from .fields import NODE_ADDRESS
+
+JSON = dict[str, Any]
+SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
+
+
+class Phase(Enum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in {Phase.SUCCEEDED, Phase.FAILED}
+
+
+@dataclass
+class Waiting:
+    """Why a container does not run now."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Vital:
+    """What its probes say of a container."""
+
+    started: bool
+    ready: bool
+
+
+@dataclass
+class Seen:
+    """What is known of a pod's containers beside the runtime's own word.
+
+    Args:
+        waiting: by container.
+        last: the attempt before, by container.
+    """
+
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    last: dict[str, ContainerStatus] = field(default_factory=dict)
+
+
+def stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def restarts(pod: Mapping[str, Any], container: Mapping[str, Any], role: Role, exit_code: int) -> bool:
+    """Whether a container that ended is started again."""
+    if any(_applies(rule, exit_code) for rule in container.get("restartPolicyRules") or []):
+        return True
+    policy = container.get("restartPolicy") or pod["spec"].get("restartPolicy", "Always")
+    if role is Role.INIT:
+        return exit_code != 0 and policy != "Never"
+    return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
+
+
+def _applies(rule: Mapping[str, Any], exit_code: int) -> bool:
+    """Of a rule for restarts (KEP-5307), of which ``Restart`` is the only action."""
+    codes = rule.get("exitCodes") or {}
+    return (exit_code in (codes.get("values") or [])) == (codes.get("operator") == "In")
+
+
+def seconds_left(pod: Mapping[str, Any]) -> float | None:
+    """Until the pod has been active for too long; None where there is no end to it, or it has not begun."""
+    limit, since = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
+    if limit is None or not since:
+        return None
+    begun = datetime.fromisoformat(str(since))
+    return float((begun - datetime.now(UTC)).total_seconds() + limit)
+
+
+def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> Phase:
+    """By the rules of the kubelet: sidecars never keep a pod from finishing."""
+    ended, failed, running, missing = 0, 0, 0, 0
+    for container, role in roles(pod):
+        status = statuses.get(container["name"])
+        if role is Role.SIDECAR:
+            continue
+        if role is Role.INIT:
+            if status is None or status.state is State.RUNNING:
+                missing += 1
+            elif status.exit_code:
+                if not restarts(pod, container, role, status.exit_code):
+                    return Phase.FAILED
+                missing += 1
+            continue
+        if status is None:
+            missing += 1
+        elif status.state is State.RUNNING or restarts(pod, container, role, status.exit_code):
+            running += 1
+        else:
+            ended += 1
+            failed += bool(status.exit_code)
+    if missing:
+        return Phase.PENDING
+    if running:
+        return Phase.RUNNING
+    return Phase.FAILED if failed else Phase.SUCCEEDED
+
+
+def status_of(
+    pod: Mapping[str, Any],
+    statuses: Mapping[str, ContainerStatus],
+    seen: Seen,
+    phase: Phase,
+    health: Callable[[Mapping[str, Any]], list[JSON]],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+) -> JSON:
+    """``status`` as the kubelet writes it; ``health`` answers a container's ``allocatedResourcesStatus``."""
+    all_roles = roles(pod)
+    initialized = all(
+        _is_past(c, role, statuses.get(c["name"]), vital) for c, role in all_roles if role is not Role.MAIN
+    )
+    out: JSON = {"phase": phase.value}
+    for key, wanted in (("initContainerStatuses", {Role.INIT, Role.SIDECAR}), ("containerStatuses", {Role.MAIN})):
+        found = [
+            _container(
+                c, role, statuses.get(c["name"]), seen, health, vital, initialized=initialized or role is not Role.MAIN
+            )
+            for c, role in all_roles
+            if role in wanted
+        ]
+        if found:
+            out[key] = found
+    ready = phase is Phase.RUNNING and all(s["ready"] for s in out["containerStatuses"])
+    ready = ready and all(s["ready"] for s in out.get("initContainerStatuses", []))
+    why = "PodCompleted" if phase is Phase.SUCCEEDED else "PodFailed" if phase is Phase.FAILED else "ContainersNotReady"
+    not_ready = [s["name"] for s in out["containerStatuses"] if not s["ready"]]
+    waits = {"reason": why}
+    if why == "ContainersNotReady":
+        waits["message"] = f"containers with unready status: [{' '.join(not_ready)}]"
+    gates = _gates(pod)
+    not_yet = waits if not ready else {"reason": "ReadinessGatesNotReady", "message": ", ".join(gates)}
+    conditions = [
+        _condition(pod, "PodReadyToStartContainers", bool(statuses) and not phase.is_terminal),
+        _condition(pod, "Initialized", initialized or phase is Phase.SUCCEEDED, {"reason": "ContainersNotInitialized"}),
+        _condition(pod, "Ready", ready and not gates, not_yet),
+        _condition(pod, "ContainersReady", ready, waits),
+    ]
+    if any(s.simulated for s in statuses.values()):
+        text = "containers are simulated: nothing of this pod really runs"
+        conditions.append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
+    known = {c.get("type") for c in (pod.get("status") or {}).get("conditions") or []}
+    if "PodScheduled" not in known:
+        conditions.append(_condition(pod, "PodScheduled", True))  # bound by hand
+    out["conditions"] = conditions
+    out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
+    out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
+    if pod["spec"].get("hostNetwork"):  # no pod network is there: others have no address at which anybody reaches them
+        out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
+    return out
+
+
+def _gates(pod: Mapping[str, Any]) -> list[str]:
+    """What somebody else has yet to say before the pod is ready. Source: KEP-580."""
+    known = {c.get("type"): c.get("status") for c in (pod.get("status") or {}).get("conditions") or []}
+    out = []
+    for gate in pod["spec"].get("readinessGates") or []:
+        name = gate["conditionType"]
+        if name not in known:
+            out.append(f'corresponding condition of pod readiness gate "{name}" does not exist.')
+        elif known[name] != "True":
+            out.append(f'the status of pod readiness gate "{name}" is not "True", but {known[name]}')
+    return out
+
+
+def _is_past(
+    container: Mapping[str, Any],
+    role: Role,
+    status: ContainerStatus | None,
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+) -> bool:
+    """Whether the containers behind it may start: an init container has ended well, a sidecar has started."""
+    if status is None:
+        return False
+    if role is Role.SIDECAR:
+        return vital(container, status).started
+    return status.state is State.EXITED and not status.exit_code
+
+
+def _condition(pod: Mapping[str, Any], type: str, value: bool, otherwise: Mapping[str, str] | None = None) -> JSON:
+    """With the time of the last change kept, where it is none."""
+    word = "True" if value else "False"
+    before: Mapping[str, Any] = next(
+        (c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") == type), {}
+    )
+    since = before.get("lastTransitionTime") if before.get("status") == word else None
+    return {"type": type, "status": word, "lastTransitionTime": since or now(), **({} if value else otherwise or {})}
+
+
+def _container(
+    container: Mapping[str, Any],
+    role: Role,
+    status: ContainerStatus | None,
+    seen: Seen,
+    health: Callable[[Mapping[str, Any]], list[JSON]],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+    *,
+    initialized: bool,
+) -> JSON:
+    name = container["name"]
+    out: JSON = {"name": name, "image": container.get("image", ""), "imageID": "", "restartCount": 0}
+    if status is not None:
+        out |= {"restartCount": status.attempt, "containerID": status.id}
+    waiting = seen.waiting.get(name)
+    if waiting or status is None:
+        default = Waiting("ContainerCreating" if initialized else "PodInitializing")
+        told = waiting or default
+        out["state"] = {"waiting": {"reason": told.reason, **({"message": told.message} if told.message else {})}}
+        out["ready"] = out["started"] = False
+        last = status or seen.last.get(name)
+    else:
+        out["state"] = _state(status)
+        seems = vital(container, status)
+        ended_well = status.state is State.EXITED and not status.exit_code
+        out["started"] = seems.started
+        out["ready"] = ended_well if role is Role.INIT else seems.ready
+        last = seen.last.get(name)
+    out["lastState"] = _state(last) if last and last.state is State.EXITED else {}
+    if found := health(container):
+        out["allocatedResourcesStatus"] = found
+    return out
+
+
+def _state(status: ContainerStatus) -> JSON:
+    if status.state is State.RUNNING:
+        return {"running": {"startedAt": stamp(status.started_at)}}
+    ended = {
+        "exitCode": status.exit_code,
+        "reason": status.reason or ("Error" if status.exit_code else "Completed"),
+        "startedAt": stamp(status.started_at),
+        "finishedAt": stamp(status.finished_at),
+        "containerID": status.id,
+    }
+    return {"terminated": ended | ({"message": status.message} if status.message else {})}

@@ -1,0 +1,245 @@
+"""What a probe or a lifecycle hook asks of a container that really runs, carried out: a command in it, or a call from beside it.
+
+Source: kubernetes, pkg/probe and pkg/kubelet/lifecycle, whose words the answers have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import shlex
+import socket
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from ...base.http_server.server import stop_listening
+from .interface import Action, ContainerError, ExecSession, Outcome, Verdict
+
+JSON = Mapping[str, Any]
+Exec = Callable[[Sequence[str]], Awaitable[ExecSession]]
+Connect = Callable[[int, float], Awaitable[socket.socket]]  # port, seconds
+_TEXT = 10 * 1024  # bytes of output that an event may have
+_REDIRECTS = 10
+_MOVED = {301, 302, 303, 307, 308}
+_AGENT = "kube-probe/1.36"
+
+
+async def perform(action: Action, run: Exec, connect: Connect, address: str) -> Outcome:
+    """Carries ``action`` out, in its time.
+
+    Args:
+        run: starts a command in the container; may raise :class:`ContainerError`.
+        connect: to a port of the pod at its ``address``; may raise ``OSError``.
+    """
+    for kind in ("exec", "httpGet", "tcpSocket", "grpc"):
+        if (how := action.handler.get(kind)) is not None:
+            break
+    else:
+        return Outcome(Verdict.ERROR, "missing probe handler")
+    if (host := str(how.get("host") or "")) and host != address:
+        text = f"host {host}: the local cluster reaches a pod at its own address only, so leave `host` out"
+        return Outcome(Verdict.ERROR, text)
+    match kind:
+        case "exec":
+            return await _exec(how, action.timeout, run)
+        case "httpGet":
+            return await _http(how, action.timeout, connect, address)
+        case "tcpSocket":
+            return await _tcp(how, action.timeout, connect, address)
+    return await _grpc(how, action.timeout, connect, address)
+
+
+async def _exec(how: JSON, timeout: float, run: Exec) -> Outcome:
+    command = [str(c) for c in how.get("command") or []]
+    session: ExecSession | None = None
+    try:
+        async with asyncio.timeout(timeout):
+            session = await run(command)
+            output = b""
+            while (found := await session.read()) is not None:
+                output = (output + found[1])[:_TEXT]
+            code = await session.wait()
+    except TimeoutError:
+        return Outcome(Verdict.FAIL, f'command "{shlex.join(command)}" timed out')
+    except (ContainerError, KeyError) as e:
+        return Outcome(Verdict.ERROR, f"rpc error: code = Unknown desc = {e}")
+    finally:
+        if session is not None:
+            await session.close()
+    return Outcome(Verdict.FAIL if code else Verdict.PASS, output.decode(errors="replace"))
+
+
+async def _tcp(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    port = int(how["port"])
+    try:
+        (await connect(port, timeout)).close()
+    except OSError as e:
+        return Outcome(Verdict.FAIL, f"dial tcp {address}:{port}: {_words(e)}")
+    return Outcome(Verdict.PASS)
+
+
+# --- http -------------------------------------------------------------------------------------------------
+
+
+async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    path = str(how.get("path") or "/")
+    scheme = str(how.get("scheme") or "HTTP").lower()
+    url = f"{scheme}://{address}:{int(how['port'])}{path if path.startswith('/') else '/' + path}"
+    headers = {str(h["name"]): str(h.get("value") or "") for h in how.get("httpHeaders") or []}
+    asked = url
+    open_now: list[socket.socket] = []
+    try:
+        async with asyncio.timeout(timeout):
+            for _ in range(_REDIRECTS + 1):
+                parts = urlsplit(url)
+                if parts.hostname != address or parts.scheme not in {"http", "https"}:
+                    return Outcome(Verdict.PASS)  # it leads elsewhere: a warning in Kubernetes, which counts as success
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+                open_now[:] = [await connect(port, timeout)]
+                code, location = await asyncio.to_thread(_get, open_now[0], url, headers)
+                if code not in _MOVED or not location:
+                    break
+                url = urljoin(url, location)
+            else:
+                return Outcome(Verdict.FAIL, f'Get "{asked}": stopped after {_REDIRECTS} redirects')
+    except TimeoutError:
+        text = f'Get "{asked}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+        return Outcome(Verdict.FAIL, text)
+    except OSError as e:
+        return Outcome(Verdict.FAIL, f'Get "{asked}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
+    except (http.client.HTTPException, ValueError) as e:
+        return Outcome(Verdict.FAIL, f'Get "{asked}": malformed HTTP response: {type(e).__name__} {e}'.strip())
+    finally:
+        for found in open_now:  # a thread that still waits for an answer ends with its connection
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+            found.close()
+    if 200 <= code < 400:
+        return Outcome(Verdict.PASS)
+    return Outcome(Verdict.FAIL, f"HTTP probe failed with statuscode: {code}")
+
+
+def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """Status and ``Location``. Raises ``OSError``, ``HTTPException`` and ``ValueError`` as ``http.client`` does."""
+    parts = urlsplit(url)
+    client = http.client.HTTPConnection(parts.hostname or "", parts.port)
+    if parts.scheme == "https":
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE  # as the kubelet
+        connection = trusting.wrap_socket(connection, server_hostname=parts.hostname)
+    client.sock = connection
+    given = {k.lower() for k in headers}
+    client.putrequest(
+        "GET", parts.path + (f"?{parts.query}" if parts.query else "") or "/", skip_host="host" in given,
+        skip_accept_encoding=True,
+    )  # fmt: skip
+    usual = {"User-Agent": _AGENT, "Accept": "*/*", "Connection": "close"}
+    for name, value in {**{k: v for k, v in usual.items() if k.lower() not in given}, **headers}.items():
+        client.putheader(name, value)
+    client.endheaders()
+    answer = client.getresponse()
+    found = answer.status, answer.getheader("Location", "") or ""
+    answer.close()
+    client.close()
+    return found
+
+
+# --- grpc -------------------------------------------------------------------------------------------------
+
+
+async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    """gRPC opens its connections itself, so it is led through a socket of ours into the pod's network."""
+    port, name = int(how["port"]), str(how.get("service") or "")
+    place = f"{address}:{port}"
+    try:
+        async with asyncio.timeout(timeout):
+            inner = await connect(port, timeout)
+    except (TimeoutError, OSError) as e:
+        words = "context deadline exceeded" if isinstance(e, TimeoutError) else f"dial tcp {place}: {_words(e)}"
+        return Outcome(Verdict.FAIL, f'timeout: failed to connect service "{place}" within {timeout:g}s: {words}')
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+        path = str(Path(folder) / "s")
+        relays: list[asyncio.Task[None]] = []
+        clients: list[asyncio.StreamWriter] = []
+
+        def relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            clients.append(writer)
+            relays.append(asyncio.create_task(_relay(reader, writer, inner)))
+
+        server = await asyncio.start_unix_server(relayed, path)
+        try:
+            return await _check(path, place, name, timeout)
+        finally:
+            await stop_listening(server)
+            for task in relays:
+                task.cancel()
+            await asyncio.gather(*relays, return_exceptions=True)
+            for client in clients:
+                client.close()  # a relay that was cancelled before its first step has closed nothing
+            inner.close()
+
+
+async def _check(path: str, place: str, name: str, timeout: float) -> Outcome:
+    options = [("grpc.default_authority", place), ("grpc.primary_user_agent", _AGENT)]
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            answer = await check(health_pb2.HealthCheckRequest(service=name), timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            match e.code():
+                case grpc.StatusCode.UNIMPLEMENTED:
+                    why = "error: this server does not implement the grpc health protocol (grpc.health.v1.Health)"
+                case grpc.StatusCode.DEADLINE_EXCEEDED:
+                    why = f"timeout: health rpc did not complete within {timeout:g}s"
+                case code:
+                    why = f"error: health rpc probe failed: rpc error: code = {code.name}"
+            return Outcome(Verdict.FAIL, f"{why}: {e.details()}" if e.details() else why)
+    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+        return Outcome(Verdict.PASS)
+    word = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return Outcome(Verdict.FAIL, f'service unhealthy (responded with "{word}")')
+
+
+async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket) -> None:
+    inner.setblocking(False)
+    inner_reader, inner_writer = await asyncio.open_connection(sock=inner)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pump(reader, inner_writer))
+            tasks.create_task(pump(inner_reader, writer))
+    finally:
+        inner_writer.close()
+        writer.close()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until either side ends."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+def _words(error: OSError) -> str:
+    """As Go says it."""
+    if isinstance(error, TimeoutError):
+        return "i/o timeout"
+    return f"connect: {(error.strerror or str(error)).lower()}"
+
+
+__all__ = ["perform", "pump"]

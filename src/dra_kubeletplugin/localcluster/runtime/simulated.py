@@ -1,0 +1,245 @@
+"""A runtime that runs nothing: it injects devices into an OCI spec as containerd does, and keeps that for whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...cdi.cache import CdiCache, InjectError
+from .base_spec import PATH, bind
+from .changes import Changes
+from .container_logs import ContainerLog
+from .interface import (
+    Action,
+    ContainerConfig,
+    ContainerError,
+    ContainerStatus,
+    ExecSession,
+    LogOptions,
+    Outcome,
+    Role,
+    Sandbox,
+    State,
+)
+from .simulated_behavior import PREFIX, outcome_of, part_of
+
+JSON = dict[str, Any]
+_INSTEAD = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
+
+
+def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
+    """The container's OCI spec after injection of its devices; device nodes are looked up below ``dev``.
+
+    Raises :class:`ContainerError` in containerd's words.
+    """
+    base = {
+        "ociVersion": "1.1.0",
+        "process": {
+            "user": {"uid": container.user or 0, "gid": container.group or 0},
+            "args": [*container.command, *container.args] or ["/bin/sh"],
+            "env": [PATH, *(f"{name}={value}" for name, value in container.env)],
+            "cwd": container.working_dir or "/",
+        },
+        "root": {"path": "rootfs"},
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *map(bind, container.mounts)],
+        "linux": {},
+    }
+    try:
+        spec = CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
+    except InjectError as e:
+        raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
+    return spec
+
+
+def _unmountable(spec: Mapping[str, Any]) -> str:
+    """Why the container could not be started; empty where it could."""
+    for mount in spec["mounts"]:
+        if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
+            source, place = mount["source"], mount["destination"]
+            return (  # as runc ends, which takes it for a file system of no type
+                f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
+                "has neither a type nor the option bind"
+            )
+    return ""
+
+
+@dataclass
+class _Container:
+    status: ContainerStatus
+    spec: JSON
+    log: ContainerLog
+    end: asyncio.TimerHandle | None = None
+
+
+class SimulatedRuntime:
+    """Containers end as :mod:`.rehearsal` has it, when they are stopped, or when :meth:`end` is called.
+
+    Args:
+        state: a folder in which the OCI specs can be read, ``<pod UID>/<container>.json``, and the logs.
+        cdi_dirs: folders of CDI specs, lowest priority first.
+        dev: where device nodes are looked up; of a described host its own.
+    """
+
+    version = "simulated://1"
+
+    def __init__(self, state: Path, cdi_dirs: Sequence[Path], dev: Path = Path("/dev")) -> None:
+        self.state = state
+        self.cdi_dirs = cdi_dirs
+        self.dev = dev
+        self._pods: dict[str, dict[str, _Container]] = {}
+        self._earlier: dict[tuple[str, str], ContainerLog] = {}  # of the attempt before
+        self._changes = Changes()
+
+    async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
+        part = part_of(sandbox, container)
+        spec = oci_spec(container, self.cdi_dirs, self.dev)
+        folder = self.state / sandbox.uid
+        for place in (self.state, folder):  # environments hold secrets
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
+        (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
+        log.write("stdout", told(container, spec))
+        status = ContainerStatus(
+            f"simulated://{sandbox.uid}/{container.name}/{container.attempt}",
+            container.name,
+            container.attempt,
+            State.RUNNING,
+            container.image,
+            time.time(),
+            simulated=True,
+        )
+        containers = self._pods.setdefault(sandbox.uid, {})
+        if before := containers.get(container.name):
+            _close(before)
+            self._earlier[sandbox.uid, container.name] = before.log
+        found = _Container(status, spec, log)
+        containers[container.name] = found
+        if why := _unmountable(spec):
+            found.status = status.not_started(why)
+            log.close()
+            raise ContainerError(why, "RunContainerError")
+        if part.seconds == 0.0 and container.role is Role.INIT:
+            _ended(found, part.exit_code)
+        elif part.seconds is not None:
+            found.end = asyncio.get_running_loop().call_later(
+                part.seconds, self._over, sandbox.uid, found, part.exit_code
+            )
+        return found.status
+
+    def _over(self, pod_uid: str, container: _Container, code: int) -> None:
+        _ended(container, code)
+        self._changes.tell(pod_uid)
+
+    async def stop(self, pod_uid: str, name: str, grace: float) -> None:
+        if found := self._pods.get(pod_uid, {}).get(name):
+            _ended(found, 137 if grace == 0 else 143)
+
+    def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None:
+        """The container's process ends by itself. Raises ``KeyError`` where there is none."""
+        self._over(pod_uid, self._pods[pod_uid][name], exit_code)
+
+    async def remove(self, pod_uid: str) -> None:
+        for container in self._pods.pop(pod_uid, {}).values():
+            _close(container)
+        self._earlier = {key: log for key, log in self._earlier.items() if key[0] != pod_uid}
+        await asyncio.to_thread(shutil.rmtree, self.state / pod_uid, ignore_errors=True)
+
+    def statuses(self, pod_uid: str) -> dict[str, ContainerStatus]:
+        return {name: c.status for name, c in self._pods.get(pod_uid, {}).items()}
+
+    def pods(self) -> set[str]:
+        return set(self._pods)
+
+    def changes(self) -> AsyncIterator[str]:
+        return self._changes.listen()
+
+    def spec(self, pod_uid: str, name: str) -> JSON:
+        return copy.deepcopy(self._pods[pod_uid][name].spec)
+
+    def logs(self, pod_uid: str, name: str, options: LogOptions) -> AsyncIterator[bytes]:
+        """What was injected, since nothing runs."""
+        log = self._earlier[pod_uid, name] if options.previous else self._pods[pod_uid][name].log
+        return log.read(options)
+
+    async def exec(
+        self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
+    ) -> ExecSession:
+        self.spec(pod_uid, name)
+        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_INSTEAD}")
+
+    async def attach(self, pod_uid: str, name: str) -> ExecSession:
+        self.spec(pod_uid, name)
+        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_INSTEAD}")
+
+    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+        return outcome_of(name, action)
+
+    async def reboot(self) -> None:
+        for uid in self.pods():
+            await self.remove(uid)
+
+    async def close(self) -> None:
+        await self.reboot()
+
+
+def told(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
+    """The log of a container that does not run: what would, and with what."""
+    process, linux = spec["process"], spec["linux"]
+    own = {f"{name}={value}" for name, value in container.env} | {PATH}
+    lines = [
+        "# This container is simulated: nothing runs. `dra dev --containers` runs it; annotations say how long it lasts:",
+        f"# {PREFIX}/duration: 5s, {PREFIX}/exit-code: 1",
+        f"image: {container.image}",
+        f"command: {json.dumps(process['args'])}",
+    ]
+    lines += _section("environment of its own", [e for e in process["env"] if e in own - {PATH}])
+    lines += _section("devices asked for", container.cdi_devices)
+    lines += _section("environment injected", [e for e in process["env"] if e not in own])
+    lines += _section("devices injected", map(_device, linux.get("devices") or []))
+    lines += _section("network devices injected", linux.get("netDevices") or {})
+    lines += _section("mounts", [_mount(m) for m in spec["mounts"] if m.get("type") != "proc"])
+    lines += _section("groups injected", map(str, process["user"].get("additionalGids") or []))
+    hooks = (
+        f"{stage}: {' '.join(h.get('args') or [h['path']])}"
+        for stage, found in (spec.get("hooks") or {}).items()
+        for h in found
+    )
+    return "\n".join([*lines, *_section("hooks injected", hooks)])
+
+
+def _section(title: str, entries: Any) -> list[str]:
+    found = [f"  {entry}" for entry in entries]
+    return [f"{title}:", *found] if found else []
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    return f"{device['path']} {device['type']} {device.get('major', 0)}:{device.get('minor', 0)}"
+
+
+def _mount(mount: Mapping[str, Any]) -> str:
+    return f"{mount['destination']} from {mount.get('source', '')} ({','.join(mount.get('options') or [])})"
+
+
+def _ended(container: _Container, code: int) -> None:
+    if container.status.state is State.RUNNING:
+        reason = "Completed" if code == 0 else "Error"
+        container.status = replace(
+            container.status, state=State.EXITED, finished_at=time.time(), exit_code=code, reason=reason
+        )
+    _close(container)
+
+
+def _close(container: _Container) -> None:
+    if container.end:
+        container.end.cancel()
+    container.log.close()
+
+
+__all__ = ["SimulatedRuntime", "oci_spec", "told"]

@@ -1,0 +1,307 @@
+"""Writes what was decided about a pod's claims: allocation, reservation, the claim for extended resources; and takes it back.
+
+Kubernetes' DynamicResources from Reserve to PreBind, and its PostFilter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import CLAIMS, PODS
+from ...resourceapi.defaulting import now
+from ...scheduling.framework import extended, pod_groups
+from ...scheduling.framework.binding import Readiness, state_of
+from ...scheduling.framework.claim_cache import ClaimStore, is_allocated, reserved_for, results_of
+from ...scheduling.framework.devices import Offer, PodClaims
+from ...scheduling.framework.pod_info import PodInfo
+from ...scheduling.framework.status import Plugin, SchedulerError, Unschedulable
+from ..informer import FINALIZER, words_of
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+STRATEGIC = "application/strategic-merge-patch+json"
+_TRIES = 5  # of a write that others interfere with
+_LOOK = 5.0  # the most seconds between looks at binding conditions
+
+
+class _Conflict(Exception):
+    """Somebody else wrote first."""
+
+
+class ClaimBinder:
+    """Args: timeout: seconds from a claim's allocation in which its binding conditions must become true."""
+
+    def __init__(self, client: KubeClient, store: ClaimStore, timeout: float) -> None:
+        self.client = client
+        self.store = store
+        self.timeout = timeout
+        self._changed = asyncio.Event()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by UID of a claim
+
+    def claim_changed(self) -> None:
+        """Who waits for binding conditions looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # --- reserve --------------------------------------------------------------------------------
+
+    def reserve(self, claims: PodClaims, offer: Offer | None) -> PodBinding:
+        """Takes the devices of an offer, so that no other pod is given them."""
+        return PodBinding(self, claims, offer)
+
+    # --- writes ---------------------------------------------------------------------------------
+
+    async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
+        """The claim with a reservation for ``consumer``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`.
+
+        Pods that share a claim write it in turn, each what the one before has left: together all but one would be in conflict.
+        """
+        turn = self._turns.setdefault(claim["metadata"]["uid"], asyncio.Lock())
+        async with turn:
+            return await self._write(self._newest(claim), consumer, allocation)
+
+    def _newest(self, claim: JSON) -> JSON:
+        meta = claim["metadata"]
+        known = self.store.get(meta["namespace"], meta["name"])
+        return known if known is not None and known["metadata"]["uid"] == meta["uid"] else claim
+
+    async def _write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
+        name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+        lost = ""
+        for attempt in range(_TRIES):
+            try:
+                if attempt:
+                    meta = claim["metadata"]
+                    claim = await self._fresh(meta["name"], meta["namespace"], name)
+                if claim["metadata"].get("deletionTimestamp"):
+                    raise SchedulerError(f"claim {name} got deleted in the meantime")
+                if allocation is None and pod_groups.is_group(consumer) and _is_reserved(claim, consumer):
+                    return claim  # another pod of the group was faster
+                if allocation is not None:
+                    if is_allocated(claim):
+                        raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")
+                    claim = await self._protected(claim, name)
+                elif not is_allocated(claim):
+                    raise SchedulerError(f"claim {name} got deallocated elsewhere in the meantime")
+                status = dict(claim.get("status") or {})
+                allocated = dict(allocation if allocation is not None else status["allocation"])
+                allocated.setdefault("allocationTimestamp", now())
+                status |= {"allocation": allocated, "reservedFor": [*reserved_for(claim), consumer]}
+                what = "add allocation and reservation" if allocation is not None else "add reservation"
+                return await self._update({**claim, "status": status}, f"{what} to claim {name}", "status")
+            except _Conflict as e:
+                lost = str(e)
+        raise SchedulerError(lost)
+
+    async def _fresh(self, name: str, namespace: str, full_name: str) -> JSON:
+        try:
+            return await self.client.get(CLAIMS, name, namespace)
+        except ApiError as e:
+            raise SchedulerError(f"get updated claim {full_name} after conflict: {words_of(e)}") from None
+
+    async def _protected(self, claim: JSON, name: str) -> JSON:
+        """An allocated claim stays until it is deallocated."""
+        finalizers = claim["metadata"].get("finalizers") or []
+        if FINALIZER in finalizers:
+            return claim
+        meta = {**claim["metadata"], "finalizers": [*finalizers, FINALIZER]}
+        return await self._update({**claim, "metadata": meta}, f"add finalizer to claim {name}", "")
+
+    async def _update(self, claim: JSON, what: str, sub: str) -> JSON:
+        try:
+            updated = await self.client.update(CLAIMS, claim, sub)
+        except ApiError as e:
+            told = f"{what}: {words_of(e)}"
+            raise (_Conflict(told) if e.status == 409 else SchedulerError(told)) from None
+        self.store.wrote(updated)
+        return updated
+
+    async def create(self, draft: JSON, pod: PodInfo) -> JSON:
+        """The claim for a pod's extended resources."""
+        meta = {k: v for k, v in draft["metadata"].items() if k not in {"name", "uid"}}
+        body = {k: v for k, v in draft.items() if k != "status"} | {"metadata": meta}
+        try:
+            made = await self.client.create(CLAIMS, body, pod.namespace)
+        except ApiError as e:
+            where = f"{pod.namespace}/{draft['metadata']['name']}"
+            raise SchedulerError(f"create claim for extended resources {where}: {words_of(e)}") from None
+        self.store.created(made)
+        return made
+
+    async def map_requests(self, pod: PodInfo, claim: JSON, mappings: list[JSON]) -> None:
+        status = {"requestMappings": mappings, "resourceClaimName": claim["metadata"]["name"]}
+        patch = {"metadata": {"uid": pod.uid}, "status": {"extendedResourceClaimStatus": status}}
+        try:
+            await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
+        except ApiError as e:
+            raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {words_of(e)}") from None
+
+    async def unreserve(self, claim: JSON, consumer: JSON) -> None:
+        meta = claim["metadata"]
+        entry = {"$patch": "delete", "uid": consumer["uid"]}
+        patch = {"metadata": {"uid": meta["uid"]}, "status": {"reservedFor": [entry]}}
+        try:
+            path = CLAIMS.path(meta["namespace"], meta["name"], "status")
+            self.store.wrote(await self.client.call("PATCH", path, patch, content_type=STRATEGIC))
+        except ApiError as e:
+            log.debug(
+                "the reservation of %s for %s stays: %s", meta["name"], consumer["name"], e
+            )  # the claim controller takes it
+
+    async def delete(self, claim: JSON) -> None:
+        """Deletes a claim that was made for extended resources. Raises :class:`ApiError`."""
+        meta = claim["metadata"]
+        for _ in range(_TRIES):
+            try:
+                current = await self.client.get(CLAIMS, meta["name"], meta["namespace"])
+                if current["metadata"]["uid"] != meta["uid"]:
+                    return
+                kept = [f for f in current["metadata"].get("finalizers") or [] if f != FINALIZER]
+                await self.client.update(CLAIMS, {**current, "metadata": {**current["metadata"], "finalizers": kept}})
+                await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
+                return
+            except ApiError as e:
+                if e.status == 404:
+                    return
+                if e.status != 409:
+                    raise
+
+    # --- binding conditions ---------------------------------------------------------------------
+
+    async def wait_ready(self, claims: list[JSON]) -> None:
+        """Until the devices of all claims are ready. Raises :class:`Unschedulable` where they never will be."""
+        while True:
+            changed = self._changed
+            states = []
+            for i, claim in enumerate(claims):
+                meta = claim["metadata"]
+                current = self.store.get(meta["namespace"], meta["name"])
+                if current is None:
+                    raise SchedulerError(f'resourceclaim.resource.k8s.io "{meta["name"]}" not found')
+                claims[i] = current
+                states.append(state_of(current, self.timeout) if is_allocated(current) else None)
+            for state in states:
+                if state is not None and state.over:
+                    raise Unschedulable(state.reason)
+            if all(s is not None and s.readiness is Readiness.READY for s in states):
+                return
+            left = min([_LOOK, *(s.left for s in states if s is not None and s.readiness is Readiness.WAITING)])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.01, left)):
+                    await changed.wait()
+
+    # --- what may help --------------------------------------------------------------------------
+
+    async def make_room(self, pod: PodInfo, claims: PodClaims | None) -> str:
+        """Frees a claim of the pod that no node can use as it is and that nobody else has. Answers what it did."""
+        if claims is None or not claims.claims:
+            return "no new claims to deallocate"
+        for index in claims.unusable:
+            claim = claims.claims[index]
+            if claims.is_extended(index):
+                continue
+            if all(r["uid"] == pod.uid for r in reserved_for(claim)):
+                rest = {k: v for k, v in claim["status"].items() if k not in {"allocation", "reservedFor", "devices"}}
+                try:
+                    self.store.wrote(await self.client.update(CLAIMS, {**claim, "status": rest}, "status"))
+                except ApiError as e:
+                    return words_of(e)
+                return "deallocation of ResourceClaim completed"
+        if claims.extended is not None and not extended.is_draft(claims.extended):
+            try:
+                await self.delete(claims.extended)
+            except ApiError as e:
+                return words_of(e)
+            return "deletion of ResourceClaim completed"
+        return "still not schedulable"
+
+
+class PodBinding:
+    """The claims of one pod on their way to a node. Made by :meth:`ClaimBinder.reserve`."""
+
+    def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Offer | None) -> None:
+        self._binder = binder
+        self._claims = list(claims.claims)
+        self._consumers = claims.consumers
+        self._extended = next((i for i in range(len(self._claims)) if claims.is_extended(i)), -1)
+        self._offer = offer
+        self._allocations: dict[int, JSON] = {}
+        self._reserved: list[str] = []
+        for index, allocation in zip(offer.indices, offer.results, strict=True) if offer else ():
+            claim = self._claims[index]
+            if index == self._extended and offer and offer.extended is not None:
+                claim = self._claims[index] = offer.extended
+            self._allocations[index] = allocation
+            uid = str(claim["metadata"]["uid"])
+            binder.store.reserve(uid, {**claim, "status": {**(claim.get("status") or {}), "allocation": allocation}})
+            self._reserved.append(uid)
+
+    async def write(self, pod: PodInfo) -> None:
+        """Allocates and reserves. Raises :class:`SchedulerError`."""
+        try:
+            for index, claim in enumerate(self._claims):
+                if _is_reserved(claim, self._consumers[index]):
+                    continue
+                allocation = self._allocations.get(index)
+                if index == self._extended and allocation is None:
+                    continue  # the node has the resources from device plugins
+                await self._write_one(index, pod, allocation)
+        except SchedulerError as e:
+            raise SchedulerError(f'running PreBind plugin "{Plugin.DEVICES.value}": {e}') from None
+
+    async def _write_one(self, index: int, pod: PodInfo, allocation: JSON | None) -> None:
+        claim = self._claims[index]
+        pending = str(claim["metadata"]["uid"])
+        try:
+            if index == self._extended and extended.is_draft(claim):
+                claim = self._claims[index] = await self._binder.create(claim, pod)
+            claim = self._claims[index] = await self._binder.write(claim, self._consumers[index], allocation)
+        finally:
+            if allocation is not None:
+                self._binder.store.release(pending)
+        if index == self._extended and self._offer:
+            await self._binder.map_requests(pod, claim, self._offer.mappings)
+
+    @property
+    def waits(self) -> bool:
+        """Whether devices have binding conditions."""
+        return any(r.get("bindingConditions") for c in self._written for r in results_of(c))
+
+    @property
+    def _written(self) -> list[JSON]:
+        return [c for c in self._claims if not extended.is_draft(c)]
+
+    async def wait_ready(self) -> None:
+        """As :meth:`ClaimBinder.wait_ready`."""
+        written = self._written
+        states = [state_of(c, self._binder.timeout) for c in written if is_allocated(c)]
+        if all(s.readiness is Readiness.READY for s in states):
+            return
+        await self._binder.wait_ready(written)
+
+    def forget(self) -> None:
+        """Takes back what was reserved and not written."""
+        for uid in self._reserved:
+            self._binder.store.release(uid)
+
+    async def undo(self, *, group: bool) -> None:
+        """Takes back what was reserved and written, for the pod's PodGroup too with ``group``. Never raises but for
+        cancellation."""
+        self.forget()
+        for index, (claim, consumer) in enumerate(zip(self._claims, self._consumers, strict=True)):
+            if index == self._extended:
+                if not extended.is_draft(claim):
+                    with contextlib.suppress(ApiError):
+                        await self._binder.delete(claim)
+            elif is_allocated(claim) and _is_reserved(claim, consumer) and (group or not pod_groups.is_group(consumer)):
+                await self._binder.unreserve(claim, consumer)
+
+
+def _is_reserved(claim: JSON, consumer: JSON) -> bool:
+    return any(r["uid"] == consumer["uid"] for r in reserved_for(claim))

@@ -1,0 +1,357 @@
+"""The scheduler: takes pods from the queue one by one, finds each a node, and binds them, several at a time.
+
+As Kubernetes': PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind, Bind. An error concerns one pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...errors import ApiError
+from ...kube import KubeClient
+from ...kube.resource import CLAIMS, CLASSES, NAMESPACES, NODES, PODS, SLICES
+from ...resourceapi.kubernetes_releases import Features
+from ...scheduling.framework import device_taint_rules, devices, pod_info, queueing_hints, scoring, unsupported
+from ...scheduling.framework.binding import TIMEOUT
+from ...scheduling.framework.cache import Cache
+from ...scheduling.framework.cycle import Cycle
+from ...scheduling.framework.devices import PodClaims
+from ...scheduling.framework.node_allocation import AllocationMemory, Allocations, TakesLong
+from ...scheduling.framework.node_info import NodeInfo
+from ...scheduling.framework.pod_info import PodInfo
+from ...scheduling.framework.preemption import Victims, not_helpful, preempt
+from ...scheduling.framework.queueing_hints import Change, Kind
+from ...scheduling.framework.status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
+from .. import informer
+from ..event_recorder import EventRecorder
+from ..informer import Informers, is_finished, words_of
+from .arriving import ArrivingNodes
+from .claimbinder import ClaimBinder, PodBinding
+from .queue import Entry, SchedulingQueue
+from .reporting import Reporter
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+T = TypeVar("T")
+_MOMENT = 0.01  # seconds for which a search may keep everybody else waiting
+_NO_NODES = frozenset({Plugin.NODE_NAME})
+
+
+class Scheduler:
+    """Args:
+    features: the release that it schedules as.
+    binding_timeout: seconds from a claim's allocation in which its binding conditions must become true.
+    """
+
+    def __init__(self, client: KubeClient, features: Features, binding_timeout: float = TIMEOUT) -> None:
+        self.client = client
+        self.features = features
+        self.binding_timeout = binding_timeout
+        self.cache = Cache()
+        self.queue = SchedulingQueue(self._gate, self._uses)
+        self.events = EventRecorder(client, pod_info.DEFAULT_SCHEDULER, combine=False)
+        self.reporter = Reporter(client, self.events)
+        self.binder = ClaimBinder(client, self.cache.claims, binding_timeout)
+        self._rules = informer.taint_rules(features)
+        self._groups = informer.pod_groups(features)
+        core = (PODS, CLAIMS, CLASSES, NODES, SLICES, NAMESPACES)
+        followed = (*core, *filter(None, (self._rules, self._groups)))
+        self.informers = Informers(client, dict.fromkeys(followed, ""))
+        self._memory = AllocationMemory()
+        self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
+        self._arriving = ArrivingNodes()
+        self._binding: dict[str, asyncio.Task[None]] = {}
+        self._search: Allocations | None = None  # what a thread is looking for, and for which pod
+        self._searched = ""
+        self._abandoned: set[str] = set()  # pods that went while they were being bound
+        self.informers.on(NODES, self._node)
+        self.informers.on(PODS, self._pod)
+        self.informers.on(CLAIMS, self._claim)
+        self.informers.on(CLASSES, lambda c: self._move(self.cache.class_changed(c.object, gone=c.gone)))
+        self.informers.on(SLICES, lambda c: self._slice(c.object, gone=c.gone))
+        if self._rules:
+            self.informers.on(self._rules, lambda _: self._rules_changed())
+        if self._groups:
+            self.informers.on(self._groups, self._group)
+        self.informers.on(NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone)))
+
+    async def run(self) -> None:
+        """Never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.events.run(), name="scheduler's events")
+            await self.informers.run(tasks)
+            await self.wait_ready()
+            while True:
+                entry = await self.queue.pop()
+                try:
+                    await self._schedule(entry, tasks)
+                except Exception as e:  # a pod or another object without an object's form: it concerns this pod alone
+                    log.exception("scheduler: pod %s", entry.info.key)
+                    await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
+
+    async def wait_ready(self) -> None:
+        """Until the cluster is followed: who writes after that is heard of in about that order."""
+        await self.informers.wait_synced()
+        await self.informers.wait_watching()
+
+    # --- news -----------------------------------------------------------------------------------
+
+    def _move(self, found: list[Change]) -> None:
+        for change in found:
+            self.queue.move(change)
+
+    def _node(self, change: informer.Change) -> None:
+        if change.gone:
+            self.cache.node_gone(change.object["metadata"]["name"])
+        else:
+            self._move(self.cache.node_changed(change.object))
+        self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
+
+    def _slice(self, obj: JSON, *, gone: bool = False) -> None:
+        rules = self.informers.all(self._rules) if self._rules and not gone else ()
+        self._move(self.cache.slice_changed(dict(device_taint_rules.tainted(obj, rules)) if rules else obj, gone=gone))
+
+    def _rules_changed(self) -> None:
+        for obj in self.informers.all(SLICES):
+            self._slice(obj)
+
+    def _group(self, change: informer.Change) -> None:
+        if change.before is None:
+            self.queue.move(Change(Kind.POD_GROUP))
+
+    def _claim(self, change: informer.Change) -> None:
+        if change.gone:
+            self.cache.claims.forget(change.object)
+        else:
+            self.cache.claims.observe(change.object)
+            self.queue.move(Change(Kind.CLAIM, change.before, change.object))
+        self.binder.claim_changed()
+
+    def _pod(self, change: informer.Change) -> None:
+        uid = str(change.object["metadata"]["uid"])
+        if change.gone or is_finished(change.object):
+            self._pod_gone(uid)
+            return
+        try:
+            info = pod_info.read(change.object)
+        except (TypeError, KeyError, ValueError, AttributeError) as e:
+            text = f"the pod cannot be read: {type(e).__name__}: {e}"
+            self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
+            return
+        if info.node:
+            self._pods.pop(uid, None)
+            if uid not in self._binding:
+                self.queue.remove(uid)
+            self.cache.place(info, info.node)
+            before = pod_info.read(change.before) if change.before else None
+            self._move(queueing_hints.of_placed_pod(before, info))
+            return
+        if (info.spec.get("schedulerName") or pod_info.DEFAULT_SCHEDULER) != pod_info.DEFAULT_SCHEDULER:
+            return
+        known = self._pods.get(uid)
+        self._pods[uid] = info
+        if not self.cache.is_placed(uid):
+            self.cache.nominate(info, info.nominated)
+        if known is None:
+            self.queue.add(info)
+        else:
+            self.queue.update(info, queueing_hints.of_waiting_pod(known, info))
+
+    def _pod_gone(self, uid: str) -> None:
+        known = self._pods.pop(uid, None)
+        self.queue.remove(uid)
+        if known:
+            self.cache.nominate(known, "")
+        if self._searched == uid and self._search is not None:
+            self._search.cancel()  # nobody needs its answer any more
+        if task := self._binding.get(uid):
+            self._abandoned.add(uid)
+            task.cancel()
+        if self.cache.displace(uid):
+            self.queue.move(Change(Kind.POD_GONE, pod=uid))
+
+    # --- what the queue asks --------------------------------------------------------------------
+
+    def _gate(self, pod: PodInfo) -> Plugin | None:
+        """PreEnqueue."""
+        if pod.spec.get("schedulingGates"):
+            return Plugin.GATES
+        try:
+            devices.claims_of(pod, self.cache.claims)
+        except devices.MissingClaim:
+            return Plugin.DEVICES
+        return None
+
+    def _uses(self, pod: PodInfo, claim: str) -> bool:
+        try:
+            return any(c["metadata"]["uid"] == claim for c in devices.claims_of(pod, self.cache.claims))
+        except devices.MissingClaim:
+            return False
+
+    # --- one pod --------------------------------------------------------------------------------
+
+    async def _schedule(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
+        if not entry.failures:
+            await self._arriving.wait()
+        pod = entry.info
+        if pod.terminating or self.cache.is_placed(pod.uid) or pod.uid not in self._pods:
+            self.queue.done(pod.uid)
+            return
+        snapshot = self.cache.snapshot()
+        if not snapshot.nodes:
+            await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
+            return
+        claims = self._prefilter(pod)
+        if isinstance(claims, Rejection):
+            diagnosis = Diagnosis(len(snapshot.nodes), of_all=claims)
+            diagnosis.after = f"{await self.binder.make_room(pod, None)}, {not_helpful(len(snapshot.nodes))}"
+            await self._unschedulable(entry, diagnosis)
+            return
+        use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
+        fractions = self.features.has("DRAFractionalCapacityRange")
+        allocations = Allocations(
+            self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT, fractions=fractions
+        )
+        cycle = Cycle(pod, snapshot, claims, allocations)
+        try:
+            feasible = await self._feasible(cycle)
+        except SchedulerError as e:
+            await self._failed(entry, e)
+            return
+        if pod.uid not in self._pods:
+            self.queue.done(pod.uid)
+            return
+        if not feasible:
+            await self._no_node(entry, cycle)
+            return
+        node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
+        self._assume(entry, node, claims, tasks)
+
+    async def _feasible(self, cycle: Cycle) -> list[NodeInfo]:
+        """The nodes that would take a pod: mostly known in a moment; a search that takes long goes on in a thread.
+
+        Raises :class:`SchedulerError`.
+        """
+        try:
+            return cycle.feasible()
+        except TakesLong:
+            cycle.allocations.take_time()
+        self._searched, self._search = cycle.pod.uid, cycle.allocations
+        try:
+            return await _aside(cycle, Cycle.feasible)
+        finally:
+            self._search = None
+
+    def _prefilter(self, pod: PodInfo) -> PodClaims | Rejection:
+        group = self.informers.find(self._groups, pod.group, pod.namespace) if self._groups and pod.group else None
+        if self._groups and pod.group and group is None:
+            return Rejection.of(Plugin.POD_GROUP, f'podgroup.scheduling.k8s.io "{pod.group}" not found')
+        if reasons := unsupported.reasons(pod, group):
+            return Rejection(Plugin.UNSUPPORTED, tuple(reasons))
+        cache = self.cache
+        explicit = cache.extended if self.features.has("DRAExtendedResource") else None
+        shared = group if self.features.has("DRAWorkloadResourceClaims") else None
+        return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout, shared)
+
+    async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
+        """PostFilter."""
+        diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
+        freed = await self.binder.make_room(cycle.pod, cycle.claims)
+        cycle.allocations.take_time()
+        verdict = await _aside(cycle, preempt)
+        nominated = None
+        if isinstance(verdict, Victims):
+            nominated = verdict.node
+            await self.reporter.evict(cycle.pod, verdict)
+        else:
+            diagnosis.after = f"{freed}, {verdict}"
+        await self._unschedulable(entry, diagnosis, nominated=nominated)
+
+    async def _unschedulable(
+        self,
+        entry: Entry,
+        diagnosis: Diagnosis,
+        plugins: frozenset[Plugin] | None = None,
+        nominated: str | None = None,
+    ) -> None:
+        self.queue.failed(entry, plugins or diagnosis.plugins)
+        if nominated:
+            self.cache.nominate(entry.info, nominated)
+        if entry.info.uid in self._pods:
+            await self.reporter.failed(self._pods[entry.info.uid], "Unschedulable", str(diagnosis), nominated)
+
+    async def _failed(self, entry: Entry, error: SchedulerError | Unschedulable) -> None:
+        self.queue.failed(entry, frozenset())
+        reason = "SchedulerError" if isinstance(error, SchedulerError) else "Unschedulable"
+        if entry.info.uid in self._pods:
+            await self.reporter.failed(self._pods[entry.info.uid], reason, str(error), None)
+
+    # --- binding --------------------------------------------------------------------------------
+
+    def _assume(self, entry: Entry, node: NodeInfo, claims: PodClaims, tasks: asyncio.TaskGroup) -> None:
+        pod = entry.info
+        binding = self.binder.reserve(claims, claims.offers.get(node.name))
+        self.cache.place(pod, node.name)
+        task = tasks.create_task(self._bind(entry, node.name, binding), name=f"binding {pod.key}")
+        self._binding[pod.uid] = task
+
+    async def _bind(self, entry: Entry, node: str, binding: PodBinding) -> None:
+        """Ends well, whatever happens, or cancelled where the pod is gone."""
+        pod = entry.info
+        try:
+            await binding.write(pod)
+            if binding.waits:
+                await self._wait(pod, node, binding)
+            await self._place(pod, node)
+        except (SchedulerError, Unschedulable) as e:
+            await self._give_up(entry, binding, e)
+        except asyncio.CancelledError:
+            if pod.uid not in self._abandoned:
+                raise
+            binding.forget()  # the claim controller takes back what was written for a pod that is gone
+        except Exception as e:
+            log.exception("scheduler: binding pod %s", pod.key)
+            await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
+        else:
+            self.queue.done(pod.uid)
+            self.events.event(pod.pod, "Pod", "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
+        finally:
+            self._binding.pop(pod.uid, None)
+            self._abandoned.discard(pod.uid)
+
+    async def _wait(self, pod: PodInfo, node: str, binding: PodBinding) -> None:
+        """KEP-5007: until then the pod has a nominated node, and no other."""
+        await self.reporter.nominate(pod, node)
+        text = f"waiting for binding conditions for device on node {node}"
+        self.events.event(pod.pod, "Pod", "Normal", "BindingConditionsPending", text)
+        await binding.wait_ready()
+
+    async def _place(self, pod: PodInfo, node: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        meta = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+        try:
+            await self.client.call("POST", PODS.path(pod.namespace, pod.name, "binding"), body)
+        except ApiError as e:
+            raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
+
+    async def _give_up(self, entry: Entry, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
+        pod = entry.info
+        if self.cache.displace(pod.uid):
+            self.queue.move(Change(Kind.POD_GONE, pod=pod.uid))
+        await binding.undo(group=not self.cache.has_another_of(pod))
+        await self._failed(entry, error)
+
+
+async def _aside(cycle: Cycle, look: Callable[[Cycle], T]) -> T:
+    """In a thread where devices are searched for: that may take up to its time limit, unless nobody waits for it any more."""
+    if not cycle.claims.claims:
+        return look(cycle)
+    try:
+        return await asyncio.to_thread(look, cycle)
+    except asyncio.CancelledError:
+        cycle.allocations.cancel()
+        raise

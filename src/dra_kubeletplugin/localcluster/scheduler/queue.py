@@ -1,0 +1,235 @@
+"""Pods that wait for the scheduler: those to be tried now, those that pause, those that wait for a change.
+
+As Kubernetes' scheduling queue: by priority, then by age; a pod that failed for an error pauses 1 s, then twice as long each
+time up to 10 s; one that was rejected waits until something changes that may help it, five minutes at most. What changes while a
+pod is being tried counts too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...scheduling.framework.pod_info import PodInfo
+from ...scheduling.framework.queueing_hints import Change, Kind, helps
+from ...scheduling.framework.status import Plugin
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 10.0
+FLUSH = 300.0  # seconds after which a rejected pod is tried again, whatever happened
+
+
+@dataclass(eq=False)
+class Entry:
+    """A pod in the queue. ``rejectors`` is empty after an error."""
+
+    info: PodInfo
+    since: float  # when it came, or came back
+    number: int
+    rejectors: frozenset[Plugin] = frozenset()
+    failures: int = 0
+    errors: int = 0
+    not_before: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        return -self.info.priority, self.since, self.number
+
+
+@dataclass
+class _Flight:
+    entry: Entry
+    seen: int  # how many changes had been logged when it began
+
+
+class SchedulingQueue:
+    """Args:
+    gate: why a pod must not be tried at all; None where it may.
+    uses: whether a pod uses a claim, by UID.
+    """
+
+    def __init__(
+        self, gate: Callable[[PodInfo], Plugin | None], uses: Callable[[PodInfo, str], bool], pause: float = FIRST_PAUSE
+    ) -> None:
+        self._gate = gate
+        self._uses = uses
+        self._pause = pause
+        self._entries: dict[str, Entry] = {}
+        self._active: list[tuple[tuple[int, float, int], str]] = []
+        self._ready: set[str] = set()  # which of the entries are in the heap
+        self._pausing: set[str] = set()
+        self._parked: dict[str, Entry] = {}  # those that wait for a change
+        self._gated: set[str] = set()  # those of them that must not be tried: only they themselves or their claims help
+        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of claims that they name
+        self._flushed = 0.0
+        self._flights: dict[str, _Flight] = {}
+        self._log: deque[Change] = deque()
+        self._logged = 0
+        self._number = 0
+        self._wake = asyncio.Event()
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._entries or uid in self._flights
+
+    # --- pods -----------------------------------------------------------------------------------
+
+    def add(self, info: PodInfo) -> None:
+        """A pod that is new."""
+        self._number += 1
+        entry = self._entries[info.uid] = Entry(info, self._now(), self._number)
+        self._activate(entry)
+
+    def update(self, info: PodInfo, changes: list[Change]) -> None:
+        """A pod that waits has changed."""
+        if flight := self._flights.get(info.uid):
+            flight.entry.info = info
+        elif entry := self._entries.get(info.uid):
+            parked, gated = info.uid in self._parked, info.uid in self._gated
+            self._unpark(info.uid)
+            entry.info = info
+            if parked:
+                self._park(entry)
+            if gated:
+                self._gated.add(info.uid)
+        else:
+            self.add(info)
+            return
+        for change in changes:
+            self.move(change)
+
+    def remove(self, uid: str) -> None:
+        """The pod is gone, or has a node."""
+        self._entries.pop(uid, None)
+        self._ready.discard(uid)
+        self._pausing.discard(uid)
+        self._unpark(uid)
+        self._flights.pop(uid, None)
+        self._trim()
+
+    async def pop(self) -> Entry:
+        """The next pod to be tried. It must be given back by :meth:`failed` or :meth:`done`."""
+        while True:
+            self._look_at_pauses()
+            while self._active:
+                order, uid = heapq.heappop(self._active)
+                entry = self._entries.get(uid)
+                if entry is None or uid not in self._ready or entry.order != order:
+                    continue
+                self._ready.discard(uid)
+                del self._entries[uid]
+                self._flights[uid] = _Flight(entry, self._logged)
+                return entry
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._next_pause()):
+                    await self._wake.wait()
+
+    def done(self, uid: str) -> None:
+        """The pod has a node."""
+        self._flights.pop(uid, None)
+        self._trim()
+
+    def failed(self, entry: Entry, rejectors: frozenset[Plugin]) -> None:
+        """The pod was tried in vain; without ``rejectors`` for an error. One that is gone meanwhile is forgotten."""
+        flight = self._flights.pop(entry.info.uid, None)
+        if flight is None:
+            return
+        missed = list(self._log)[len(self._log) - (self._logged - flight.seen) :] if self._logged > flight.seen else []
+        self._trim()
+        entry.rejectors = rejectors
+        entry.failures += 1
+        entry.errors = 0 if rejectors else entry.errors + 1
+        entry.since = self._now()
+        self._entries[entry.info.uid] = entry
+        if not rejectors:
+            entry.not_before = self._now() + min(LONGEST_PAUSE, self._pause * 2 ** min(entry.errors - 1, 16))
+            self._pausing.add(entry.info.uid)
+            self._wake.set()
+        elif any(self._helps(c, entry) for c in missed):
+            self._activate(entry)
+        else:
+            self._park(entry)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def move(self, change: Change) -> None:
+        """Something changed: pods that it may help are tried again."""
+        if self._flights:
+            self._log.append(change)
+        self._logged += 1
+        for entry in [e for e in self._concerned(change) if self._helps(change, e)]:
+            self._activate(entry)
+
+    def _concerned(self, change: Change) -> list[Entry]:
+        """Parked pods that a change can help at all: most changes concern few."""
+        if change.kind is Kind.OWN:
+            return [self._parked[change.pod]] if change.pod in self._parked else []
+        if change.kind is Kind.CLAIM and not change.frees:
+            return [self._parked[uid] for uid in self._by_claim.get(change.claim, ())]
+        return [e for uid, e in self._parked.items() if uid not in self._gated]
+
+    def _helps(self, change: Change, entry: Entry) -> bool:
+        return helps(change, entry.info.uid, entry.rejectors, lambda claim: self._uses(entry.info, claim))
+
+    def _activate(self, entry: Entry) -> None:
+        self._unpark(entry.info.uid)
+        blocked = self._gate(entry.info)
+        if blocked is not None:
+            entry.rejectors = frozenset({blocked})
+            self._gated.add(entry.info.uid)
+            self._park(entry)
+            return
+        self._ready.add(entry.info.uid)
+        heapq.heappush(self._active, (entry.order, entry.info.uid))
+        self._wake.set()
+
+    def _park(self, entry: Entry) -> None:
+        uid = entry.info.uid
+        self._parked[uid] = entry
+        for claim in entry.info.claim_keys:
+            self._by_claim.setdefault(claim, set()).add(uid)
+
+    def _unpark(self, uid: str) -> None:
+        self._gated.discard(uid)
+        entry = self._parked.pop(uid, None)
+        if entry is None:
+            return
+        for claim in entry.info.claim_keys:
+            waiting = self._by_claim[claim]
+            waiting.discard(uid)
+            if not waiting:
+                del self._by_claim[claim]
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _look_at_pauses(self) -> None:
+        moment = self._now()
+        for uid in [u for u in self._pausing if self._entries[u].not_before <= moment]:
+            self._pausing.discard(uid)
+            self._activate(self._entries[uid])
+        if moment - self._flushed < FLUSH / 10:
+            return
+        self._flushed = moment
+        for entry in [e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > FLUSH]:
+            self._activate(entry)
+
+    def _next_pause(self) -> float:
+        soonest = min((self._entries[u].not_before for u in self._pausing), default=self._now() + FLUSH / 10)
+        return max(0.0, min(soonest - self._now(), FLUSH / 10))
+
+    def _trim(self) -> None:
+        """Changes that no pod in flight has missed are forgotten."""
+        oldest = min((f.seen for f in self._flights.values()), default=self._logged)
+        while self._log and len(self._log) > self._logged - oldest:
+            self._log.popleft()
+
+
+__all__ = ["Entry", "SchedulingQueue"]

@@ -1,0 +1,1 @@
+"""What a driver is shipped as: manifests and a package's scaffold."""

@@ -1,0 +1,206 @@
+"""What is wrong with a driver's values, each as a sentence that begins with its path; and what may be."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from ...base.settings import ControllerSettings, Settings, WebhookSettings, load
+from ...base.text import near
+from ...driver import Driver
+from ...errors import SettingsError, printable
+from . import driver_options, pod_values_validation
+from .source import JSON, Parameter, Source
+
+OTHERS = ("features", "options", "deviceClasses", "pods")
+OPTION = "[A-Za-z_][A-Za-z0-9_]*"
+_OTHER_TYPES = re.compile(
+    r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
+)
+_CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NO_WEBHOOK = "features: {0} is for the webhook's certificate: switch webhook on, or {0} off"
+REFUSED = (
+    (
+        ("hostNetwork", "probes", "rollingUpdate"),
+        "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
+        "probes off",
+    ),
+    (("certManager", "!webhook"), _NO_WEBHOOK.format("certManager")),
+    (("webhookCABundle", "!webhook"), _NO_WEBHOOK.format("webhookCABundle")),
+    (
+        ("webhook", "!certManager", "!webhookCABundle"),
+        "features: nobody trusts the webhook's certificate: switch certManager on, or webhookCABundle with the value of this name",
+    ),
+    (
+        ("certManager", "webhookCABundle"),
+        "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
+    ),
+)
+"""Features that do not go together, those with ``!`` being off, and why."""
+
+
+def _hold(features: Sequence[str], on: Set[str]) -> bool:
+    """Whether all are on, and those with ``!`` in front are off."""
+    return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
+
+
+_ROLES = (Settings, ControllerSettings, WebhookSettings)
+_CLOSE = 0.85  # names of a driver's own options may well resemble ours
+
+
+def faults(source: Source, given: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+    """Of values as they were given; nothing is left out. Options of the ``driver``'s own are judged where it is known."""
+    if wrong := [name for name in OTHERS if not isinstance(given.get(name) or {}, dict)]:
+        yield from (f"{name}: {_shown(given[name])} in place of names with values" for name in wrong)
+        given = {key: value for key, value in given.items() if key not in wrong}
+    names = (*source.parameters, *OTHERS)
+    meant = {name: near(str(name), names) for name in given if name not in names and name != "global"}  # Helm's own
+    for name, known in meant.items():
+        yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
+    features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
+    on = {name for name, wanted in features.items() if wanted is True}
+    for name, wanted in features.items():
+        if name not in source.features:
+            known = near(str(name), source.features) or f"; there are {', '.join(source.features)}"
+            yield f"features.{name}: no such feature{known}"
+        elif not isinstance(wanted, bool):
+            yield f"features.{name}: {_shown(wanted)} is neither true nor false"
+    for p in source.parameters.values():
+        value = given.get(p.name, p.default)
+        if value is None:
+            told = f", did you mean {p.name!r}?" in meant.values()
+            if not told and (not p.needed or p.needed in on):
+                yield f"{p.name}: must be given: {p.help}"
+        elif fault := _fault(p, value):
+            yield f"{p.name}: {fault}"
+    options = given.get("options") or {}
+    yield from _option_faults(source, options)
+    if driver is not None:
+        others = framework_options() | set(source.variables)
+        texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, str(n))}
+        yield from driver_options.faults(driver, texts, others)
+    for name, spec in (given.get("deviceClasses") or {}).items():
+        yield from _class_faults(str(name), spec, str(given.get("resourceAPI") or "v1"))
+    yield from pod_values_validation.faults(source, given.get("pods") or {}, on)
+    yield from (why for together, why in REFUSED if _hold(together, on))
+
+
+def doubts(given: JSON) -> Iterator[str]:
+    """What may be right and is likely not, in values without faults."""
+    known = framework_options()
+    for name in given.get("options") or {}:
+        if name not in known and (meant := near(str(name), known, _CLOSE)):
+            yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
+    on = {name for name, wanted in (given.get("features") or {}).items() if wanted}  # neither pod is there by default
+    yield from pod_values_validation.doubts(given.get("pods") or {}, on)
+    driver = str(given["driverName"])
+    for name, spec in (given.get("deviceClasses") or {}).items():
+        for i, selector in enumerate(spec.get("selectors") or ()):
+            for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
+                if text != driver and (meant := near(text, [driver], _CLOSE)):
+                    yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{meant}"
+
+
+def framework_options() -> set[str]:
+    """The variables of all our own options."""
+    return {f.metadata["env"] for role in _ROLES for f in role.options()}
+
+
+def _option_faults(source: Source, options: JSON) -> Iterator[str]:
+    for name, value in options.items():
+        if not isinstance(name, str) or not re.fullmatch(OPTION, name):
+            yield f"options.{name}: no name of an environment variable"
+        elif name in source.variables:
+            yield f"options.{name}: the manifests set it themselves; see the values {', '.join(source.parameters)}"
+        elif not isinstance(value, str):
+            written = str(value).lower() if isinstance(value, bool) else value
+            yield f'options.{name}: {_shown(value)} is no text: write it in quotes, "{written}"'
+        elif _CONTROL.search(value):
+            yield f"options.{name}: {printable(value)!r} has a character that may not stand in YAML"
+        elif value != value.strip("\"'"):
+            yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize takes away"
+        else:
+            yield from dict.fromkeys(fault for role in _ROLES for fault in _setting_faults(name, value, role))
+
+
+def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
+    """What a role of the framework says to a variable; of others it says nothing."""
+    try:
+        settings = load({}, {name: value}, role)
+    except SettingsError as e:
+        return [f"options.{name}: {fault.removeprefix(name).strip()}" for fault in e.faults]
+    timed = any(f.metadata["env"] == name and "least" in f.metadata for f in role.options())
+    return [f"options.{name}: {fault}" for fault in settings.common_faults() if timed and f"({name})" in fault]
+
+
+def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
+    """As an API server judges a DeviceClass."""
+    where = f"deviceClasses.{name}"
+    if not isinstance(spec, dict):
+        yield f"{where}: {_shown(spec)} is no spec of a DeviceClass"
+        return
+    from ...localcluster.apiserver import offline  # for a class alone
+
+    if version != "v1":  # it is left out there
+        spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
+    head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
+    try:
+        found = offline.faults(head | {"spec": spec})
+    except offline.UnknownKind:
+        return  # resourceAPI is wrong, and told
+    for text in found:
+        path, colon, rest = text.partition(": ")
+        inner = re.sub(r"^(metadata\.name|spec)", "", path)
+        yield f"{where}{inner}{colon}{rest}"
+
+
+def _fault(parameter: Parameter, value: Any) -> str:
+    if isinstance(parameter.default, int):
+        return _no_number(value, parameter.most)
+    if not isinstance(value, str):
+        return f"{_shown(value)} is no text: write it in quotes"
+    if _OTHER_TYPES.fullmatch(value):
+        return f"{value!r} is no text to kustomize, which writes it without quotes: give another"
+    if not re.fullmatch(parameter.pattern, value):
+        if choices := parameter.choices:
+            return f"{_shown(value)} is none of {', '.join(choices)}{near(value, choices)}"
+        return f"{_shown(value)} does not match {parameter.pattern}"
+    if len(value) > (parameter.longest or len(value)):
+        said = f"{_shown(value)} has more than {parameter.longest} characters"
+    else:
+        said = _no_certificate(value) if parameter.name == "webhookCABundle" else ""
+    return said
+
+
+def _no_number(value: Any, most: int) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
+        return ""
+    quoted = isinstance(value, str) and value.isdecimal()
+    return f"{_shown(value)} is no number from 1 to {most}" + (": without quotes" if quoted else "")
+
+
+def _no_certificate(value: str) -> str:
+    try:
+        ssl.create_default_context(cadata=base64.b64decode(value, validate=True).decode())
+    except (binascii.Error, ValueError, ssl.SSLError):
+        return "no certificate, PEM in base64: take `base64 -w0 ca.crt`"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return repr(printable(value))
+    if isinstance(value, Mapping):
+        return "an object"
+    words = {None: "nothing", True: "true", False: "false"}
+    return (
+        words[value]
+        if value is None or isinstance(value, bool)
+        else "a list"
+        if isinstance(value, list)
+        else printable(value)
+    )

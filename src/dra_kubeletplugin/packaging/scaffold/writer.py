@@ -1,0 +1,94 @@
+"""Writes a driver's package, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path, PurePosixPath
+
+from ...errors import SettingsError, describe
+from ..manifests.atomic_dir import aside
+from ..manifests.source import load
+from ..manifests.writer import values_of, write_driver
+from .names import Names
+
+_COMMON = {
+    "pyproject.toml": "pyproject.toml",
+    "Makefile": "Makefile",
+    "Dockerfile": "Dockerfile",
+    "dockerignore": ".dockerignore",
+    "gitignore": ".gitignore",
+    "sbom.sh": "image/sbom.sh",
+    "ci.yaml": ".github/workflows/ci.yaml",
+    "README.md": "README.md",
+    "init.py": "src/%%{module}/__init__.py",
+    "py.typed": "src/%%{module}/py.typed",
+    "pod.yaml": "examples/pod.yaml",
+    "values.yaml": "deploy/values.yaml",
+}
+_OF_KIND = {
+    "driver.py": "src/%%{module}/driver.py",
+    "sdk.py": "src/%%{module}/sdk.py",
+    "host.yaml": "hosts/two-cards.yaml",
+    "test_driver.py": "tests/test_%%{module}.py",
+}
+
+
+class _Template(string.Template):
+    """Not with ``$``, which belongs to make, to the shell and to GitHub."""
+
+    delimiter = "%%"
+
+
+def make(names: Names, directory: Path) -> Path:
+    """The new package's folder in ``directory``: made aside and renamed, so that it is whole whenever it is there.
+
+    Raises :class:`SettingsError` where it exists already or cannot be written; nothing is left then.
+    """
+    folder = directory / names.name
+    exists = SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
+    if os.path.lexists(folder):
+        raise exists
+    if not directory.is_dir():
+        raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
+    try:
+        with aside(directory) as place:
+            unfinished = place / names.name
+            _write(names, unfinished)
+            unfinished.rename(folder)
+    except OSError as e:
+        if os.path.lexists(folder):  # somebody else made it meanwhile
+            raise exists from None
+        raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
+    return folder
+
+
+def _write(names: Names, folder: Path) -> None:
+    for path, text in files(names):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    source = load()
+    write_driver(source, values_of(source, [folder / "deploy/values.yaml"]), folder / "deploy")
+
+
+def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Path in the package, and content."""
+    yield from common(names)
+    yield from _filled(names.kind, _OF_KIND, names.words())
+
+
+def common(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+    """Those of every kind."""
+    return _filled("common", _COMMON, names.words())
+
+
+def _filled(kind: str, targets: Mapping[str, str], words: Mapping[str, str]) -> Iterator[tuple[PurePosixPath, str]]:
+    for template in resources.files(__package__).joinpath("templates", kind).iterdir():
+        target = targets[template.name.removesuffix(".tmpl")]
+        yield (
+            PurePosixPath(_Template(target).substitute(words)),
+            _Template(template.read_text(encoding="utf-8")).substitute(words),
+        )

@@ -1,0 +1,1 @@
+"""The processes that run in a cluster: node plugin, controller, webhook."""

@@ -1,0 +1,1 @@
+"""The controller role: pools without a node, and binding conditions."""

@@ -1,0 +1,357 @@
+"""Calls the driver's ``bind`` and ``unbind``, and says in claims how it went.
+
+The order never varies: record, ``bind``, conditions; back again ``unbind``, record. So whatever dies between two steps, the next
+leader finds a record and either binds once more or unbinds: both are idempotent by contract. Work on one claim is one task;
+claims never wait for each other, except for a device that an earlier claim still has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ....base.telemetry.logs import operation, operation_id
+from ....base.telemetry.metrics import Metrics
+from ....claims.device_status import StatusReports
+from ....devices.inventory import Inventory
+from ....driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
+from ....driver.calls import Calls
+from ....driver.config.parameters import Resolved
+from ....driver.config.resolution import Resolver
+from ....errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
+from ....resourceapi.conversion import GROUP, convert
+from .claims import Allocated, ClaimWatch, Identity, Result
+from .records import Record, Records
+
+log = logging.getLogger(__name__)
+_MESSAGE = 1_024  # bytes of an error in a condition
+_CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what is seen of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """Seconds between tries; the pause doubles with each failure."""
+
+    first: float = 1.0
+    most: float = 60.0
+
+    def after(self, failures: int) -> float:
+        return float(min(self.most, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
+
+
+class Next(Enum):
+    """What follows a step for a claim."""
+
+    DONE = "nothing, until something changes"
+    AGAIN = "the next step at once"
+    WAIT = "nothing, until a device is free"
+    SEE = "nothing, until the claim is seen as it was written"
+
+
+class Binder:
+    """Binds and unbinds the claims of one driver. Made on the event loop, used by the leader only.
+
+    Args:
+        author: takes what the driver reports of devices; ``conditions`` what is said here, with a manager of its own.
+        leads: whether this process leads; where it does no more, no step is begun.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        records: Records,
+        author: StatusReports,
+        conditions: StatusReports,
+        inventory: Inventory,
+        name: str,
+        metrics: Metrics,
+        leads: Callable[[], bool],
+        pauses: Pauses | None = None,
+    ) -> None:
+        self.driver = driver
+        self.calls = calls
+        self.records = records
+        self.author = author
+        self.conditions = conditions
+        self.inventory = inventory
+        self.name = name
+        self.metrics = metrics
+        self.leads = leads
+        self.pauses = pauses or Pauses()
+        self.faults: dict[str, str] = {}
+        """What is in the way, by claim (namespace/name)."""
+        self._resolver = Resolver(driver, name)
+        self._watch: ClaimWatch | None = None
+        self._bound: dict[str, Record] = {}
+        self._results: dict[str, tuple[Identity, DraError | None]] = {}  # how bind went, until the claim says it
+        self._said: dict[str, tuple[Identity, float]] = {}  # when it was written to the claim, until it is seen there
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._blocked: set[str] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._loaded = ""
+        self._stopping = False
+        metrics.measure("bound_claims", lambda: float(len(self._bound)))
+
+    @property
+    def fault(self) -> str:
+        """Why nothing is bound now; empty where things are."""
+        return self._loaded
+
+    async def stop(self, grace: float) -> None:
+        """Nothing new; waits up to ``grace`` seconds for calls of the driver that are under way."""
+        self._stopping = True
+        for event in self._changed.values():
+            event.set()
+        if self._workers:
+            await asyncio.wait(list(self._workers.values()), timeout=grace)
+
+    def changed(self, uid: str) -> None:
+        """A claim may have changed."""
+        if self._stopping:
+            return
+        if event := self._changed.get(uid):
+            event.set()
+        elif self._tasks is not None:
+            self._changed[uid] = asyncio.Event()
+            self._workers[uid] = self._tasks.create_task(self._settle(uid), name=f"claim {uid}")
+
+    async def run(self, watch: ClaimWatch) -> None:
+        """Never returns; no fault from outside ends it. ``watch`` must tell :meth:`changed`."""
+        self._watch = watch
+        await self._load()
+        await watch.synced.wait()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for uid in {a.claim.uid for a in watch} | self._bound.keys():
+                self.changed(uid)
+            await asyncio.Event().wait()
+
+    async def _load(self) -> None:
+        failures = 0
+        while True:
+            try:
+                self._bound = {r.claim.uid: r for r in await self.records.load()}
+                self._loaded = ""
+                return
+            except ApiError as e:
+                failures += 1
+                fault = f"the records of what is bound cannot be read: {e}"
+                if fault != self._loaded:
+                    log.warning("%s", fault)
+                self._loaded = fault
+            await asyncio.sleep(self.pauses.after(failures))
+
+    # --- one claim ------------------------------------------------------------------------------
+
+    def _claim(self, uid: str) -> Allocated | None:
+        """What a claim has to wait for; None for nothing."""
+        found = self._watch.get(uid) if self._watch else None
+        return found if found and found.waiting else None
+
+    async def _settle(self, uid: str) -> None:
+        event, failures = self._changed[uid], 0
+        try:
+            while not self._stopping:
+                event.clear()
+                seen = self._seen(uid)
+                if not self.leads():  # the process is about to end
+                    await self._pause(uid, self.pauses.first, seen)
+                    continue
+                try:
+                    with operation():
+                        following = await self._step(uid)
+                    self.faults.pop(self._shown(uid), None)
+                    failures = 0
+                except Exception as e:  # a claim's fault must end nothing but its own work
+                    failures += 1
+                    self._tell(uid, e)
+                    await self._pause(uid, self.pauses.after(failures), seen)
+                    continue
+                if following is Next.SEE:
+                    await self._pause(uid, _CATCH_UP, seen)
+                    continue
+                if following is Next.AGAIN or event.is_set():
+                    continue
+                if following is Next.DONE:
+                    return
+                self._blocked.add(uid)
+                await event.wait()
+        finally:
+            del self._changed[uid], self._workers[uid]
+            self._blocked.discard(uid)
+
+    async def _step(self, uid: str) -> Next:
+        wanted, record = self._claim(uid), self._bound.get(uid)
+        if record is not None and (wanted is None or record.identity != wanted.identity):
+            await self._unbind(record)
+            return Next.AGAIN
+        if wanted is None or wanted.ready or wanted.failed:
+            self._results.pop(uid, None)
+            self._said.pop(uid, None)
+            return Next.DONE
+        said = self._said.get(uid)
+        if said is not None and said[0] == wanted.identity and time.monotonic() - said[1] < _CATCH_UP:
+            return Next.SEE
+        if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
+            return Next.WAIT
+        if record is None:
+            await self._record(wanted)
+            return Next.AGAIN  # much may have changed while it was written: the allocation, who leads
+        await self._bind(wanted)
+        return Next.AGAIN
+
+    async def _record(self, wanted: Allocated) -> None:
+        try:
+            self._bound[wanted.claim.uid] = await self.records.create(wanted)
+        except ApiError as e:
+            if e.status == 409:  # an answer was lost, or somebody led in between: what is there counts
+                await self._read_again(wanted.claim.uid)
+            raise
+
+    async def _read_again(self, uid: str) -> None:
+        """One claim's record. What the others have may be newer by now than the list is.
+
+        Raises :class:`ApiError`.
+        """
+        for record in await self.records.load():
+            if record.claim.uid == uid:
+                self._bound[uid] = record
+
+    async def _bind(self, wanted: Allocated) -> None:
+        uid = wanted.claim.uid
+        known = self._results.get(uid)
+        if known is None or known[0] != wanted.identity:
+            error: DraError | None = None
+            started = time.monotonic()
+            try:
+                await self.calls(self.driver.bind, await self._made(wanted))
+            except (PermanentError, ConfigError) as e:
+                error = e
+            except DraError:
+                self.metrics.inc("binds_total", operation="bind", result="retried")
+                raise
+            self._results[uid] = wanted.identity, error
+            self.metrics.inc("binds_total", operation="bind", result="failed" if error else "ok")
+            if error:
+                log.warning("claim %s cannot be bound: %s", wanted.claim, error)
+            else:
+                log.info("bound claim %s in %.1f s", wanted.claim, time.monotonic() - started)
+        await self._say(wanted, self._results[uid][1])
+
+    async def _say(self, wanted: Allocated, error: DraError | None) -> None:
+        """Raises :class:`ApiError`; then it is tried again, and ``bind`` is not called for it."""
+        statuses = {r.key: _status(r, error) for r in wanted.waiting}
+        told = wanted.identity, time.monotonic()
+        if error and not any(s.conditions for s in statuses.values()):
+            log.error("claim %s has no binding failure conditions: the scheduler waits in vain", wanted.claim)
+            self._said[wanted.claim.uid] = told
+            return
+
+        def same(obj: Mapping[str, object]) -> bool:
+            allocation = (obj.get("status") or {}).get("allocation") or {}  # type: ignore[attr-defined]
+            return (allocation.get("allocationTimestamp") or "") == wanted.stamp
+
+        if not await self.conditions.write(wanted.claim, statuses, same):
+            log.info("claim %s was deallocated while it was bound", wanted.claim)
+        self._said[wanted.claim.uid] = told
+
+    async def _unbind(self, record: Record) -> None:
+        claim = record.claim
+        try:
+            await self.calls(self.driver.unbind, claim)
+        except DraError:
+            self.metrics.inc("binds_total", operation="unbind", result="retried")
+            raise
+        self.metrics.inc("binds_total", operation="unbind", result="ok")
+        await self.records.delete(record)
+        self._bound.pop(claim.uid, None)
+        self._results.pop(claim.uid, None)
+        self._said.pop(claim.uid, None)
+        log.info("unbound claim %s/%s", claim.namespace, claim.name)
+        for uid in list(self._blocked):
+            self._blocked.discard(uid)
+            self.changed(uid)
+
+    # --- what the driver is given ---------------------------------------------------------------
+
+    async def _made(self, wanted: Allocated) -> Claim:
+        """Raises :class:`ConfigError` for parameters that the driver does not take, :class:`ClaimError` and :class:`ApiError`."""
+        claim = wanted.claim
+        version = await self.records.client.dra_version()
+        resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
+        obj = {**wanted.object, "apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
+        return Claim(
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
+            reserved_for=wanted.reserved_for,
+            object=obj if version == "v1" else convert(obj, "v1"),
+            operation=operation_id(),
+            node=wanted.node,
+            _status=self.author.of(claim),
+        )
+
+    def _device(
+        self, wanted: Allocated, result: Result, resolved: Mapping[str, Resolved | DraError]
+    ) -> AllocatedDevice:
+        found = resolved[result.request]
+        if isinstance(found, DraError):
+            raise found
+        config, source = found
+        try:
+            consumed = result.consumed()
+        except ValueError as e:
+            raise ClaimError(
+                f"claim {wanted.claim}, device {result.device}: consumed capacity: {describe(e)}"
+            ) from None
+        device = self.inventory.get(result.device, result.pool)
+        return result.allocated(device, config, source, consumed)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _shown(self, uid: str) -> str:
+        if found := self._watch.get(uid) if self._watch else None:
+            return str(found.claim)
+        if record := self._bound.get(uid):
+            return f"{record.claim.namespace}/{record.claim.name}"
+        return uid
+
+    def _tell(self, uid: str, e: Exception) -> None:
+        shown = self._shown(uid)
+        text = e.message if isinstance(e, DraError) else describe(e)
+        if self.faults.get(shown) != text:
+            log.warning("claim %s: %s", shown, text, exc_info=None if isinstance(e, DraError) else e)
+        self.faults[shown] = text
+
+    def _seen(self, uid: str) -> object:
+        """What decides which step is next; reports of ours change the claim, and nothing of this."""
+        wanted = self._claim(uid)
+        return wanted and (wanted.identity, wanted.ready, wanted.failed)
+
+    async def _pause(self, uid: str, seconds: float, seen: object) -> None:
+        """Until it is time to try again, or something else is to be done."""
+        event = self._changed[uid]
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:
+            event.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await event.wait()
+
+
+def _status(result: Result, error: DraError | None) -> DeviceStatus:
+    if error is None:
+        return DeviceStatus(conditions=[Condition(t, True, "Bound") for t in result.binding_conditions or ()])
+    message = clip(error.message, _MESSAGE)
+    return DeviceStatus(
+        conditions=[Condition(t, True, "BindingFailed", message) for t in (result.binding_failure_conditions or ())[:1]]
+    )

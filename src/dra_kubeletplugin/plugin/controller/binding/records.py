@@ -1,0 +1,137 @@
+"""What the controller has bound, written before it is: one ConfigMap for each claim, in the controller's own namespace.
+
+A deallocation takes ``status.devices`` with it, and a deletion the whole claim, so the claim itself cannot tell later what has
+to be unbound. A ConfigMap of our own can, needs no permission to change users' claims, and is fenced: it is made once, and
+deleted as it was read, so a leader that was deposed cannot undo what its successor does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ....driver import BoundClaim, BoundDevice
+from ....errors import ApiError, describe
+from ....kube import KubeClient
+from ....kube.resource import CONFIG_MAPS
+from .claims import Allocated, DeviceKey, Identity
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+_LABEL = "dra-kubeletplugin.dev/bound-by"
+_FIELD = "claim"
+_VERSION = 1
+
+
+class _Device(msgspec.Struct):
+    request: str
+    pool: str
+    name: str
+    share: str = ""
+    admin: bool = False
+
+
+class _Doc(msgspec.Struct):
+    version: int
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    stamp: str
+    devices: list[_Device]
+
+
+@dataclass(frozen=True)
+class Record:
+    """That a claim's devices are bound, or may be."""
+
+    claim: BoundClaim
+    stamp: str
+    exclusive: frozenset[DeviceKey]
+    object: str = ""  # name of the ConfigMap
+    version: str = ""  # its resource version
+
+    @property
+    def identity(self) -> Identity:
+        devices = frozenset((d.pool, d.name, d.share_id or "") for d in self.claim.devices)
+        return Identity(self.claim.node, self.stamp, devices)
+
+
+class Records:
+    """The records of one driver."""
+
+    def __init__(self, client: KubeClient, namespace: str, driver: str) -> None:
+        self.client = client
+        self.namespace = namespace
+        self.driver = driver
+        self.unreadable: dict[str, str] = {}
+        """Names of ConfigMaps that are kept as they are, because they cannot be read, each with the reason."""
+
+    async def load(self) -> list[Record]:
+        """All there are.
+
+        Raises :class:`ApiError`.
+        """
+        out = []
+        self.unreadable = {}
+        found = await self.client.list(CONFIG_MAPS, self.namespace, labels=f"{_LABEL}={self.driver}")
+        for obj in found["items"]:
+            try:
+                out.append(_read(obj))
+            except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError) as e:
+                self.unreadable[obj["metadata"]["name"]] = describe(e)
+        for name, why in self.unreadable.items():
+            log.error("record %s/%s cannot be read, what it bound stays so: %s", self.namespace, name, why)
+        return out
+
+    async def create(self, of: Allocated) -> Record:
+        """Before anything is done for the claim.
+
+        Raises :class:`ApiError`, 409 where there is one: another leader was here.
+        """
+        doc = _Doc(
+            _VERSION, of.claim.namespace, of.claim.name, of.claim.uid, of.node, of.stamp,
+            [_Device(r.request, r.pool, r.device, r.share_id or "", bool(r.admin_access)) for r in of.waiting],
+        )  # fmt: skip
+        made = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": f"{self.driver}-{of.claim.uid}",
+                "namespace": self.namespace,
+                "labels": {_LABEL: self.driver, "app.kubernetes.io/managed-by": "dra-kubeletplugin"},
+            },
+            "immutable": True,
+            "data": {_FIELD: msgspec.json.encode(doc).decode()},
+        }
+        meta = (await self.client.create(CONFIG_MAPS, made))["metadata"]
+        return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
+
+    async def delete(self, record: Record) -> None:
+        """Once all is undone. One that is gone is well.
+
+        Raises :class:`ApiError`, 409 where it is another by now.
+        """
+        try:
+            await self.client.delete(CONFIG_MAPS, record.object, self.namespace, version=record.version)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+
+def _read(obj: JSON) -> Record:
+    meta = obj["metadata"]
+    doc = msgspec.json.decode(obj["data"][_FIELD].encode(), type=_Doc)
+    if doc.version > _VERSION:
+        raise ValueError(f"version {doc.version} is newer than {_VERSION}: use the newer controller")
+    return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
+
+
+def _of(doc: _Doc) -> Record:
+    devices = [BoundDevice(request=d.request, pool=d.pool, name=d.name, share_id=d.share or None) for d in doc.devices]
+    claim = BoundClaim(namespace=doc.namespace, name=doc.name, uid=doc.uid, node=doc.node, devices=devices)
+    return Record(claim, doc.stamp, frozenset((d.pool, d.name, d.share) for d in doc.devices if not d.admin))

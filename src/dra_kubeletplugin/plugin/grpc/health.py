@@ -1,0 +1,96 @@
+"""The health stream (KEP-4680): the whole list, after every report, and often enough not to go stale."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from ..._proto import health_v1_pb2 as v1
+from ..._proto import health_v1_pb2_grpc as v1_grpc
+from ..._proto import health_v1alpha1_pb2 as v1alpha1
+from ..._proto import health_v1alpha1_pb2_grpc as v1alpha1_grpc
+from ...devices.inventory import DeviceHealth, Inventory
+from ...errors import clip, printable
+
+log = logging.getLogger(__name__)
+MAX_TEXT = 1024  # bytes of a device's message that the kubelet keeps
+MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC refuses more than 4 MiB
+_SURELY = 0.01  # seconds after which what was about to grow old has
+_BREATH = 256  # devices before others on the event loop have their turn
+_FIELDS = 40  # bytes of an entry besides its texts, at most
+
+Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
+Request = v1.NodeWatchResourcesRequest | v1alpha1.NodeWatchResourcesRequest
+
+
+class HealthService:
+    """Streams the inventory's health; any number of streams at once. ``heartbeat`` is in seconds."""
+
+    def __init__(self, inventory: Inventory, heartbeat: float | None = None) -> None:
+        self.inventory = inventory
+        self.heartbeat = inventory.health_timeout / 3 if heartbeat is None else heartbeat
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        v1_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, v1.NodeWatchResourcesResponse), server)
+        v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
+            _Servicer(self, v1alpha1.NodeWatchResourcesResponse), server
+        )
+
+    async def stream(self, kind: type[Response]) -> AsyncIterator[Response]:
+        while True:
+            seen = self.inventory.health_version
+            async for message in self.messages(kind):
+                yield message
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause()):
+                    await self.inventory.health_changed(seen)
+
+    def _pause(self) -> float:
+        """Until the next message where nothing changes: a report that grows old is told as soon as it has."""
+        stale = self.inventory.stale_in()
+        return self.heartbeat if stale is None else min(self.heartbeat, stale + _SURELY)
+
+    async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
+        """All devices: in one message where they fit, which is what the API means, else in as many as gRPC needs.
+
+        A kubelet (1.34 to 1.37) leaves a device that a message does not name as it was, until its time-out passes.
+        """
+        out, room = kind(), MAX_BYTES
+        for i, (key, health) in enumerate(self.inventory.health()):
+            if i % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)
+            pool, name, text = printable(key.pool), printable(key.device), clip(health.message, MAX_TEXT)
+            size = _FIELDS + len(pool.encode()) + len(name.encode()) + len(text.encode())
+            if size > room:
+                yield out
+                out, room = kind(), MAX_BYTES
+            room -= size
+            entry = out.devices.add(
+                health=_status(health),
+                # When it was measured: what is not known must not look fresh.
+                last_updated_time=int(health.at),
+                health_check_timeout_seconds=math.ceil(health.timeout),
+                message=text,
+            )
+            entry.device.pool_name, entry.device.device_name = pool, name
+        yield out
+
+
+def _status(health: DeviceHealth) -> Any:  # the two versions' enums have the same numbers
+    return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
+
+
+class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):
+    def __init__(self, service: HealthService, kind: type[Response]) -> None:
+        self._service = service
+        self._kind = kind
+
+    async def NodeWatchResources(self, request: Request, context: Any) -> AsyncIterator[Any]:
+        async for message in self._service.stream(self._kind):
+            yield message

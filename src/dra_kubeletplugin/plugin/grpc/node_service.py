@@ -1,0 +1,109 @@
+"""NodePrepareResources and NodeUnprepareResources, v1 and v1beta1 from one handler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import grpc.aio
+
+from ..._proto import dra_v1_pb2 as v1
+from ..._proto import dra_v1_pb2_grpc as v1_grpc
+from ..._proto import dra_v1beta1_pb2 as v1beta1
+from ..._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
+from ...base.telemetry.logs import operation
+from ...base.telemetry.metrics import Metrics
+from ...claims import Answer, ClaimRef, Claims
+from ...errors import DraError, describe
+
+log = logging.getLogger(__name__)
+
+PrepareRequest = v1.NodePrepareResourcesRequest | v1beta1.NodePrepareResourcesRequest
+PrepareResponse = v1.NodePrepareResourcesResponse | v1beta1.NodePrepareResourcesResponse
+UnprepareRequest = v1.NodeUnprepareResourcesRequest | v1beta1.NodeUnprepareResourcesRequest
+UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareResourcesResponse
+Handle = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Answer]]]
+
+
+class NodeService:
+    """Both versions of the service over one room of claims. Every claim of a request is in the answer, whatever happens."""
+
+    def __init__(self, claims: Claims, metrics: Metrics) -> None:
+        self.claims = claims
+        self.metrics = metrics
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        v1_grpc.add_DRAPluginServicer_to_server(
+            _Servicer(self, v1.NodePrepareResourcesResponse, v1.NodeUnprepareResourcesResponse), server
+        )
+        v1beta1_grpc.add_DRAPluginServicer_to_server(
+            _Servicer(self, v1beta1.NodePrepareResourcesResponse, v1beta1.NodeUnprepareResourcesResponse), server
+        )
+
+    async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
+        out = kind()
+        for uid, answer in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
+            entry = out.claims[uid]
+            if isinstance(answer, DraError):
+                entry.error = answer.event()
+                continue
+            try:
+                for d in answer:
+                    device = entry.devices.add(
+                        request_names=d.requests, pool_name=d.pool, device_name=d.device, cdi_device_ids=d.cdi_ids
+                    )
+                    if d.share_id and isinstance(device, v1.Device):
+                        device.share_id = d.share_id
+            except (TypeError, ValueError) as e:  # what cannot be put into a message, such as text that is no Unicode
+                entry.Clear()
+                entry.error = DraError(f"the answer cannot be sent: {describe(e)}").event()
+        return out
+
+    async def unprepare(self, request: UnprepareRequest, kind: type[UnprepareResponse]) -> UnprepareResponse:
+        out = kind()
+        for uid, answer in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
+            out.claims[uid].error = answer.event() if isinstance(answer, DraError) else ""
+        return out
+
+    async def _call(
+        self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest
+    ) -> Mapping[str, Answer]:
+        self.metrics.inc("kubelet_calls_total", method=method)
+        refs = list(_refs(request.claims))
+        with operation():
+            log.debug("%s for %d claims", method, len(refs))
+            fault = DraError(f"{method} has no answer for this claim")
+            answers: Mapping[str, Answer] = {}
+            try:
+                answers = await handle(refs)
+            except BaseException as e:  # a fault of ours must not become a text of gRPC's for all claims
+                task = asyncio.current_task()
+                if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # the kubelet has given up, or the server stops
+                log.critical("%s failed inside the plugin", method, exc_info=e)
+                fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
+            return {r.uid: answers.get(r.uid, fault) for r in refs}
+
+
+def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimRef]:
+    return (ClaimRef(c.namespace, c.name, c.uid) for c in claims)
+
+
+class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
+    """One version: its kinds of messages, which have the same fields but for share_id."""
+
+    def __init__(
+        self, service: NodeService, prepared: type[PrepareResponse], unprepared: type[UnprepareResponse]
+    ) -> None:
+        self._service = service
+        self._prepared = prepared
+        self._unprepared = unprepared
+
+    # The two versions' base classes disagree on types; either's messages are what comes and goes.
+    async def NodePrepareResources(self, request: PrepareRequest, context: object) -> Any:
+        return await self._service.prepare(request, self._prepared)
+
+    async def NodeUnprepareResources(self, request: UnprepareRequest, context: object) -> Any:
+        return await self._service.unprepare(request, self._unprepared)

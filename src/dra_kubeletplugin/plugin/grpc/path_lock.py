@@ -1,0 +1,113 @@
+"""A lock on a path that lasts as long as its process: of several that want to serve there, exactly one does.
+
+The kernel drops the lock with the process, whatever kills it. Source: flock(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ...base import forks
+from ...base.flock import taken
+
+_TRIES = 20  # another one may come and go between any two steps
+_TEMPORARY = re.compile(r"\..+\.(\d+-[0-9a-f]{8})")
+
+
+def lock_of(socket: Path, folder: Path) -> Path:
+    """The lock file in ``folder`` of a socket's path."""
+    return folder / f"{socket.name}.lock"
+
+
+def remove_dead(lock: Path) -> bool:
+    """Removes the lock file that a dead instance left; True where it did, False where somebody living has it."""
+    with contextlib.suppress(OSError):
+        fd = forks.open_file(lock, os.O_RDWR)
+        try:
+            if taken(fd) and os.path.samestat(lock.stat(), os.fstat(fd)):
+                lock.unlink()
+                return True
+        finally:
+            forks.close(fd)
+    return False
+
+
+def remove_temporary(folder: Path, alive: Callable[[str], bool]) -> None:
+    """Removes files that did not get their name before their instance died; ``alive`` is asked with its token."""
+    for path in folder.iterdir():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and not alive(match[1]):
+            path.unlink(missing_ok=True)
+
+
+class PathLock:
+    """The lock file ``path``, made by an instance that ``token`` names."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{token}")
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        """Takes the lock, a dead one's too; False where a living process has it.
+
+        Raises ``OSError`` where the folder cannot be written.
+        """
+        for _ in range(_TRIES):
+            # Locked before it has its name: nobody can find it unlocked and take it for a dead one's.
+            fd = forks.open_file(self._temporary, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.link(self._temporary, self.path)
+            except FileExistsError:
+                forks.close(fd)
+            except BaseException:
+                forks.close(fd)
+                raise
+            else:
+                self._fd = fd
+                return True
+            finally:
+                self._temporary.unlink(missing_ok=True)
+            done = self._take_over()
+            if done is not None:
+                return done
+        return False
+
+    def _take_over(self) -> bool | None:
+        """None where the file went meanwhile."""
+        try:
+            fd = forks.open_file(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        if not taken(fd):
+            forks.close(fd)
+            return False
+        if not self._names(fd):
+            forks.close(fd)
+            return None
+        self._fd = fd
+        return True
+
+    def _names(self, fd: int) -> bool:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(fd))
+
+    def release(self) -> None:
+        """Gives the lock up, and removes its file."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        try:
+            if self._names(fd):
+                self.path.unlink(missing_ok=True)
+        finally:
+            forks.close(fd)

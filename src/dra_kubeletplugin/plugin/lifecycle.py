@@ -1,0 +1,146 @@
+"""What the plugin of a node and the controller of a cluster have in common: probes, a start and a stop in bounded time, and
+background work whose end is the process's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from ..base import forks
+from ..base.http_server.origin import is_from_here
+from ..base.http_server.server import PROBES, Handler, HttpServer, Request, Response
+from ..base.http_server.shared_run import SharedRun
+from ..base.telemetry.metrics import CONTENT_TYPE, Metrics
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..errors import DraError, DriverError, SettingsError, describe
+
+log = logging.getLogger(__name__)
+STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
+Job = Callable[[], Awaitable[object]]
+Lines = Callable[[], Awaitable[Sequence[str]]]
+PAGES = frozenset({"/", "/overview.json"})
+
+
+def bounded(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
+    """Registers a part of the stop, which may hang or fail without keeping the others from theirs."""
+
+    async def limited() -> None:
+        task = asyncio.ensure_future(stop())
+        done, _ = await asyncio.wait([task], timeout=STOP)
+        if not done:
+            log.error("%s takes longer than %gs and is left", what, STOP)
+            task.cancel()
+        elif not task.cancelled() and (error := task.exception()):
+            log.error("%s failed: %s", what, describe(error))
+
+    stack.push_async_callback(limited)
+
+
+async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: Calls, timeout: float) -> None:
+    """Calls the driver's ``start``, and registers its ``stop``.
+
+    Raises what ``start`` does, and :class:`DriverError` where it has not returned after ``timeout`` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await calls(driver.start)
+    except TimeoutError:
+        raise DriverError(
+            f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or give it longer "
+            "with --start-timeout (START_TIMEOUT)"
+        ) from None
+    bounded(stack, "stop() of the driver", lambda: calls(driver.stop))
+
+
+@contextlib.asynccontextmanager
+async def only_error() -> AsyncIterator[None]:
+    """What failed in a task group says why, and nothing else, where it is one thing."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+def begin(tasks: asyncio.TaskGroup, jobs: Mapping[str, Job]) -> list[asyncio.Task[None]]:
+    """Starts background work by name; where one part of it ends, all does: there are no zombies."""
+    return [tasks.create_task(_supervised(name, job), name=name) for name, job in jobs.items()]
+
+
+async def _supervised(name: str, job: Job) -> None:
+    try:
+        await job()
+    except Exception as e:
+        log.critical("background task %r failed, the process ends: %s", name, describe(e))
+        raise
+    raise DraError(f"background task {name!r} ended by itself")
+
+
+class Probes:
+    """``/metrics``, ``/healthz`` and ``/readyz``, and a page for people where there is one.
+
+    Args:
+        measure: called before metrics are shown.
+        not_ready, notes: lines for ``/readyz``: what is in the way, and what should be known.
+        page: answers for :data:`PAGES`.
+    """
+
+    def __init__(
+        self, metrics: Metrics, measure: Job, not_ready: Lines, notes: Lines, page: Handler | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._measure = measure
+        self._not_ready = not_ready
+        self._notes = notes
+        self._page = page
+        self._rendered = SharedRun(self._render)
+        self._judged = SharedRun(self._judge)
+
+    async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
+        """Serves until the stack is left; answers the URL, empty where ``address`` is.
+
+        Raises :class:`SettingsError` where nothing can listen there.
+        """
+        if not address:
+            return ""
+        server = HttpServer(self._answer, address, limits=PROBES)
+        try:
+            url = await server.start()
+        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+            raise SettingsError(f"--http-address (HTTP_ADDRESS) {address}: {describe(e)}") from None
+        port = urlsplit(url).port
+        assert port is not None
+        forks.close_address(port)
+        stack.callback(forks.keep_address, port)
+        bounded(stack, "closing the probes", server.close)
+        log.info("metrics and probes at %s", url)
+        return url
+
+    async def _answer(self, request: Request) -> Response:
+        match request.path:
+            case "/metrics":
+                return Response(200, await self._rendered(), CONTENT_TYPE)
+            case "/healthz":
+                return Response(200, b"ok\n", "text/plain")
+            case "/readyz":
+                faults, notes = await self._judged()
+                if notes and not is_from_here(request):  # they name claims, which are not everybody's to know
+                    notes = [f"{len(notes)} more, over the loopback alone: kubectl port-forward POD PORT"]
+                lines = [*faults, *(f"note: {line}" for line in notes)]
+                return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
+            case path if self._page is not None and path in PAGES:
+                return await self._page(request)
+        return Response(404, b"/metrics, /healthz or /readyz\n", "text/plain")
+
+    async def _render(self) -> bytes:
+        await self._measure()
+        return self._metrics.text()
+
+    async def _judge(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Why the process is not ready, and what else should be known."""
+        return await self._not_ready(), await self._notes()

@@ -1,0 +1,283 @@
+"""One plugin: a single lifespan that starts and stops everything below it, in order.
+
+Records and what must be undone first, then the DRA socket, then the registration socket, then slices in the background. Nothing
+that the kubelet needs waits for the API server, nor for a driver that does not say which devices there are. Faults from outside
+end no task; a task that fails all the same is a broken promise of ours and ends the plugin: there are no zombies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+from ..base.http_server.server import Request, Response
+from ..base.settings import Settings
+from ..base.telemetry.metrics import Metrics
+from ..claims import Claims
+from ..claims.instances import Owned, ProcessLock
+from ..devices.discovery import DeviceScan, Pace, asked
+from ..devices.health_monitor import HealthWatch
+from ..devices.health_policy import HealthPolicy
+from ..devices.inventory import Inventory
+from ..devices.slices import NodeScope, Notices, Publisher, PublisherStatus
+from ..driver import Driver, MetadataUpdate, Role
+from ..driver.calls import Calls
+from ..errors import NotReadyError, SettingsError, describe, printable
+from ..host import Host
+from ..kube import ApiConfig, KubeClient, load_config
+from ..kube.event_recorder import Events
+from ..resourceapi.validation.slices import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
+from .grpc import (
+    HealthService,
+    NodeService,
+    Registration,
+    UnixServer,
+    lock_of,
+    remove_dead,
+    remove_hidden,
+    remove_stale,
+    remove_temporary,
+    socket_paths,
+)
+from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
+from .lifecycle import Job, Probes, begin, bounded, only_error, start_driver
+
+log = logging.getLogger(__name__)
+
+
+class Plugin:
+    """A driver with everything around it.
+
+    Making one has no effects; :meth:`running` starts it. ``api`` replaces what settings say about the API server.
+
+    Raises :class:`SettingsError` where the API server's address or credentials are wrong, :class:`SocketError` where no name of a
+    socket fits, :class:`DriverError` where the driver's class is wrong.
+    """
+
+    def __init__(self, driver: Driver, settings: Settings, api: ApiConfig | None = None) -> None:
+        self.driver = driver
+        self.settings = settings
+        self.metrics = Metrics()
+        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
+        driver.attach(self.host, settings, Role.NODE, self._look_again, self._update_metadata)
+        self.calls = Calls()
+        self.client = KubeClient(
+            api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
+        )
+        # A device that may be tainted one day needs a slice that may have taints: none has to move then.
+        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+        policy = HealthPolicy(
+            taint=driver.unhealthy_taint,
+            effect=settings.unhealthy_effect,
+            unhealthy_after=settings.unhealthy_after,
+            healthy_after=settings.healthy_after,
+        )
+        look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
+        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
+        self.inventory.asked_again = driver.answers_pools
+        self.health = HealthWatch(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
+        self.events = Events(self.client, settings.driver_name, settings.node_name, self.metrics)
+        self.process = ProcessLock(settings.plugin_dir / "processes")
+        self.claims = Claims(
+            driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
+            self._claims_changed, self.events,
+        )  # fmt: skip
+        pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        self.scan = DeviceScan(
+            driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
+        )
+        self.publisher = Publisher(
+            self.client,
+            self.inventory,
+            NodeScope(settings.driver_name, settings.node_name),
+            self.metrics,
+            self.process.is_newest,
+            times=settings.plugin_dir / "taint-times.json",
+            gates_off=self.scan.gates_off,
+            instances=self.process.folder,
+            token=self.process.id,
+        )
+        self.notices = Notices(self.events, self.inventory, settings.node_name)
+        self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
+        services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
+        self.registration = Registration(
+            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_came
+        )
+        served = [NodeService(self.claims, self.metrics).add_to]
+        if driver.reports_health:
+            served.append(HealthService(self.inventory).add_to)
+        self._dra = UnixServer(self.paths.dra, self.process.id, served)
+        self._registrar = UnixServer(
+            self.paths.registration,
+            self.process.id,
+            [self.registration.add_to],
+            settings.plugin_dir,
+            self.registration.lost,
+        )
+        self.serving = False
+        self.stopping = False
+        self.http_url = ""
+
+    def _look_again(self) -> None:
+        self.health.request()
+        self.scan.request()
+
+    def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
+        return self.claims.update_metadata(update)
+
+    def _kubelet_came(self) -> None:
+        self.claims.kubelet_came()
+        self.publisher.kubelet_came()
+
+    def _claims_changed(self) -> None:
+        self.scan.claim_ended()
+
+    # --- lifespan -------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Plugin]:
+        """The lifespan. What was started is stopped in reverse, each part in bounded time, also when a later step fails to start.
+
+        Raises :class:`SettingsError`, :class:`SocketError` and what ``Driver.start`` raises; inside, a failing background task
+        cancels the body and is raised at its end.
+        """
+        self.settings.check()
+        async with contextlib.AsyncExitStack() as stack:
+            bounded(stack, "closing connections", self.client.close)
+            self._lock_process(stack)
+            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page)
+            self.http_url = await probes.serve(stack, self.settings.http_address)
+            bounded(stack, "closing the records", self.claims.close)
+            await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
+            await self.claims.open()
+            async with only_error(), asyncio.TaskGroup() as tasks:
+                jobs = begin(tasks, {"devices": self.scan.run})
+                try:
+                    if not await self.scan.first_look(self.settings.scan_timeout):
+                        log.warning(
+                            "serving without knowing the devices: %s() of the driver has not answered within %g s",
+                            asked(self.driver), self.settings.scan_timeout,
+                        )  # fmt: skip
+                    await self._serve(stack)
+                    jobs += begin(tasks, self._background())
+                    self.serving = True
+                    yield self
+                finally:
+                    # The kubelet loses the registration first, then what is under way may end.
+                    self.stopping = True
+                    self._registrar.unlink()
+                    self.registration.left()
+                    await self.claims.stop(self.settings.stop_grace)
+                    for job in jobs:
+                        job.cancel()
+
+    def _lock_process(self, stack: contextlib.AsyncExitStack) -> None:
+        """The mark of life, and an end to what dead instances left. It lasts until no thread can touch hardware any more."""
+        try:
+            self.process.acquire()
+            for left in self.process.bury():
+                remove_stale(Path(left.path), left.device or None, left.inode or None)
+                remove_dead(lock_of(Path(left.path), self.settings.plugin_dir))
+            remove_temporary(self.settings.plugin_dir, self.process.alive)
+            for folder in (self.settings.plugin_dir, self.settings.registry_dir):
+                remove_hidden(folder, self.process.alive)
+        except OSError as e:
+            raise SettingsError(f"{self.process.folder} cannot be written ({e.strerror}): see --kubelet-root") from None
+        stack.callback(self.calls.when_idle, self.process.release)
+
+    async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
+        # Noted before they are made: the next instance removes what one that is killed in between leaves.
+        self._own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
+        for server in (self._dra, self._registrar):
+            await server.start()
+            # Registered callbacks run in reverse: the kubelet loses the registration first.
+            bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
+        self._own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
+        log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
+
+    def _own(self, sockets: list[Owned]) -> None:
+        try:
+            self.process.own(sockets)
+        except OSError as e:  # a full disk costs a stale socket after a kill, and no service
+            log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
+
+    def _background(self) -> dict[str, Job]:
+        """Tasks by name; the plugin ends when one of them does."""
+        jobs: dict[str, Job] = {
+            "publisher": self.publisher.run,
+            "notices": self.notices.run,
+            "events": self.events.run,
+            "DRA socket": self._dra.keep,
+            "registration socket": self._registrar.keep,
+            **self.claims.background(),
+        }
+        if self.driver.reports_health:
+            jobs["health"] = self.health.run
+        return jobs
+
+    # --- what is so now -------------------------------------------------------------------------
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Waits until the kubelet has registered us and slices are published.
+
+        Raises :class:`NotReadyError` with all that is in the way after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self.registration.registered.wait()
+                await self.publisher.published.wait()
+        except TimeoutError:
+            why = "; ".join(await self.not_ready())
+            raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
+
+    async def published(self, timeout: float | None = None) -> PublisherStatus:
+        """Waits until the API server has what the driver said last; answers what is published, and what is not.
+
+        Raises :class:`NotReadyError` with the reason after ``timeout`` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.publisher.current()
+        except TimeoutError:
+            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
+
+    async def not_ready(self) -> list[str]:
+        """Why the plugin is not ready now; empty when it is."""
+        if self.stopping:
+            return ["stopping"]
+        out = [self.scan.fault] if self.scan.fault else []  # the author's own first: what follows may follow from it
+        if not self.serving:
+            return [*out, "starting"]
+        out += [s.fault for s in (self._dra, self._registrar) if s.fault]
+        if not self.registration.registered.is_set():
+            out.append(
+                f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
+            )
+        out += self.publisher.not_ready()
+        return out + await self.claims.faults()
+
+    async def notes(self) -> list[str]:
+        """What keeps the plugin from nothing and should be known."""
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out += [self.scan.note] if self.scan.note else []
+        out += self.inventory.lessened()
+        out += [note] if (note := self.health.note()) else []
+        out += self.inventory.odd.notes
+        return out + await self.claims.notes()
+
+    async def _page(self, request: Request) -> Response:
+        from .status_page import answer  # nobody may ever look
+
+        lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
+        settings = self.settings
+        return await answer(request, settings.node_name, settings.driver_name, self.inventory, self.claims.store, lines)
+
+    async def _measure(self) -> None:
+        await self.claims.measure()
+        for health, count in self.inventory.health_counts().items():
+            self.metrics.set("devices", count, health=health)

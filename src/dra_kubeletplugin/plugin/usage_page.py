@@ -1,0 +1,76 @@
+"""The rows in a browser: one file without anything from elsewhere, which asks for the rows as JSON.
+
+Nothing is kept between requests: a plugin that nobody looks at pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ..base.http_server.origin import host_of, is_own_page, leads_here
+from ..base.http_server.server import Request, Response
+from ..resourceapi.usage.rows import Overview
+
+FILE = Path(__file__).with_name("page.html")
+_INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def page() -> Response:
+    """The page itself, which holds no data. It may run its own script and style, and ask this server, and nothing else."""
+    text = FILE.read_text(encoding="utf-8")
+    hashes = {kind: f"'sha256-{_digest(body)}'" for kind, body in _INLINE.findall(text)}
+    policy = (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    return Response(200, text.encode(), "text/html; charset=utf-8", {**_HEADERS, "Content-Security-Policy": policy})
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def rows(request: Request, found: Overview) -> Response:
+    """The rows as JSON; 304 where the page has the same already."""
+    tag = f'"{hashlib.sha256(msgspec.json.encode(replace(found, at=0.0))).hexdigest()[:32]}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(304, headers={**_HEADERS, "ETag": tag})
+    return Response(200, msgspec.json.encode(found), headers={**_HEADERS, "ETag": tag})
+
+
+def text(told: str, status: int = 200) -> Response:
+    return Response(status, told.encode(), "text/plain; charset=utf-8", dict(_HEADERS))
+
+
+def refusal(request: Request, names: Collection[str] = (), *, writes: bool = False) -> Response | None:
+    """Where the request is a foreign page's, or under a foreign name; or one that would write.
+
+    Args:
+        names: by which the server is known besides the machine's own.
+        writes: whether a POST is all right.
+    """
+    if request.method not in ({"POST"} if writes else {"GET", "HEAD"}):
+        return text("this page only reads: GET\n", 405)
+    if not leads_here(host_of(request), names):
+        host = request.headers.get("host", "")
+        return text(f"the request is for {host!r}: ask for this server by its address, or by localhost\n", 403)
+    if request.path != "/" and not is_own_page(request):
+        return text("another web page made this request: it gets nothing\n", 403)
+    return None
+
+
+__all__ = ["page", "refusal", "rows", "text"]

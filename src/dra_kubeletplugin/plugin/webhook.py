@@ -1,0 +1,256 @@
+"""A validating admission webhook: parameters in claims, templates and classes are refused when they are written, with the same words that
+a pod's event would have had.
+
+Source: admission.k8s.io/v1 AdmissionReview; KEP-4381, "Custom parameters".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base.http_server.server import HttpServer, Limits, Request, Response
+from ..base.settings import WebhookSettings
+from ..base.text import first
+from ..driver.checks import Checks
+from ..driver.config.objects import KINDS, Reader, faults
+from ..errors import DriverFailedError, SettingsError, clip, describe
+from ..resourceapi.encoded import config_entries, from_json
+from .lifecycle import bounded
+
+log = logging.getLogger(__name__)
+JSON = Mapping[str, Any]
+PATH = "/validate"
+_MIB = 1024 * 1024
+_FINISH = 1.0  # seconds for reviews that arrive while it stops
+LIMITS = Limits(
+    head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
+    head_lines=64,
+    body_bytes=6 * _MIB,  # an object of the 3 MiB that an API server reads, the one before it, and what is around them
+    buffered_bytes=16 * _MIB,
+    socket_bytes=128 * 1024,
+)  # fmt: skip
+_OBJECT = dict[str, msgspec.Raw]
+_TIMEOUT = 10.0  # seconds that an API server waits where it does not say,
+_SHARE = 0.8  # and what of them its answer may take: the rest is for the network
+_LARGE = 64 * 1024  # bytes of a review that are decoded on the event loop: the worst take about 3 ms
+_LARGE_AT_ONCE = 2
+_TOLD = 20  # sentences in a refusal,
+_LONGEST = 8 * 1024  # and bytes
+
+
+class Webhook:
+    """Answers reviews over HTTPS until its lifespan ends. Making one has no effects; :meth:`running` starts it.
+
+    It knows nothing of the cluster: no account, no permission, no Lease. Any number of replicas may run.
+    """
+
+    def __init__(self, readers: Sequence[Reader], settings: WebhookSettings, look: float = 10.0) -> None:
+        """``look``: seconds between two looks at the certificate's files."""
+        self.readers = readers
+        self._look = look
+        self.settings = settings
+        self.certificate = Certificate(settings.tls_cert, settings.tls_key)
+        self.url = ""
+        self.checks = Checks()
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self.reviewed = self.refused = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Webhook]:
+        """Raises :class:`SettingsError` where certificate, key or address cannot be used."""
+        self.settings.check()
+        server = HttpServer(self._answer, self.settings.address, self.certificate.load(), LIMITS)
+        try:
+            self.url = await server.start()
+        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+            raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
+        log.info("reviewing claims at %s%s for %s", self.url, PATH, ", ".join(r.driver for r in self.readers))
+        async with contextlib.AsyncExitStack() as stack:
+            bounded(stack, "closing the webhook", lambda: server.close(_FINISH))
+            async with asyncio.TaskGroup() as tasks:
+                reload = tasks.create_task(self._keep_certificate(server), name="certificate")
+                try:
+                    yield self
+                finally:
+                    reload.cancel()
+
+    async def _keep_certificate(self, server: HttpServer) -> None:
+        async for context in self.certificate.renewed(self._look):
+            server.tls = context
+
+    async def _answer(self, request: Request) -> Response:
+        match request.path:
+            case "/healthz" | "/readyz":  # where no thread is left, only another process helps: the kubelet starts one
+                stuck = self.checks.stuck()
+                return Response(503 if stuck else 200, f"{stuck or 'ok'}\n".encode(), "text/plain")
+            case "/validate" if request.method == "POST":
+                return await self._reviewed(request.body, _timeout(request.query.get("timeout", "")))
+        return Response(404, f"POST {PATH}, /healthz or /readyz\n".encode(), "text/plain")
+
+    async def _reviewed(self, body: bytes, timeout: float) -> Response:
+        try:
+            if len(body) <= _LARGE:
+                answer = await self.review(_read(body), timeout * _SHARE)
+            else:
+                answer = await self._review_large(body, timeout * _SHARE)
+        except DriverFailedError as e:  # no answer: what follows from that is failurePolicy's to say
+            log.error("%s", e.message)
+            return Response(500, f"{e.message}\n".encode(), "text/plain")
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
+            text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
+            return Response(400, text.encode(), "text/plain")
+        return Response(200, msgspec.json.encode(answer))
+
+    async def _review_large(self, body: bytes, seconds: float) -> dict[str, Any]:
+        """As :meth:`review`, of few at once: decoded parameters take 20 times their bytes. Ordinary reviews do not wait for these."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(until):
+                await self._large.acquire()
+        except TimeoutError:
+            raise DriverFailedError(f"other large reviews took {seconds:g} s: the API server may try again") from None
+        try:
+            return await self.review(await asyncio.to_thread(_read, body), until - loop.time())
+        finally:
+            self._large.release()
+
+    async def review(self, review: object, seconds: float = _TIMEOUT) -> dict[str, Any]:
+        """The answer to an AdmissionReview.
+
+        Raises ``ValueError`` for what is none, and :class:`DriverFailedError` where the driver's own checks do not end in time.
+        """
+        if not isinstance(review, Mapping) or not isinstance(request := review.get("request"), Mapping):
+            raise ValueError("it has no request")
+        if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
+            raise ValueError(f"apiVersion {review.get('apiVersion')!r}, or no uid")
+        found = await self.checks(lambda: self._faults(request), seconds)
+        self.reviewed += 1
+        response: dict[str, Any] = {"uid": uid, "allowed": not found}
+        if found:
+            self.refused += 1
+            kind = request["object"]["kind"]
+            log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
+            response["status"] = {
+                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": first(found, "; ", _TOLD, _LONGEST)
+            }  # fmt: skip
+        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+    def _faults(self, request: JSON) -> list[str]:
+        """An update is judged for what it changes: an object from before the webhook may still lose its finalizers."""
+        obj, old = request.get("object"), request.get("oldObject")
+        if not isinstance(obj, Mapping) or str(obj.get("kind")) not in KINDS:
+            return []
+        before = old if isinstance(old, Mapping) else None
+        return list(map(clip, faults(obj, self.readers, before)))
+
+
+def _timeout(text: str) -> float:
+    """Seconds of ``?timeout=5s``, which an API server adds to the address."""
+    found = re.fullmatch(r"([0-9]{1,3})s", text)
+    return float(found[1]) if found else _TIMEOUT
+
+
+def _read(body: bytes) -> object:
+    """An AdmissionReview, with as much of its objects as has parameters: read whole, one would take many times its size."""
+    review = from_json(body, _OBJECT)
+    request = from_json(review.get("request", b"null"), _OBJECT | None)
+    if request is None:
+        return None
+    read = {
+        name: _with_parameters(raw) if name in {"object", "oldObject"} else from_json(raw)
+        for name, raw in request.items()
+        if name in {"uid", "namespace", "name", "object", "oldObject"}
+    }
+    return {"apiVersion": from_json(review.get("apiVersion", b"null")), "request": read}
+
+
+def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
+    """An object's kind, and the way down to its entries; None for what is no object."""
+    try:
+        fields = from_json(raw, _OBJECT)
+    except msgspec.ValidationError:
+        return None
+    out: dict[str, object] = {"kind": from_json(fields["kind"])} if "kind" in fields else {}
+    if "config" in fields:
+        out["config"] = config_entries(fields["config"])
+    if depth:
+        out |= {k: _with_parameters(fields[k], depth - 1) for k in ("spec", "devices") if k in fields}
+    return out
+
+
+class Certificate:
+    """A certificate and its key in files that somebody renews: cert-manager, a Secret."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        self._cert, self._key = cert, key
+        self._seen: object = None
+        self.fault = ""
+
+    def load(self) -> ssl.SSLContext:
+        """Raises :class:`SettingsError` where the files are no certificate with its key."""
+        seen = self._stamp()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # another each time: what does not fit spoils nothing
+        try:
+            context.load_cert_chain(self._cert, self._key, password="")  # else a terminal is asked for one
+        except (OSError, ssl.SSLError, ValueError):
+            raise SettingsError(*self._faults()) from None
+        self._seen = seen
+        return context
+
+    def _shown(self) -> str:
+        return f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}"
+
+    def _faults(self) -> list[str]:
+        """Which of the two files is none of its kind, and why; that they do not belong together where both are."""
+        out = []
+        files = (
+            ("--tls-cert (TLS_CERT)", self._cert, b"BEGIN CERTIFICATE", "certificate"),
+            ("--tls-key (TLS_KEY)", self._key, b"PRIVATE KEY", "private key"),
+        )
+        for flag, path, mark, kind in files:
+            try:
+                found = path.read_bytes()
+                if mark not in found:
+                    out.append(f"{flag} {path} has no {kind} in PEM form")
+                elif b"ENCRYPTED" in found:
+                    out.append(
+                        f"{flag} {path} is encrypted: give the key without a pass phrase (openssl pkey -in FILE)"
+                    )
+            except OSError as e:
+                out.append(
+                    f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"
+                )
+        return out or [f"{self._shown()}: the key is not the certificate's, or one of them is damaged"]
+
+    def _stamp(self) -> object:
+        try:
+            return [(s.st_ino, s.st_mtime_ns, s.st_size) for s in (self._cert.stat(), self._key.stat())]
+        except OSError as e:
+            return str(e)
+
+    async def renewed(self, every: float) -> AsyncIterator[ssl.SSLContext]:
+        """Looks at the files for ever; what cannot be read yet (one of two is written) is tried again, and told once."""
+        while True:
+            await asyncio.sleep(every)
+            if self._stamp() == self._seen:
+                continue
+            try:
+                context = self.load()
+            except SettingsError as e:
+                if self.fault != e.message:
+                    log.error("the certificate of before is kept: %s", e.message)
+                self.fault = e.message
+            else:
+                yield context
+                self.fault = ""
+                log.info("the certificate was read again")

@@ -1,0 +1,38 @@
+"""Whether a node matches a node selector, as the core scheduler decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .label_selectors import holds
+
+JSON = Mapping[str, Any]
+
+
+def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSON | None) -> bool:
+    """Whether a slice or device with these three fields is for ``node``."""
+    if name:
+        return bool(node["metadata"]["name"] == name)
+    if everywhere:
+        return True
+    return selector is not None and selector_matches(node, selector)
+
+
+def needs_labels(selector: JSON | None) -> bool:
+    """Whether more than a node's name has to be known for :func:`matches`."""
+    return any(term.get("matchExpressions") for term in (selector or {}).get("nodeSelectorTerms") or [])
+
+
+def selector_matches(node: JSON, selector: JSON) -> bool:
+    return any(_term(node, term) for term in selector.get("nodeSelectorTerms") or [])
+
+
+def _term(node: JSON, term: JSON) -> bool:
+    expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
+    if not expressions and not fields:
+        return False  # an empty term selects nothing
+    labels = node["metadata"].get("labels") or {}
+    return all(holds(labels, e) for e in expressions) and all(
+        holds({"metadata.name": node["metadata"]["name"]}, e) for e in fields
+    )

@@ -1,0 +1,154 @@
+"""On which nodes devices are: this one, some by name or label, or all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidObjectError, describe, printable
+from .validation import names as rules
+from .validation.common import node_selector
+
+JSON = Mapping[str, Any]
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+class Where(Enum):
+    """The kinds of :class:`Nodes`."""
+
+    THIS = "this node"
+    SELECTED = "selected nodes"
+    ALL = "all nodes"
+
+
+class _Requirement(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class _Term(msgspec.Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    match_expressions: list[_Requirement] = []
+    match_fields: list[_Requirement] = []
+
+
+class _Selector(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    node_selector_terms: list[_Term]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes from which a pool's devices, or one device, can be used. Made by the class methods; compared by value."""
+
+    where: Where
+    node: str = ""  # the only one, where it is known by name
+    selector_json: str = ""  # a NodeSelector
+
+    @classmethod
+    def this(cls) -> Nodes:
+        """The node on which the plugin runs, which publishes such a pool itself."""
+        return cls(Where.THIS)
+
+    @classmethod
+    def all(cls) -> Nodes:
+        """Every node of the cluster."""
+        return cls(Where.ALL)
+
+    @classmethod
+    def named(cls, *names: str) -> Nodes:
+        """Nodes by name.
+
+        One is told by ``metadata.name``. Of several Kubernetes can only look at labels: they are told by
+        ``kubernetes.io/hostname``, which is the node's name unless the kubelet or the cloud sets another.
+
+        Raises :class:`InvalidObjectError` for no name, or what cannot be one.
+        """
+        if not names:
+            raise InvalidObjectError("Nodes.named() needs at least one name of a node")
+        for name in names:
+            if not isinstance(name, str) or rules.subdomain(name):
+                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is no name of a node")
+        if len(names) > 1:
+            return cls.matching({_HOSTNAME: names})
+        fields = [{"key": "metadata.name", "operator": "In", "values": list(names)}]
+        return cls(Where.SELECTED, names[0], _text({"nodeSelectorTerms": [{"matchFields": fields}]}))
+
+    @classmethod
+    def matching(cls, labels: Mapping[str, str | Sequence[str]]) -> Nodes:
+        """Nodes that have each of the labels, with one of its values.
+
+        Raises :class:`InvalidObjectError` where the API server would refuse them.
+        """
+        try:
+            values = {k: [v] if isinstance(v, str) else list(v) for k, v in labels.items()}
+        except Exception as e:  # an author's object may be anything
+            raise InvalidObjectError(f"Nodes.matching(): no labels with values: {describe(e)}") from None
+        if not values:
+            raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
+        expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
+        return cls._selected({"nodeSelectorTerms": [{"matchExpressions": expressions}]}, "matching")
+
+    @classmethod
+    def selector(cls, selector: JSON) -> Nodes:
+        """A ``NodeSelector`` of core/v1 as JSON has it; it must have exactly one term (KEP-4381), and that one something to match.
+
+        Raises :class:`InvalidObjectError` where the API server would refuse it, or it has fields of which the server knows nothing.
+        """
+        return cls._selected(selector, "selector")
+
+    @classmethod
+    def _selected(cls, given: object, method: str) -> Nodes:
+        example = '{"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}'
+        try:
+            selector = msgspec.to_builtins(msgspec.convert(given, _Selector))
+            faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
+            text = _text(selector)
+        except Exception as e:  # an author's object may be anything inside
+            raise InvalidObjectError(
+                f"Nodes.{method}(): no NodeSelector, such as {example}: {printable(describe(e))}"
+            ) from None
+        if not faults and not selector["nodeSelectorTerms"][0]:
+            faults = (
+                f"nodeSelector.nodeSelectorTerms[0] is empty and would match no node; write {example}, or Nodes.all()"
+            )
+        if faults:
+            raise InvalidObjectError(f"Nodes.{method}(): {printable(faults)}")
+        return cls(Where.SELECTED, selector_json=text)
+
+    @classmethod
+    def read(cls, raw: JSON) -> Nodes | None:
+        """What ``raw``, a slice's spec or a device, says of its nodes, which a server has accepted; None where it says nothing."""
+        if raw.get("nodeName"):
+            return cls.named(raw["nodeName"])
+        if selector := raw.get("nodeSelector"):
+            text = _text(selector)
+            names = [v for t in selector["nodeSelectorTerms"] for f in t.get("matchFields") or () for v in f["values"]]
+            if len(names) == 1 and cls.named(*names).selector_json == text:
+                return cls.named(*names)
+            return cls(Where.SELECTED, selector_json=text)
+        return cls.all() if raw.get("allNodes") else None
+
+    def of_slice(self, this: str) -> JSON:
+        """The fields of a slice's spec; ``this`` is the name of the node where the plugin runs."""
+        match self.where:
+            case Where.THIS:
+                return {"nodeName": this}
+            case Where.ALL:
+                return {"allNodes": True}
+            case Where.SELECTED:
+                return {"nodeSelector": json.loads(self.selector_json)}
+
+    def of_device(self) -> JSON:
+        """The fields of a device, in a slice whose ``perDeviceNodeSelection`` is set."""
+        if self.node:
+            return {"nodeName": self.node}
+        return {} if self.where is Where.THIS else self.of_slice("")
+
+
+def _text(selector: JSON) -> str:
+    return json.dumps(selector, sort_keys=True)

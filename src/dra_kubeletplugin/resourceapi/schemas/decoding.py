@@ -1,0 +1,194 @@
+"""Objects as a server written in Go reads, keeps and writes them, by the shape of their kind.
+
+Fields it does not know are told and left out; a value of another type is refused; quantities and times get the form in which
+they are stored; optional fields that are empty are none, and the others are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from .. import quantity
+from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
+
+JSON = dict[str, Any]
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_DEEPEST = 100
+_ZERO = {
+    Form.STRING: "",
+    Form.INT32: 0,
+    Form.INT64: 0,
+    Form.NUMBER: 0,
+    Form.BOOL: False,
+    Form.QUANTITY: "0",
+    Form.INT_OR_STRING: 0,
+}
+_STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)  # "omitempty" says nothing of these
+_BITS = {Form.INT32: 31, Form.INT64: 63}
+
+
+class DecodeError(ValueError):
+    """A value is not of its field's type."""
+
+
+def decode(obj: Mapping[str, Any], shape: Struct, unknown: list[str]) -> JSON:
+    """``obj`` as it is stored; the paths of fields that its kind has not are added to ``unknown``.
+
+    Raises :class:`DecodeError`.
+    """
+    return _struct(obj, shape, "", "", unknown)
+
+
+def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]) -> JSON:
+    """``path`` has positions, for what is unknown; ``where`` has none, as Go tells of a wrong type."""
+    if not isinstance(value, Mapping):
+        raise _mistyped(value, where, shape, shape)
+    if path.count(".") > _DEEPEST:
+        raise DecodeError("exceeded max depth")
+    out: JSON = {}
+    fields = shape.fields
+    if not value.keys() <= fields.keys():
+        unknown += [f"{path}.{key}" if path else str(key) for key in value if key not in fields]
+    for name, field in fields.items():
+        given = value.get(name)
+        if given is None:
+            if not field.pointer:
+                _absent(out, name, field)
+            continue
+        inner = f"{path}.{name}" if path else name
+        found = _value(given, field.shape, inner, f"{where}.{name}" if where else name, shape, unknown)
+        if field.pointer or found or isinstance(field.shape, Struct) or field.shape in _STRUCTS_IN_GO:
+            out[name] = found
+        elif field.always:
+            out[name] = None if isinstance(field.shape, (ListShape, MapShape)) else found
+    return out
+
+
+def _absent(out: JSON, name: str, field: Field) -> None:
+    """What is written of a field that is not given and no pointer."""
+    shape = field.shape
+    if isinstance(shape, Struct):
+        out[name] = empty(shape)
+    elif shape in (Form.TIME, Form.MICRO_TIME):
+        if name != "creationTimestamp":
+            out[name] = None
+    elif isinstance(shape, Form):
+        if field.always or shape in _STRUCTS_IN_GO:
+            out[name] = _ZERO.get(shape)
+    elif field.always:
+        out[name] = None
+
+
+def empty(shape: Struct) -> JSON:
+    """A struct of which nothing is given."""
+    out: JSON = {}
+    for name, field in shape.fields.items():
+        if not field.pointer:
+            _absent(out, name, field)
+    return out
+
+
+def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
+    if isinstance(shape, Form):
+        return _scalar(value, shape, where, owner)
+    if isinstance(shape, Struct):
+        return _struct(value, shape, path, where, unknown)
+    if isinstance(shape, ListShape):
+        if not isinstance(value, list):
+            raise _mistyped(value, where, shape, owner)
+        item = shape.item.shape
+        return [_element(v, item, f"{path}[{i}]", where, owner, unknown) for i, v in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise _mistyped(value, where, shape, owner)
+    inner = shape.value.shape
+    return {k: _element(v, inner, f"{path}.{k}", where, owner, unknown) for k, v in value.items()}
+
+
+def _element(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
+    if value is None:
+        return empty(shape) if isinstance(shape, Struct) else _ZERO.get(shape) if isinstance(shape, Form) else None
+    return _value(value, shape, path, where, owner, unknown)
+
+
+def _scalar(value: Any, form: Form, where: str, owner: Struct) -> Any:
+    match form:
+        case Form.STRING:
+            good = isinstance(value, str)
+        case Form.BOOL:
+            good = isinstance(value, bool)
+        case Form.INT32 | Form.INT64:
+            good = _is_int(value, _BITS[form])
+        case Form.NUMBER:
+            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        case Form.INT_OR_STRING:
+            good = isinstance(value, str) or _is_int(value, 31)
+        case Form.QUANTITY:
+            return _quantity(value)
+        case Form.TIME | Form.MICRO_TIME:
+            return _time(value, form)
+        case Form.BYTES:
+            return _bytes(value, where, form, owner)
+        case _:
+            return value
+    if not good:
+        raise _mistyped(value, where, form, owner)
+    return value
+
+
+def _is_int(value: Any, bits: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**bits) <= value < 2**bits
+
+
+def _quantity(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise DecodeError("unable to parse quantity's suffix")
+    try:
+        return quantity.stored(str(value).strip())
+    except quantity.QuantityError as e:
+        raise DecodeError(e.reason) from None
+
+
+def _time(value: Any, form: Form) -> str | None:
+    if value == "":
+        return None
+    if not isinstance(value, str) or not _TIME.fullmatch(value):
+        layout = "2006-01-02T15:04:05Z07:00" if form is Form.TIME else "2006-01-02T15:04:05.000000Z07:00"
+        shown = value if isinstance(value, str) else "a value that is no string"
+        raise DecodeError(f'parsing time "{shown}" as "{layout}": cannot parse "{shown}" as "2006"')
+    try:
+        utc = datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise DecodeError(f'parsing time "{value}": out of range') from None
+    return utc.strftime("%Y-%m-%dT%H:%M:%SZ" if form is Form.TIME else "%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _bytes(value: Any, where: str, form: Form, owner: Struct) -> str:
+    if not isinstance(value, str):
+        raise _mistyped(value, where, form, owner)
+    text = value.replace("\n", "").replace("\r", "")
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise DecodeError(f"illegal base64 data at input byte {_first_odd(text)}") from None
+    return text
+
+
+def _first_odd(text: str) -> int:
+    found = re.search(r"[^A-Za-z0-9+/]", text)
+    return found.start() if found else len(text) // 4 * 4
+
+
+def _mistyped(value: Any, where: str, shape: Shape, owner: Struct) -> DecodeError:
+    kinds = {bool: "bool", str: "string", list: "array", dict: "object"}
+    kind = kinds.get(type(value))
+    if kind is None:
+        kind = f"number {value}" if shape in _BITS else "number"
+    if not where:
+        return DecodeError(f"json: cannot unmarshal {kind} into Go value of type {go_name(shape)}")
+    struct = owner.name.rpartition(".")[2]
+    return DecodeError(f"json: cannot unmarshal {kind} into Go struct field {struct}.{where} of type {go_name(shape)}")

@@ -1,0 +1,330 @@
+"""A device as its driver describes it: frozen, checked when made, JSON only at the edge."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ..errors import InvalidObjectError, describe, printable, shown
+from . import schema
+from .amounts import Amount, Capacity, NodeResource
+from .nodes import Nodes
+from .quantity import Quantity
+from .validation import names, slices
+from .validation.common import is_attribute_name
+from .validation.field_errors import FieldError
+from .version import Version
+
+Attribute = str | int | bool | Version | Sequence[str] | Sequence[int] | Sequence[bool] | Sequence[Version]
+_MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """Keeps claims that do not tolerate it away from a device (``NoSchedule``), or evicts them (``NoExecute``)."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def json(self) -> dict[str, Any]:
+        out = {"key": self.key, "effect": self.effect}
+        return out | ({"value": self.value} if self.value else {})
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a node's pool.
+
+    Args:
+        name: DNS label of 63 characters, stable over reboots: claims refer to it.
+        attributes: at most 32 together with ``capacity``. A key is a C identifier of 32 bytes, or ``domain/identifier``; bare
+            keys are in the driver's domain. Values: str (64 bytes), int, bool, :class:`Version`, or a list of one of these,
+            where the cluster's gate DRAListTypeAttributes is on (off by default); at most 48 values, each item counted.
+        capacity: amounts; strings are Kubernetes quantities such as ``40Gi``.
+        taints: at most 16.
+        consumes_counters: counter set → counter → amount (KEP-4815).
+        compatibility_groups: counter set → names of at most 2 groups; devices that draw from it at once must have one in common,
+            and those without any go with each other only (KEP-5963; Kubernetes 1.37, gate off by default).
+        node_resources: what it takes of its node's own resources, by their name (KEP-5517; Kubernetes 1.37, gate off by default).
+        allow_multiple_allocations: several claims may share the device (KEP-5075).
+        binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
+        nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
+        extra: fields that this version does not know; sent as they are.
+        data: the driver's own; never published, found again in ``claim.devices[].device.data``.
+
+    Raises :class:`InvalidObjectError` for whatever the API server would refuse, with the field and the rule.
+    """
+
+    name: str
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    capacity: Mapping[str, Amount | Capacity] = field(default_factory=dict)
+    taints: Sequence[Taint] = ()
+    consumes_counters: Mapping[str, Mapping[str, Amount]] = field(default_factory=dict)
+    compatibility_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    node_resources: Mapping[str, NodeResource] = field(default_factory=dict)
+    allow_multiple_allocations: bool = False
+    binding_conditions: Sequence[str] = ()
+    binding_failure_conditions: Sequence[str] = ()
+    binds_to_node: bool = False
+    nodes: Nodes | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    data: Any = field(default=None, compare=False)
+    _checked: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        try:
+            if isinstance(self.taints, Iterator):
+                object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be read once
+            built = self.json()
+            faults = self.faults(built)
+            shape = hash(msgspec.json.encode(built))
+        except Exception as e:  # an author's values may be anything
+            why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
+            why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
+            raise InvalidObjectError(f"device {shown(self.name)}: {why}") from None
+        listed = self.binding_conditions or self.binding_failure_conditions or self.compatibility_groups
+        if faults or listed or self.node_resources:
+            if wrong := next(_wrong_types(self), ""):
+                raise InvalidObjectError(f"device {shown(self.name)}: {wrong}")
+        if faults:
+            raise InvalidObjectError(f"device {shown(self.name)}: {'; '.join(faults)}")
+        # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
+        if type(self.attributes) is dict:
+            object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
+        object.__setattr__(self, "_checked", shape)
+
+    def faults(self, built: Mapping[str, Any]) -> list[str]:
+        """Why the API server would refuse ``built``, its JSON now; nothing where it would not."""
+        return (_misread(self.extra, alone=False) if self.extra else []) or device_faults(built)
+
+    def was_checked(self, encoded: bytes) -> bool:
+        """Whether ``encoded``, its JSON text now, is what was found to be good when it was made: what is in it may change."""
+        return self._checked == hash(encoded)
+
+    def json(self) -> dict[str, Any]:
+        """The device as resource.k8s.io/v1 has it."""
+        out: dict[str, Any] = {"name": self.name}
+        if self.attributes:
+            out["attributes"] = {k: attribute_json(v, k) for k, v in self.attributes.items()}
+        if self.capacity:
+            out["capacity"] = {k: _capacity_json(v, f"capacity[{k!r}]") for k, v in self.capacity.items()}
+        if self.consumes_counters:
+            out["consumesCounters"] = [self._consumption(s, c) for s, c in self.consumes_counters.items()]
+        if self.node_resources:
+            out["nodeAllocatableResources"] = {k: r.json() for k, r in self.node_resources.items()}
+        if self.taints:
+            out["taints"] = [t.json() for t in self.taints]
+        if self.binds_to_node:
+            out["bindsToNode"] = True
+        if self.binding_conditions:
+            out["bindingConditions"] = list(self.binding_conditions)
+        if self.binding_failure_conditions:
+            out["bindingFailureConditions"] = list(self.binding_failure_conditions)
+        if self.allow_multiple_allocations:
+            out["allowMultipleAllocations"] = True
+        if self.nodes is not None:
+            out |= self.nodes.of_device()
+        return out | dict(self.extra)
+
+    def _consumption(self, counter_set: str, counters: Mapping[str, Amount]) -> dict[str, Any]:
+        groups = list(self.compatibility_groups.get(counter_set, ()))
+        consumption = {"counterSet": counter_set, "counters": counters_json(counters)}
+        return consumption | ({"compatibilityGroups": groups} if groups else {})
+
+
+def _has_names(value: object) -> bool:
+    """Whether all names of mappings are text, as JSON has them."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _has_names(inner) for key, inner in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_names, value))
+
+
+def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
+    """Why the API server cannot read these fields, which would cost a whole slice; ``alone``: or would refuse a device of them."""
+    if "name" in extra:
+        return ["extra: `name` is a field of its own"]
+    if not _has_names(extra):
+        return ["extra: a name in it is not text"]
+    try:
+        read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
+        return device_faults(read["spec"]["devices"][0]) if alone else []
+    except schema.DecodeError as e:
+        return [f"extra: {e}"]
+    except Exception as e:
+        return [f"extra: {describe(e)}"]
+
+
+_MAPPINGS = {
+    "attributes": "names to values, {'model': 'x1'}",
+    "capacity": "names to amounts, {'memory': '80Gi'}",
+    "consumes_counters": "counter sets to counters with amounts, {'card': {'memory': '10Gi'}}",
+    "compatibility_groups": "counter sets to lists of groups, {'card': ['x']}",
+    "node_resources": "names of resources to NodeResource",
+    "extra": "names of fields to JSON",
+}
+
+
+def _wrong_types(device: Device) -> Iterator[str]:
+    """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
+    if not isinstance(device.name, str):
+        yield f"its name is {_kind(device.name)}, not text"
+    for name, what in _MAPPINGS.items():
+        if not isinstance(value := getattr(device, name), Mapping):
+            yield f"{name} is {_kind(value)}: give a mapping of {what}"
+        else:
+            yield from _odd_names(value, name)
+    yield from _odd_counters(device.consumes_counters)
+    yield from _odd_groups(device)
+    kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
+    for name, kind in kinds.items():
+        value = getattr(device, name)
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | Set):
+            yield f"{name} is {_kind(value)}: give a list of {kind.__name__}"
+            continue
+        for item in value:
+            if not isinstance(item, kind):
+                yield f"{name} has {_kind(item)}: give a list of {kind.__name__}"
+            elif isinstance(item, Taint) and not all(isinstance(t, str) for t in (item.key, item.value, item.effect)):
+                yield f"{name} has a Taint whose key, value or effect is not text"
+    if device.nodes is not None and not isinstance(device.nodes, Nodes):
+        yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
+
+
+def _odd_counters(consumed: object) -> Iterator[str]:
+    for set_name, counters in consumed.items() if isinstance(consumed, Mapping) else ():
+        if isinstance(counters, Mapping):
+            yield from _odd_names(counters, f"consumes_counters[{set_name!r}]")
+        else:
+            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+
+
+def _odd_groups(device: Device) -> Iterator[str]:
+    for set_name, groups in device.compatibility_groups.items():
+        if isinstance(groups, str | bytes | Mapping) or not isinstance(groups, Sequence):
+            yield f"compatibility_groups[{set_name!r}] is {_kind(groups)}: give a list of str"
+        elif not all(isinstance(g, str) for g in groups):
+            yield f"compatibility_groups[{set_name!r}] has a group that is not text"
+        elif set_name not in device.consumes_counters:
+            yield f"compatibility_groups[{set_name!r}]: the device draws from no counter set of this name"
+    for name, resource in device.node_resources.items():
+        if not isinstance(resource, NodeResource):
+            yield f"node_resources[{name!r}] is {_kind(resource)}: give a NodeResource"
+
+
+def _odd_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
+    for key in value:
+        if not isinstance(key, str):  # 0 and None too
+            yield f"{where} has a name that is {_kind(key)}, not text"
+
+
+def _kind(value: object) -> str:
+    return printable(type(value).__name__)
+
+
+@dataclass(frozen=True)
+class CounterSet:
+    """Counters that the partitions of one physical device draw from (KEP-4815)."""
+
+    name: str
+    counters: Mapping[str, Amount]
+
+    def json(self) -> dict[str, Any]:
+        return {"name": self.name, "counters": counters_json(self.counters)}
+
+
+def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
+    return {k: _capacity_json(v, f"counters[{k!r}]") for k, v in counters.items()}
+
+
+def _capacity_json(amount: Amount | Capacity, where: str) -> dict[str, Any]:
+    try:
+        value = amount.value if isinstance(amount, Capacity) else Quantity(amount)
+        if Quantity(value).value < 0:  # the API server takes it, and no claim could ever have any of it
+            raise ValueError(f"{value} is below zero: what a device has, or draws, is 0 or more")
+        return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{where}: {e}") from None
+
+
+def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
+    """A value as a DeviceAttribute.
+
+    Raises ``TypeError`` for kinds that Kubernetes has not.
+    """
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int):
+        return {"int": value}
+    if isinstance(value, str):
+        return {"string": value}
+    if isinstance(value, Version):
+        return {"version": str(value)}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview) and value:
+        kinds = {next(iter(attribute_json(v, name))) for v in value}
+        if len(kinds) == 1 and not kinds.intersection(slices.LIST_ATTRIBUTES):  # no list of lists
+            kind = kinds.pop()
+            return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
+    raise TypeError(
+        f"attributes[{name!r}] is {shown(value)}: give str, int, bool, Version, or a list of one of them"
+        f"{_as_attribute(value)}"
+    )
+
+
+def _as_attribute(value: object) -> str:
+    """What to do with a value of a kind that attributes do not have."""
+    if value is None:
+        return ", and leave out what is not known"
+    if isinstance(value, float):
+        return ", as text or in a smaller unit as an integer"
+    if isinstance(value, bytes | bytearray):
+        return ", as text value.hex() or value.decode()"
+    return ""
+
+
+def attribute_value(attribute: Mapping[str, Any]) -> Any:
+    """The Python value of a DeviceAttribute."""
+    if "version" in attribute:
+        return Version(attribute["version"])
+    if "versions" in attribute:
+        return [Version(v) for v in attribute["versions"]]
+    return next(iter(attribute.values()), None)
+
+
+def device_faults(built: Mapping[str, Any]) -> list[str]:
+    """Why the API server would refuse a device as :meth:`Device.json` gives it; nothing where it would not.
+
+    List attributes are judged as by a server that has their gate on: only it knows.
+    """
+    out = []
+    for key, value in (built.get("attributes") or {}).items():
+        for number in (value["int"],) if "int" in value else value.get("ints", ()):
+            if not _MIN_INT <= number <= _MAX_INT:
+                out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
+    # Accepted by a 1.36 server and refused by later ones.
+    for path in ("attributes", "capacity"):
+        deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
+        out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
+    for path in ("attributes", "capacity"):  # the server's own words do not say which of them
+        out += [f"{path}[{k}]: the name is too long" for k in built.get(path) or {} if _is_long(k)]
+    per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
+    return out + list(map(_sentence, slices.validate_device(built, "", per_device=per_device)))
+
+
+def _is_long(name: str) -> bool:
+    domain, _, identifier = name.rpartition("/")
+    return len(identifier.encode()) > names.MAX_IDENTIFIER or len(domain.encode()) > names.MAX_SUBDOMAIN
+
+
+def _sentence(fault: FieldError) -> str:
+    where = fault.field.lstrip(".")
+    return f"{where}: {fault.message}" if where else fault.message
+
+
+def counter_set_faults(built: Mapping[str, Any]) -> list[str]:
+    """Why the API server would refuse a counter set as :meth:`CounterSet.json` gives it."""
+    return list(map(_sentence, slices.validate_counter_set(built, "")))

@@ -1,0 +1,380 @@
+"""From slices and claims to rows: each device of each pool once, with all that claims have of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from ...errors import clip, describe
+from ..quantity import Quantity, QuantityError
+from .rows import CounterSet, DeviceRow, Health, Holder, Meter, Use
+
+T = TypeVar("T")
+JSON = Mapping[str, Any]
+DeviceKey = tuple[str, str, str]  # driver, pool, device
+PoolKey = tuple[str, str]  # driver, pool
+Reaches = Callable[[JSON, JSON], bool]
+_ODD = (TypeError, KeyError, ValueError, AttributeError)
+# The standard attribute first (KEP-4381), then what drivers that have none call it.
+_ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex")
+_NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
+_EFFECTLESS = "None"
+
+
+Draws = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amount
+
+
+@dataclass(frozen=True)
+class Tally:
+    devices: tuple[DeviceRow, ...]
+    sets: tuple[CounterSet, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What a slice alone says. ``row`` is the device as if nobody had it."""
+
+    row: DeviceRow
+    draws: Draws
+    shared: bool
+    json: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    pool: PoolKey
+    generation: int
+    wanted: int  # slices that its pool should have
+    node: str
+    devices: Sequence[_Device]
+    sets: Draws  # what there is
+    json: JSON
+
+
+class Memo(Generic[T]):
+    """What was made of objects, kept while they are the same ones: a watch replaces what changes, and nothing else."""
+
+    def __init__(self, make: Callable[[JSON], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[JSON, T]] = {}
+
+    def of(self, objects: Iterable[JSON]) -> list[T]:
+        fresh = {}
+        for obj in objects:
+            known = self._made.get(id(obj))
+            fresh[id(obj)] = known if known is not None else (obj, self._make(obj))
+        self._made = fresh
+        return [made for _, made in fresh.values()]
+
+
+class Tallier:
+    """Makes tallies of the same cluster again and again, each at the cost of what changed."""
+
+    def __init__(self) -> None:
+        self._slices = Memo(_told(_slice, "a slice"))
+        self._claims = Memo(_told(lambda claim: tuple(_holders(claim)), "a claim"))
+        self._rows: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+
+    def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
+        """Rows in the order of nodes, drivers, pools and slices; devices that only claims know of come last.
+
+        Args:
+            reaches: whether a device of a slice is wanted; all are without it, and then what only claims know of is too.
+
+        An object that has not its kind's form is left out, and named in the notes.
+        """
+        notes: list[str] = []
+        held = _held(self._claims.of(claims), notes)
+        rows: list[DeviceRow] = []
+        sets: list[CounterSet] = []
+        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+        known: set[DeviceKey] = set()
+        awaited: set[PoolKey] = set()
+        for key, pool in _pools(self._slices.of(slices), notes).items():
+            if len(pool) < pool[0].wanted:
+                awaited.add(key)
+            devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
+            left = _left(key, pool, [d for _, d in devices.values()], held)
+            drawn: set[str] = set()
+            for name in reversed(devices):
+                sl, device = devices[name]
+                known.add((*key, name))
+                if reaches is None or reaches(sl.json, device.json):
+                    drawn.update(device.draws)
+                    holders = tuple(held.get((*key, name), ()))
+                    rows.append(self._row((*key, name), device, holders, left, kept))
+            for sl in pool:
+                wanted = [n for n in sl.sets if reaches is None or n in drawn]
+                sets += [_set(key, n, sl, left[n], [d.row for _, d in devices.values()]) for n in wanted]
+        if reaches is None:
+            rows += [_unseen(key, holders, awaited) for key, holders in held.items() if key not in known]
+        self._rows = kept
+        rows.sort(key=lambda r: (r.node, r.driver, r.pool))
+        return Tally(tuple(rows), tuple(sets), tuple(notes))
+
+    def _row(
+        self,
+        key: DeviceKey,
+        device: _Device,
+        holders: tuple[Holder, ...],
+        left: Draws,
+        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]],
+    ) -> DeviceRow:
+        use = _use(device, holders, left)
+        before = self._rows.get(key)
+        if before is not None and before[0] is device and before[1] == holders and before[2].use is use:
+            kept[key] = before
+            return before[2]
+        row = device.row
+        if holders or use is not Use.FREE:
+            row = replace(row, use=use, holders=holders)
+        if device.shared:
+            meters = tuple(_meter(n, _consumed(n, holders), Quantity(v)) for n, v in row.capacity.items())
+            row = replace(row, meters=meters)
+        kept[key] = (device, holders, row)
+        return row
+
+
+def tally(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
+    """:meth:`Tallier.tally`, once."""
+    return Tallier().tally(slices, claims, reaches)
+
+
+def _told(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
+    """In place of what cannot be made, a sentence that says so."""
+
+    def tried(obj: JSON) -> T | str:
+        try:
+            return make(obj)
+        except _ODD as e:
+            meta = obj.get("metadata")
+            name = clip(meta.get("name")) if isinstance(meta, Mapping) else "?"
+            return f"{what}, {name}, cannot be read, and is left out: {describe(e)}"
+
+    return tried
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+def _held(found: Iterable[Sequence[tuple[DeviceKey, Holder]] | str], notes: list[str]) -> dict[DeviceKey, list[Holder]]:
+    out: dict[DeviceKey, list[Holder]] = {}
+    for holders in found:
+        if isinstance(holders, str):
+            notes.append(holders)
+            continue
+        for key, holder in holders:
+            out.setdefault(key, []).append(holder)
+    return out
+
+
+def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
+    meta, status = claim["metadata"], claim.get("status") or {}
+    namespace = str(meta.get("namespace") or "")
+    pods = tuple(_consumer(namespace, r) for r in status.get("reservedFor") or [])
+    told = {(s["driver"], s["pool"], s["device"], s.get("shareID") or ""): s for s in status.get("devices") or []}
+    for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+        key = (str(r["driver"]), str(r["pool"]), str(r["device"]))
+        share = str(r.get("shareID") or "")
+        of_driver = told.get((*key, share)) or {}
+        yield (
+            key,
+            Holder(
+                claim=f"{namespace}/{meta['name']}",
+                request=str(r["request"]),
+                pods=pods,
+                share=share,
+                amounts={_short(n): str(a) for n, a in (r.get("consumedCapacity") or {}).items()},
+                admin=bool(r.get("adminAccess")),
+                conditions=tuple(_conditions(of_driver, r)),
+                network=_network(of_driver.get("networkData") or {}),
+                state=str(claim.get("state") or ""),
+            ),
+        )
+
+
+def _consumer(namespace: str, reference: JSON) -> str:
+    """A pod by its name; what else a claim is reserved for says what it is: ``podgroups ml/train`` (KEP-5729)."""
+    resource, name = str(reference.get("resource", "pods")), f"{namespace}/{reference['name']}"
+    return name if resource == "pods" else f"{resource} {name}"
+
+
+def _conditions(status: JSON, result: JSON) -> Iterator[str]:
+    """Those that a reader should know: what is not True, what means failure, and what is still to come (KEP-5007)."""
+    failures = set(result.get("bindingFailureConditions") or [])
+    seen = set()
+    for c in status.get("conditions") or []:
+        seen.add(c["type"])
+        if (c["status"] == "True") is (c["type"] in failures):
+            words = [w for w in (c.get("reason"), c.get("message")) if w]
+            yield clip(f"{c['type']} is {c['status']}" + (f": {': '.join(words)}" if words else ""))
+    yield from (f"{t} is awaited" for t in result.get("bindingConditions") or [] if t not in seen)
+
+
+def _network(data: JSON) -> str:
+    words = [data.get("interfaceName"), *(data.get("ips") or []), data.get("hardwareAddress")]
+    return clip(" ".join(str(w) for w in words if w))
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+def _pools(slices: Iterable[_Slice | str], notes: list[str]) -> dict[PoolKey, list[_Slice]]:
+    """The slices of each pool's newest generation."""
+    out: dict[PoolKey, list[_Slice]] = {}
+    for sl in slices:
+        if isinstance(sl, str):
+            notes.append(sl)
+            continue
+        found = out.setdefault(sl.pool, [])
+        if found and sl.generation > found[0].generation:
+            found.clear()
+        if not found or sl.generation == found[0].generation:
+            found.append(sl)
+    for (driver, name), found in out.items():
+        if len(found) != found[0].wanted:
+            notes.append(
+                f"pool {driver}/{name} has {len(found)} of {found[0].wanted} slices: "
+                "no device of it is allocated until it is complete"
+            )
+    return out
+
+
+def _slice(sl: JSON) -> _Slice:
+    spec, pool = sl["spec"], sl["spec"]["pool"]
+    key = (str(spec["driver"]), str(pool["name"]))
+    sets = {
+        str(s["name"]): {str(n): Quantity(c["value"]) for n, c in s["counters"].items()}
+        for s in spec.get("sharedCounters") or []
+    }
+    devices = [_device(key, spec, d) for d in spec.get("devices") or []]
+    wanted, generation = int(pool["resourceSliceCount"]), int(pool.get("generation") or 0)
+    return _Slice(key, generation, wanted, str(spec.get("nodeName") or ""), devices, sets, sl)
+
+
+def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
+    attributes = {str(n): _value(v) for n, v in (device.get("attributes") or {}).items()}
+    capacity = {str(n): str(Quantity(c["value"])) for n, c in (device.get("capacity") or {}).items()}
+    taints = device.get("taints") or []
+    bad = any(t.get("effect") != _EFFECTLESS for t in taints)
+    owner = device if spec.get("perDeviceNodeSelection") else spec
+    draws = {
+        str(c["counterSet"]): {str(n): Quantity(v["value"]) for n, v in c["counters"].items()}
+        for c in device.get("consumesCounters") or []
+    }
+    row = DeviceRow(
+        node=str(owner.get("nodeName") or ""),
+        driver=pool[0],
+        pool=pool[1],
+        name=str(device["name"]),
+        use=Use.FREE,
+        health=Health.TAINTED if bad else Health.UNSAID,
+        reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
+        root=_first(attributes, _ROOTS),
+        numa=_first(attributes, _NUMA),
+        sets=tuple(draws),
+        taints=tuple(_taint(t) for t in taints),
+        attributes=attributes,
+        capacity=capacity,
+    )
+    return _Device(row, draws, bool(device.get("allowMultipleAllocations")), device)
+
+
+def _left(
+    key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_Device], held: Mapping[DeviceKey, Iterable[Holder]]
+) -> dict[str, dict[str, Quantity]]:
+    """Of each counter, what nobody has. A device draws once, however many share it; admin access draws nothing."""
+    left = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
+    for device in devices:
+        if device.draws and any(not h.admin for h in held.get((*key, device.row.name), ())):
+            for name, counters in device.draws.items():
+                of = left.setdefault(name, {})
+                for counter, amount in counters.items():
+                    of[counter] = of.get(counter, _NOTHING) - amount
+    return left
+
+
+def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> Use:
+    if any(not h.admin for h in holders):
+        return Use.SHARED if device.shared else Use.HELD
+    for name, counters in device.draws.items():
+        of = left.get(name, {})
+        if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
+            return Use.BLOCKED
+    return Use.FREE
+
+
+def _unseen(key: DeviceKey, holders: Iterable[Holder], awaited: Collection[PoolKey]) -> DeviceRow:
+    """A device that claims alone know of: it is gone, unless a slice of its pool is still to come."""
+    use, told = Use.GONE, "no slice has it any more"
+    if key[:2] in awaited:
+        use, told = Use.HELD, "not in the slices of its pool that are published so far"
+    return DeviceRow("", *key, use, Health.UNSAID, holders=tuple(holders), message=told)
+
+
+def _set(
+    pool: PoolKey, name: str, sl: _Slice, left: Mapping[str, Quantity], devices: Iterable[DeviceRow]
+) -> CounterSet:
+    meters = tuple(_meter(n, total - left[n], total) for n, total in sl.sets[name].items())
+    # Counters have a slice of their own: they belong where the devices are that draw from them.
+    nodes = {d.node for d in devices if name in d.sets}
+    node = sl.node or (nodes.pop() if len(nodes) == 1 else "")
+    return CounterSet(*pool, name, node, meters)
+
+
+# --- words and amounts ----------------------------------------------------------------------------
+
+
+_NOTHING = Quantity(0)
+
+
+def _meter(name: str, taken: Quantity, total: Quantity) -> Meter:
+    share = float(taken) / float(total) if total else float(bool(taken))
+    return Meter(_short(name), str(taken), str(total), round(share, 4))
+
+
+def _consumed(name: str, holders: Iterable[Holder]) -> Quantity:
+    total = _NOTHING
+    for h in holders:
+        if not h.admin and (amount := h.amounts.get(_short(name))):
+            try:
+                total = Quantity(amount) + total  # in the format of what claims have
+            except QuantityError:
+                continue
+    return total
+
+
+def _short(name: str) -> str:
+    """Without the domain, which is the driver's own as a rule."""
+    return name.rpartition("/")[2]
+
+
+def _value(attribute: JSON) -> str:
+    """Whichever of the typed fields it has; lists with commas (KEP-5491)."""
+    for value in attribute.values():
+        if isinstance(value, list):
+            return ", ".join(map(_plain, value))
+        return _plain(value)
+    return ""
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else clip(value)
+
+
+def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
+    """The value of the first of ``names``, whole or without domain, whatever letters are large in it."""
+    whole = {n.lower(): v for n, v in attributes.items()}
+    bare = {_short(n).replace("-", "").replace("_", ""): v for n, v in whole.items()}
+    return next((v for n in names if (v := whole.get(n) or bare.get(n))), "")
+
+
+def _taint(taint: JSON) -> str:
+    """As people write one: ``key=value:NoExecute``."""
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return clip(f"{taint['key']}{value}:{taint['effect']}")
+
+
+__all__ = ["Tallier", "Tally", "tally"]

@@ -1,0 +1,206 @@
+"""What the API server accepts as the status of a ResourceClaim (v1, as of 1.36): consumers, allocation, status of devices."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from . import names
+from .claims import MAX_CONFIGS, configuration, known_requests, request_name
+from .common import MAX_OPAQUE_BYTES, driver_name, items, json_object, node_selector, pool_name
+from .field_errors import FieldError, duplicate, forbidden, invalid, invalids, required, too_long, too_many, unsupported
+from .metadata import updated_metadata
+from .slices import bindings
+
+MAX_RESERVED = 256
+MAX_RESULTS = 32
+MAX_CONDITIONS = 8
+MAX_IPS = 16
+MAX_INTERFACE_NAME = 256
+MAX_HARDWARE_ADDRESS = 128
+MAX_CONDITION_REASON = 1024
+MAX_CONDITION_MESSAGE = 32 * 1024
+CONDITION_STATUSES = ("False", "True", "Unknown")
+SOURCES = ("FromClaim", "FromClass")
+
+JSON = Mapping[str, Any]
+DeviceKey = tuple[str, str, str, str | None]
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
+    """Every fault of an update of a claim's status, which has been through :func:`without_deallocated`."""
+    status, before = new.get("status") or {}, old.get("status") or {}
+    out = _consumers(status, before, deleted=bool(new["metadata"].get("deletionTimestamp")))
+    allocation, previous = status.get("allocation"), before.get("allocation")
+    if previous is not None and allocation is not None:
+        if allocation != previous:
+            out.append(invalid("status.allocation", "<value omitted>", "field is immutable"))
+    elif allocation is not None:
+        out += _allocation(allocation, "status.allocation", known_requests(new["spec"]))
+    allocated = set(map(device_key, _results(status)))
+
+    def device(value: JSON, path: str) -> list[FieldError]:
+        return _device_status(value, path, allocated)
+
+    devices = status.get("devices") or []
+    return out + items(devices, len(devices), device, "status.devices", lambda d: _shown(device_key(d)))
+
+
+def device_key(owner: JSON) -> DeviceKey:
+    """Which device, or share of one, a result or an entry of ``status.devices`` is about."""
+    return owner["driver"], owner["pool"], owner["device"], owner.get("shareID")
+
+
+def without_deallocated(status: JSON, before: JSON) -> dict[str, Any]:
+    """``status`` without the entries of devices that were allocated ``before`` and are no longer."""
+    gone = set(map(device_key, _results(before))) - set(map(device_key, _results(status)))
+    if not gone or not status.get("devices"):
+        return dict(status)
+    kept = [d for d in status["devices"] if device_key(d) not in gone]
+    return {k: v for k, v in status.items() if k != "devices"} | ({"devices": kept} if kept else {})
+
+
+def _results(status: JSON) -> list[JSON]:
+    return ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+
+
+def _shown(key: DeviceKey) -> str:
+    return "/".join(part for part in key if part)
+
+
+def _consumers(status: JSON, before: JSON, *, deleted: bool) -> list[FieldError]:
+    path, reserved = "status.reservedFor", status.get("reservedFor") or []
+
+    def check(consumer: JSON, where: str) -> list[FieldError]:
+        return [required(f"{where}.{k}") for k in ("resource", "name", "uid") if not consumer.get(k)]
+
+    out = items(reserved, MAX_RESERVED, check, path, lambda c: c["uid"])
+    if not reserved:
+        return out
+    if status.get("allocation") is None:
+        out.append(forbidden(path, "may not be specified when `allocated` is not set"))
+    elif deleted and any(consumer not in (before.get("reservedFor") or []) for consumer in reserved):
+        rule = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
+        out.append(forbidden(path, rule))
+    return out
+
+
+def _allocation(allocation: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    devices = allocation.get("devices") or {}
+
+    def result(value: JSON, at: str) -> list[FieldError]:
+        return _result(value, at, known)
+
+    def config(value: JSON, at: str) -> list[FieldError]:
+        source = value["source"]
+        if not source:
+            out = [required(f"{at}.source")]
+        else:
+            out = [] if source in SOURCES else [unsupported(f"{at}.source", source, SOURCES)]
+        return out + configuration(value, at, known)
+
+    out = items(devices.get("results"), MAX_RESULTS, result, f"{path}.devices.results")
+    out += items(devices.get("config"), 2 * MAX_CONFIGS, config, f"{path}.devices.config")
+    if (selector := allocation.get("nodeSelector")) is not None:
+        out += node_selector(selector, f"{path}.nodeSelector")
+    return out
+
+
+def _device_id(value: JSON, path: str) -> list[FieldError]:
+    out = driver_name(value["driver"], f"{path}.driver") + pool_name(value["pool"], f"{path}.pool")
+    out += invalids(f"{path}.device", value["device"], names.label(value["device"]))
+    if (share := value.get("shareID")) is not None:
+        out += _share(share, f"{path}.shareID")
+    return out
+
+
+def _result(result: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    out = request_name(result["request"], f"{path}.request", known) + _device_id(result, path)
+    return out + bindings(result, path)
+
+
+def _share(value: str, path: str) -> list[FieldError]:
+    if _UUID.fullmatch(value):
+        return []
+    rule = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters"
+    return [invalid(path, value, rule)]
+
+
+def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[FieldError]:
+    out = _device_id(device, path)
+    if device_key(device) not in allocated:
+        out.append(invalid(path, _shown(device_key(device)), "must be an allocated device in the claim"))
+    conditions = device.get("conditions") or []
+    if len(conditions) > MAX_CONDITIONS:
+        out.append(too_many(f"{path}.conditions", len(conditions), MAX_CONDITIONS))
+    types: set[str] = set()
+    for i, condition in enumerate(conditions):
+        where = f"{path}.conditions[{i}]"
+        if condition["type"] in types:
+            out.append(duplicate(f"{where}.type", condition["type"]))
+        types.add(condition["type"])
+        out += _condition(condition, where)
+    if device.get("data") is not None:
+        out += json_object(device["data"], f"{path}.data", MAX_OPAQUE_BYTES)
+    return out + network_data(device.get("networkData") or {}, f"{path}.networkData")
+
+
+def _condition(condition: JSON, path: str) -> list[FieldError]:
+    out = invalids(f"{path}.type", condition["type"], names.qualified(condition["type"]))
+    if condition["status"] not in CONDITION_STATUSES:
+        out.append(unsupported(f"{path}.status", condition["status"], CONDITION_STATUSES))
+    if condition.get("observedGeneration", 0) < 0:
+        rule = "must be greater than or equal to zero"
+        out.append(invalid(f"{path}.observedGeneration", condition["observedGeneration"], rule))
+    if not condition["lastTransitionTime"]:
+        out.append(required(f"{path}.lastTransitionTime", "must be set"))
+    reason = condition["reason"]
+    if not reason:
+        out.append(required(f"{path}.reason", "must be set"))
+    else:
+        if not _REASON.fullmatch(reason):
+            rule = (
+                "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric "
+                "characters or '_,:', and must end with an alphanumeric character or '_'"
+            )
+            out.append(invalid(f"{path}.reason", reason, rule))
+        if len(reason.encode()) > MAX_CONDITION_REASON:
+            out.append(too_long(f"{path}.reason", MAX_CONDITION_REASON))
+    if len(condition["message"].encode()) > MAX_CONDITION_MESSAGE:
+        out.append(too_long(f"{path}.message", MAX_CONDITION_MESSAGE))
+    return out
+
+
+def network_data(data: JSON, path: str) -> list[FieldError]:
+    """Every fault of what is told of a network device."""
+    out: list[FieldError] = []
+    for field, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
+        if len(data.get(field, "").encode()) > limit:
+            out.append(too_long(f"{path}.{field}", limit))
+
+    return out + items(data.get("ips"), MAX_IPS, _interface_address, f"{path}.ips", str)
+
+
+def _interface_address(value: str, path: str) -> list[FieldError]:
+    """An address with the length of its network's prefix, in canonical form."""
+    rule = 'must be a valid address in CIDR form, (e.g. "10.9.8.7/24" or "2001:db8::1/64")'
+    try:
+        address = ipaddress.ip_interface(value)
+    except ValueError:
+        return [invalid(path, value, rule)]
+    if "/" not in value or not value.rpartition("/")[2].isdigit():
+        return [invalid(path, value, rule)]
+    if str(address) != value:
+        return [invalid(path, value, f'must be in canonical form ("{address}")')]
+    return []
+
+
+def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
+    """On an update of a claim, or of a template, only its metadata is looked at, and that the spec stays."""
+    same = new["spec"] == old["spec"]
+    out = updated_metadata(new["metadata"])
+    return out if same else [*out, invalid("spec", "<value omitted>", "field is immutable")]

@@ -1,0 +1,225 @@
+"""What the API server accepts as a ResourceClaim, ResourceClaimTemplate or DeviceClass (v1, as of 1.36).
+
+CEL expressions are compiled by whoever has a compiler: pass it as ``compile``, which raises ``ValueError`` with the
+compiler's words, :class:`ProgramFault` where the expression compiles and no program can be made of it. Without one, only their
+length is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from . import names
+from .common import items, opaque, qualified_name, taint_effect, taint_key
+from .field_errors import (
+    FieldError,
+    ProgramFault,
+    forbidden,
+    internal,
+    invalid,
+    invalids,
+    required,
+    too_long,
+    unsupported,
+)
+from .metadata import metadata, template_metadata, updated_metadata
+
+MAX_REQUESTS = 32
+MAX_CONSTRAINTS = 32
+MAX_CONFIGS = 32
+MAX_SELECTORS = 32
+MAX_SUBREQUESTS = 8
+MAX_CEL_BYTES = 10 * 1024
+MAX_CEL_COST = 1_000_000
+MAX_EXTENDED_NAME = 63
+
+JSON = Mapping[str, Any]
+Compile = Callable[[str], object] | None
+
+
+def validate_claim(obj: JSON, compile: Compile = None) -> list[FieldError]:
+    return metadata(obj["metadata"]) + _claim_spec(obj["spec"], "spec", compile)
+
+
+def validate_template(obj: JSON, compile: Compile = None) -> list[FieldError]:
+    inner = obj["spec"]
+    out = metadata(obj["metadata"]) + template_metadata(inner["metadata"], "spec.metadata")
+    return out + _claim_spec(inner["spec"], "spec.spec", compile)
+
+
+def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) -> list[FieldError]:
+    spec = obj["spec"]
+    out = updated_metadata(obj["metadata"]) if update else metadata(obj["metadata"])
+    out += items(spec.get("selectors"), MAX_SELECTORS, lambda s, p: _selector(s, p, compile), "spec.selectors")
+    out += items(spec.get("config"), MAX_CONFIGS, _opaque_only, "spec.config")
+    if (extended := spec.get("extendedResourceName")) is not None and not _is_extended(extended):
+        out.append(invalid("spec.extendedResourceName", extended, "must be a valid extended resource name"))
+    return out
+
+
+def _is_extended(name: str) -> bool:
+    """KEP-5004: not native, not a quota request, a qualified name, and room for the quota's prefix."""
+    if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io") or name.startswith("requests."):
+        return False
+    return not names.qualified(f"requests.{name}") and len(name.split("/")[1]) <= MAX_EXTENDED_NAME
+
+
+def known_requests(spec: JSON) -> frozenset[str]:
+    """What the parts of a claim may refer to: ``request``, and ``request/alternative`` where it has alternatives."""
+    alternatives: dict[str, list[str]] = {}
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        alternatives[request["name"]] = [a["name"] for a in request.get("firstAvailable") or []]
+    return frozenset(alternatives) | {f"{name}/{sub}" for name, subs in alternatives.items() for sub in subs}
+
+
+def _claim_spec(spec: JSON, path: str, compile: Compile) -> list[FieldError]:
+    devices = spec.get("devices") or {}
+    where = f"{path}.devices"
+    known = known_requests(spec)
+
+    def request(value: JSON, at: str) -> list[FieldError]:
+        return _request(value, at, compile)
+
+    def constraint(value: JSON, at: str) -> list[FieldError]:
+        return _constraint(value, at, known)
+
+    def config(value: JSON, at: str) -> list[FieldError]:
+        return configuration(value, at, known)
+
+    out = items(devices.get("requests"), MAX_REQUESTS, request, f"{where}.requests", lambda r: r["name"])
+    out += items(devices.get("constraints"), MAX_CONSTRAINTS, constraint, f"{where}.constraints")
+    return out + items(devices.get("config"), MAX_CONFIGS, config, f"{where}.config")
+
+
+def configuration(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    """Every fault of one entry of ``config``: of a claim, or of an allocation."""
+    return request_names(value.get("requests"), f"{path}.requests", known) + _opaque_only(value, path)
+
+
+def _opaque_only(value: JSON, path: str) -> list[FieldError]:
+    if value.get("opaque") is None:
+        return [required(f"{path}.opaque")]
+    return opaque(value["opaque"], f"{path}.opaque")
+
+
+def request_names(values: list[str] | None, path: str, known: frozenset[str]) -> list[FieldError]:
+    return items(values, MAX_REQUESTS, lambda v, at: request_name(v, at, known), path, str)
+
+
+def request_name(value: str, path: str, known: frozenset[str]) -> list[FieldError]:
+    """A reference to a request, or to one of its alternatives."""
+    rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+    parts = value.split("/")
+    if len(parts) > 2:
+        return [invalid(path, value, rule)]
+    out = [fault for part in parts for fault in invalids(path, part, names.label(part))]
+    return out if value in known else [*out, invalid(path, value, rule)]
+
+
+def _request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
+    out = invalids(f"{path}.name", request["name"], names.label(request["name"]))
+    exactly, alternatives = request.get("exactly"), request.get("firstAvailable")
+    rule = "exactly one of `exactly` or `firstAvailable` is required"
+    if exactly is not None and alternatives:
+        return [*out, invalid(path, None, f"{rule}, but multiple fields are set")]
+    if exactly is not None:
+        return out + _device_request(exactly, f"{path}.exactly", compile)
+    if not alternatives:
+        return [*out, required(path, rule)]
+
+    def sub(value: JSON, where: str) -> list[FieldError]:
+        faults = invalids(f"{where}.name", value["name"], names.label(value["name"]))
+        return faults + _device_request(value, where, compile)
+
+    return out + items(alternatives, MAX_SUBREQUESTS, sub, f"{path}.firstAvailable", lambda s: s["name"])
+
+
+def _device_request(request: JSON, path: str, compile: Compile) -> list[FieldError]:
+    out: list[FieldError] = []
+    class_name = request["deviceClassName"]
+    where = f"{path}.deviceClassName"
+    if not class_name:
+        out.append(required(where))
+    else:
+        out += invalids(where, class_name, names.subdomain(class_name))
+    out += items(request.get("selectors"), MAX_SELECTORS, lambda s, p: _selector(s, p, compile), f"{path}.selectors")
+    mode, count = request.get("allocationMode", ""), request.get("count", 0)
+    if mode == "All":
+        if count:
+            rule = f"must not be specified when allocationMode is '{mode}'"
+            out.append(invalid(f"{path}.count", count, rule))
+    elif mode == "ExactCount":
+        if count <= 0:
+            out.append(invalid(f"{path}.count", count, "must be greater than zero"))
+    else:
+        out.append(unsupported(f"{path}.allocationMode", mode, ("All", "ExactCount")))
+    return out + tolerations(request.get("tolerations"), f"{path}.tolerations")
+
+
+def _selector(selector: JSON, path: str, compile: Compile) -> list[FieldError]:
+    cel = selector.get("cel")
+    if cel is None:
+        return [required(f"{path}.cel")]
+    expression, where = cel["expression"], f"{path}.cel.expression"
+    if len(expression.encode()) > MAX_CEL_BYTES:
+        return [too_long(where, MAX_CEL_BYTES)]
+    if compile:
+        try:
+            estimate = getattr(compile(expression), "max_cost", 0)
+        except ProgramFault as e:
+            return [internal(where, str(e))]
+        except ValueError as e:
+            return [invalid(where, expression, str(e))]
+        if estimate > MAX_CEL_COST:
+            return [forbidden(where, "too complex, exceeds cost limit")]
+    return []
+
+
+def tolerations(values: list[JSON] | None, path: str) -> list[FieldError]:
+    return [fault for i, value in enumerate(values or []) for fault in toleration(value, f"{path}[{i}]")]
+
+
+def toleration(value: JSON, path: str) -> list[FieldError]:
+    """Every fault of one device toleration."""
+    out: list[FieldError] = []
+    key, operator = value.get("key", ""), value.get("operator", "")
+    if key:
+        out += taint_key(key, f"{path}.key")
+    if operator == "Exists":
+        if value.get("value"):
+            out.append(invalid(f"{path}.value", value["value"], "must be empty for operator `Exists`"))
+    elif operator == "Equal":
+        out += invalids(f"{path}.value", value.get("value", ""), names.label_value(value.get("value", "")))
+    elif not operator:
+        out.append(required(f"{path}.operator"))
+    else:
+        out.append(unsupported(f"{path}.operator", operator, ("Equal", "Exists")))
+    if effect := value.get("effect"):
+        out += taint_effect(effect, f"{path}.effect")
+    return out
+
+
+def _constraint(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
+    out = request_names(value.get("requests"), f"{path}.requests", known)
+    match, distinct = value.get("matchAttribute"), value.get("distinctAttribute")
+    if match is not None:
+        out += qualified_name(match, f"{path}.matchAttribute", fully=True)
+    elif distinct is not None:
+        out += qualified_name(distinct, f"{path}.distinctAttribute", fully=True)
+    else:
+        out.append(required(path, "exactly one of `matchAttribute` or `distinctAttribute` is required"))
+    return out
+
+
+def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
+    """Admin access is for namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
+    if labels.get("resource.kubernetes.io/admin-access") == "true":
+        return []
+    rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
+    requests = (spec.get("devices") or {}).get("requests") or []
+    for i, r in enumerate(requests):
+        if (r.get("exactly") or {}).get("adminAccess"):
+            # The path is the server's, which leaves `exactly` out, also for templates.
+            return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
+    return []

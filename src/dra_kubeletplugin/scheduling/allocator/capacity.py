@@ -1,0 +1,80 @@
+"""Consumable capacity (KEP-5075): how much of a device a request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...resourceapi.quantity import Format, Quantity, canonical, parse
+from ...resourceapi.validation.capacity import has_fractions
+
+JSON = Mapping[str, Any]
+_LARGEST = 2**63 - 1  # steps beyond it are not counted
+_NANO = 9  # digits behind the point: a billionth is the least that Kubernetes knows
+
+
+def consumed(device: JSON, requested: JSON | None, *, fractions: bool = False) -> dict[str, Quantity] | None:
+    """What a request for ``requested`` takes from each capacity of ``device``; None where it cannot be had.
+
+    ``fractions``: steps of ranges with fractions are counted exactly (gate DRAFractionalCapacityRange).
+    """
+    capacities = device.get("capacity") or {}
+    wanted = {k: parse(str(v)) for k, v in ((requested or {}).get("requests") or {}).items()}
+    if any(name not in capacities for name in wanted):
+        return None
+    out: dict[str, Quantity] = {}
+    for name, capacity in capacities.items():
+        amount = _amount(wanted.get(name), capacity, fractions=fractions)
+        if amount is None or amount > parse(capacity["value"]):
+            return None
+        out[name] = amount
+    return out
+
+
+def fits(device: JSON, requested: JSON | None) -> bool:
+    """Whether a device that is allocated whole is large enough for ``requested``."""
+    capacities = device.get("capacity") or {}
+    for name, value in ((requested or {}).get("requests") or {}).items():
+        if name not in capacities or parse(str(value)) > parse(capacities[name]["value"]):
+            return False
+    return True
+
+
+def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quantity | None:
+    """The requested amount, or the default, rounded up to what the policy allows; None where it allows none."""
+    policy = capacity.get("requestPolicy")
+    if policy is None:
+        return wanted if wanted is not None else parse(capacity["value"])
+    if wanted is None:
+        return parse(policy["default"]) if policy.get("default") is not None else parse(capacity["value"])
+    if values := policy.get("validValues"):
+        fitting = [v for v in sorted(parse(v) for v in values) if v >= wanted]
+        return fitting[0] if fitting else None
+    span = policy.get("validRange")
+    if span is None:
+        return wanted
+    low = parse(span["min"]) if span.get("min") is not None else Quantity(0)
+    if wanted < low:
+        return low
+    amount = wanted
+    if span.get("step") is not None and (step := parse(span["step"])).rounded_up:
+        if fractions and has_fractions(policy):
+            if wanted.value > _LARGEST:
+                return None
+            amount = _stepped(wanted, low, step)
+        else:  # steps are counted in whole numbers, and the result is written as a binary quantity
+            steps = -(-(wanted.rounded_up - low.rounded_up) // step.rounded_up)
+            amount = Quantity(low.rounded_up + steps * step.rounded_up, Format.BINARY)
+    if span.get("max") is not None and amount > parse(span["max"]):
+        return None
+    return amount
+
+
+def _stepped(wanted: Quantity, low: Quantity, step: Quantity) -> Quantity:
+    """The next amount that is a whole number of steps above ``low``."""
+    missing, each = (int(q.value.scaleb(_NANO)) for q in (wanted - low, step))
+    return Quantity(low.value + step.value * -(-missing // each))
+
+
+def shown(amounts: Mapping[str, Quantity]) -> dict[str, str]:
+    return {name: canonical(q) for name, q in amounts.items()}

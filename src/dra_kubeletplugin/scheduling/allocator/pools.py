@@ -1,0 +1,167 @@
+"""Slices gathered into pools: which devices a node can see, and whether a pool can be trusted now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...resourceapi import node_selectors as nodes
+from .. import cel
+
+JSON = Mapping[str, Any]
+PoolKey = tuple[str, str]  # driver, pool
+Everywhere = Callable[[PoolKey], Sequence[JSON]]
+
+
+class DeviceId(NamedTuple):
+    driver: str
+    pool: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.pool}/{self.device}"
+
+
+@dataclass(eq=False)
+class Candidate:
+    """One device of one slice, as the allocator sees it. ``here``: it is for the node, and not only its slice.
+
+    Selectors are evaluated before that is looked at: one that fails on a device elsewhere fails the pod.
+    """
+
+    id: DeviceId
+    device: JSON
+    slice: JSON
+    here: bool
+    matches: dict[str, bool] = field(default_factory=dict)  # what is known of selectors, by their expression
+
+    @cached_property
+    def multiple(self) -> bool:
+        return bool(self.device.get("allowMultipleAllocations"))
+
+    @cached_property
+    def seen(self) -> cel.Device:
+        """As a selector sees it."""
+        return cel.Device(self.id.driver, self.device)
+
+
+@dataclass(eq=False)
+class Pool:
+    """A pool as one node sees it. ``slices`` has those that matter for the node; ``others`` are elsewhere."""
+
+    driver: str
+    name: str
+    slices: list[JSON]
+    others: list[JSON] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)  # of the slices for the node
+    incomplete: bool = False
+    invalid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.driver}/{self.name}"
+
+    @cached_property
+    def key(self) -> PoolKey:
+        return self.driver, self.name
+
+    @property
+    def counter_sets(self) -> dict[str, JSON]:
+        return {s["name"]: s["counters"] for sl in self.slices for s in sl["spec"].get("sharedCounters") or []}
+
+    @property
+    def devices(self) -> Iterable[JSON]:
+        """All devices, also those of other nodes: they consume the same counters."""
+        return (d for sl in [*self.slices, *self.others] for d in sl["spec"].get("devices") or [])
+
+    @property
+    def binding(self) -> bool:
+        return any(d.get("bindingConditions") for sl in self.slices for d in sl["spec"].get("devices") or [])
+
+
+def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[Pool]:
+    """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name.
+
+    What a pool is, is decided by its slices for the node: their newest generation counts. Only where they are not all
+    that the pool has, the slices of other nodes are looked at: ``everywhere`` answers a pool's slices.
+    """
+    relevant: dict[tuple[str, str], list[JSON]] = {}
+    for sl in slices:
+        if _is_relevant(sl["spec"], node):
+            found = relevant.setdefault(key_of(sl), [])
+            if found and _generation(sl) > _generation(found[0]):
+                found.clear()
+            if not found or _generation(sl) == _generation(found[0]):
+                found.append(sl)
+    pools = [p for here in relevant.values() if (p := _pool(here, everywhere, node))]
+    return sorted(pools, key=lambda p: (p.binding and not p.incomplete and not p.invalid, p.driver, p.name))
+
+
+def key_of(sl: JSON) -> PoolKey:
+    return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
+
+
+def _generation(sl: JSON) -> int:
+    return int(sl["spec"]["pool"].get("generation", 0))
+
+
+def _is_relevant(spec: JSON, node: JSON) -> bool:
+    """Whether a slice has a device for the node, or counters that all nodes share."""
+    if spec.get("sharedCounters"):
+        return True
+    if spec.get("perDeviceNodeSelection"):
+        return any(_is_here(d, node) for d in spec.get("devices") or [])
+    return _is_here(spec, node)
+
+
+def _is_here(owner: JSON, node: JSON) -> bool:
+    return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
+
+
+def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> Pool | None:
+    """The pool of the slices for a node; None where a newer generation is being published elsewhere."""
+    key, generation = key_of(here[0]), _generation(here[0])
+    count = here[0]["spec"]["pool"]["resourceSliceCount"]
+    pool = Pool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
+    if len(here) != count:
+        same = everywhere(key)
+        if any(_generation(s) > generation for s in same):
+            return None
+        current = [s for s in same if _generation(s) == generation]
+        if len(current) != count:
+            return Pool(key[0], key[1], [], incomplete=True)
+        names = {s["metadata"]["name"] for s in here}
+        pool.others = [s for s in current if s["metadata"]["name"] not in names]
+    pool.invalid = _fault(pool)
+    for sl in pool.slices:
+        per_device = bool(sl["spec"].get("perDeviceNodeSelection"))
+        for device in sl["spec"].get("devices") or []:
+            for_node = not per_device or _is_here(device, node)
+            pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl, for_node))
+    return pool
+
+
+def _fault(pool: Pool) -> str:
+    """Why a complete pool cannot be used; empty when it can. Names are looked at on this node only."""
+    seen: set[str] = set()
+    for sl in pool.slices:
+        for device in sl["spec"].get("devices") or []:
+            if device["name"] in seen:
+                return f"duplicate device name {device['name']}"
+            seen.add(device["name"])
+    sets: dict[str, JSON] = {}
+    for sl in pool.slices:
+        for counter_set in sl["spec"].get("sharedCounters") or []:
+            if counter_set["name"] in sets:
+                return f"duplicate counter set name {counter_set['name']}"
+            sets[counter_set["name"]] = counter_set["counters"]
+    for device in pool.devices:
+        for consumed in device.get("consumesCounters") or []:
+            counters = sets.get(consumed["counterSet"])
+            if counters is None:
+                return f"counter set {consumed['counterSet']} not found"
+            for name in consumed["counters"]:
+                if name not in counters:
+                    return f"counter {name} not found in counter set {consumed['counterSet']}"
+    return ""

@@ -1,0 +1,135 @@
+"""From picked devices to an AllocationResult: results, configuration, where the claim can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...resourceapi.quantity import Quantity
+from . import capacity
+from .faults import AllocationError
+from .pools import Candidate
+
+JSON = Mapping[str, Any]
+
+
+@dataclass
+class PickedRequest:
+    """A request, or one alternative of it, with its class."""
+
+    name: str
+    parent: str  # empty for a request without alternatives
+    spec: JSON
+    device_class: JSON
+    count: int = 0
+    all: list[Candidate] | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.parent}/{self.name}" if self.parent else self.name
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.spec.get("adminAccess"))
+
+
+@dataclass
+class Pick:
+    request: PickedRequest
+    candidate: Candidate
+    share: str = ""
+    consumed: dict[str, Quantity] = field(default_factory=dict)
+
+
+def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> dict[str, Any]:
+    """The AllocationResult of one claim."""
+    devices: dict[str, Any] = {}
+    if picks:
+        devices["results"] = [_device_result(p) for p in picks]
+    if config := _config(claim, picks, classes):
+        devices["config"] = config
+    out: dict[str, Any] = {"devices": devices}
+    if selector := _node_selector(node, claim, picks):
+        out["nodeSelector"] = selector
+    return out
+
+
+def _config(claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> list[dict[str, Any]]:
+    """Class entries first, then the claim's own, for the requests and alternatives that were chosen."""
+    chosen = {p.request.full_name: p.request for p in picks}
+    by_class: dict[str, list[str]] = {}
+    for full_name, request in chosen.items():
+        by_class.setdefault(request.device_class["metadata"]["name"], []).append(full_name)
+    out = []
+    for class_name, names in by_class.items():
+        for config in classes[class_name]["spec"].get("config") or []:
+            out.append({"source": "FromClass", "requests": names, **config})
+    requests = claim["spec"].get("devices", {}).get("requests") or []
+    for config in claim["spec"].get("devices", {}).get("config") or []:
+        names = config.get("requests") or []
+        entry = {"source": "FromClaim", **{k: v for k, v in config.items() if k != "requests"}}
+        if not names:
+            out.append(entry)
+            continue
+        # Kubernetes repeats an entry for each of the requests that it is for.
+        out += [{**entry, "requests": names} for r in requests if _is_for(names, r["name"], chosen)]
+    return out
+
+
+def _is_for(names: list[str], request: str, chosen: Mapping[str, PickedRequest]) -> bool:
+    alternative = next((full for full, r in chosen.items() if r.parent == request), None)
+    return request in names or alternative in names
+
+
+def _device_result(pick: Pick) -> dict[str, Any]:
+    device, request = pick.candidate.id, pick.request
+    out: dict[str, Any] = {"request": request.full_name, **device._asdict()}
+    if request.admin:
+        out["adminAccess"] = True
+    if tolerations := request.spec.get("tolerations"):
+        out["tolerations"] = tolerations
+    for key in ("bindingConditions", "bindingFailureConditions"):
+        if values := pick.candidate.device.get(key):
+            out[key] = values
+    if skipped := pick.candidate.slice["spec"].get("skipNodeOperations"):
+        out["skipNodeOperations"] = skipped
+    if pick.share:
+        out["shareID"] = pick.share
+        if pick.consumed:
+            out["consumedCapacity"] = capacity.shown(pick.consumed)
+    return out
+
+
+def _node_selector(node: JSON, claim: JSON, picks: list[Pick]) -> dict[str, Any] | None:
+    """Where the claim can be used: the node by name, or the selectors of all its devices merged.
+
+    Raises :class:`AllocationError` for a selector of several terms, which cannot be merged.
+    """
+    merged: dict[str, list[Any]] = {}
+    for pick in picks:
+        spec, device = pick.candidate.slice["spec"], pick.candidate.device
+        owner = device if spec.get("perDeviceNodeSelection") else spec
+        if owner.get("nodeName") or device.get("bindsToNode"):
+            name = {"key": "metadata.name", "operator": "In", "values": [node["metadata"]["name"]]}
+            return {"nodeSelectorTerms": [{"matchFields": [name]}]}
+        terms = (owner.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+        if len(terms) > 1:
+            raise AllocationError(
+                f"create NodeSelector for claim {claim['metadata']['name']}: "
+                f"unsupported ResourceSlice.NodeSelector with {len(terms)} terms"
+            )
+        for kind in ("matchExpressions", "matchFields"):
+            for requirement in (terms[0].get(kind) if terms else None) or []:
+                known = merged.setdefault(kind, [])
+                if not any(_same(requirement, k) for k in known):
+                    known.append(requirement)
+    term = {k: v for k, v in merged.items() if v}
+    return {"nodeSelectorTerms": [term]} if term else None
+
+
+def _same(a: JSON, b: JSON) -> bool:
+    """Whether two requirements say the same; the order of values does not matter."""
+    return (a["key"], a["operator"]) == (b["key"], b["operator"]) and set(a.get("values") or []) == set(
+        b.get("values") or []
+    )

@@ -1,0 +1,436 @@
+"""The search for devices: depth first over claims, requests, alternatives and devices in published order, first fit.
+
+As in Kubernetes, the first solution is taken. Source: KEP-4381, 4815, 5004, 5007, 5055, 5075 and the recorded answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...resourceapi.quantity import Quantity, parse
+from . import capacity, constraints, pruning, selection
+from .faults import AllocationError, AllocationTimeout, NodeFault
+from .pools import Candidate, DeviceId, Pool
+from .results import Pick, PickedRequest
+
+JSON = Mapping[str, Any]
+Groups = frozenset[str]
+MAX_RESULTS = 32
+_LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
+STRAIGHTFORWARD = 32  # steps up to which a search is not worth narrowing
+
+
+class _TooMany(Exception):
+    """The result limit would be exceeded; another alternative may ask for less."""
+
+
+@dataclass
+class State:
+    """What a search starts from. ``in_use`` are devices that are held whole; ``shares`` is what is taken of shared ones."""
+
+    classes: Mapping[str, JSON]
+    in_use: set[DeviceId]
+    shares: dict[DeviceId, dict[str, Quantity]]
+    share_id: Callable[[], str]
+    time_limit: float  # seconds for one node
+    cancelled: bool = False
+    fractions: bool = False  # gate DRAFractionalCapacityRange
+
+
+def plus(a: Quantity | None, b: Quantity) -> Quantity:
+    return b if a is None else a + b
+
+
+@dataclass
+class _Demand:
+    """A request and the places of the devices that it would take."""
+
+    claim: int
+    position: int
+    request: PickedRequest
+    places: list[int]
+
+    @property
+    def of_alternative(self) -> bool:
+        return bool(self.request.parent) or self.request.all is not None
+
+
+class Search:
+    def __init__(self, state: State, pools: list[Pool], claims: Sequence[JSON]) -> None:
+        self.state = state
+        self.pools = pools
+        self.by_pool = {(p.driver, p.name): p for p in pools}
+        # A pool that is being updated, or contradicts itself, is passed over.
+        self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
+        self.claims = claims
+        self.picks: list[list[Pick]] = [[] for _ in claims]
+        self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
+        self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
+        self._selectable: dict[tuple[int, str, int], bool] = {}
+        self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
+        self._drawing: dict[tuple[str, str], dict[str, list[Groups]]] = {}
+        self._deadline = time.monotonic() + state.time_limit
+        self._steps = 0
+        self._narrow = False  # whether what cannot succeed is left out: once no device was left for a request
+        self._likeness: dict[int, str] = {}
+        self._demands: list[_Demand] = []
+        self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
+        self.constraints = [constraints.build(c) for c in claims]
+
+    # --- before the search ----------------------------------------------------------------------
+
+    def _claim_requests(self, index: int, claim: JSON) -> list[list[PickedRequest]]:
+        out = []
+        least = 0
+        for request in claim["spec"].get("devices", {}).get("requests") or []:
+            if request.get("exactly") is not None:
+                options = [self._request(index, claim, request["name"], "", request["exactly"])]
+            else:
+                options = [
+                    self._request(index, claim, sub["name"], request["name"], sub) for sub in request["firstAvailable"]
+                ]
+            out.append(options)
+            least += min(o.count for o in options)
+        if least > MAX_RESULTS:
+            name = _name(claim)
+            raise AllocationError(
+                f"claim {name}: number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
+            )
+        return out
+
+    def _request(self, index: int, claim: JSON, name: str, parent: str, spec: JSON) -> PickedRequest:
+        where = f"claim {_name(claim)}, request {name}"
+        class_name = spec["deviceClassName"]
+        device_class = self.state.classes.get(class_name)
+        if device_class is None:
+            missing = f'deviceclass "{class_name}" not found'
+            raise AllocationError(f"{where}: could not retrieve device class {class_name}: {missing}")
+        request = PickedRequest(name, parent, spec, device_class)
+        if spec.get("allocationMode", "ExactCount") != "All":
+            request.count = spec.get("count", 1)
+            return request
+        request.all = []
+        for pool in self.pools:
+            if pool.incomplete:
+                raise AllocationError(
+                    f"{where}: asks for all devices, but resource pool {pool} is currently being updated"
+                )
+            if pool.invalid:
+                raise AllocationError(
+                    f"{where}: asks for all devices, but resource pool {pool} is currently invalid: {pool.invalid}"
+                )
+            request.all += [c for c in pool.candidates if self._is_selectable(index, claim, request, c)]
+        request.count = len(request.all)
+        return request
+
+    def _is_selectable(self, index: int, claim: JSON, request: PickedRequest, candidate: Candidate) -> bool:
+        key = (index, request.full_name, id(candidate))
+        found = self._selectable.get(key)
+        if found is None:
+            self._look_at_clock()  # one expression may take seconds
+            found = self._selectable[key] = selection.takes(_name(claim), request, candidate)
+        return found
+
+    # --- the search -----------------------------------------------------------------------------
+
+    def run(self) -> bool:
+        if self._claim(0):
+            return True
+        if any(p.invalid for p in self.pools):
+            raise NodeFault("invalid resource pools were encountered")
+        return False
+
+    def _claim(self, index: int) -> bool:
+        if index >= len(self.claims):
+            return True
+        return self._next_request(index, 0)
+
+    def _next_request(self, index: int, position: int) -> bool:
+        options = self.requests[index]
+        if position >= len(options):
+            try:
+                return self._claim(index + 1)
+            except _TooMany:
+                return False
+        if self._narrow and self._unmet(index, position):
+            return False
+        alternatives = options[position]
+        if not alternatives[0].parent:
+            return self._devices(index, position, alternatives[0], 0)
+        for alternative in alternatives:
+            try:
+                if self._devices(index, position, alternative, 0):
+                    return True
+            except _TooMany:
+                continue
+        return False
+
+    def _devices(self, index: int, position: int, request: PickedRequest, n: int, start: int = 0) -> bool:
+        """Finds device number ``n`` of ``request`` and everything after it.
+
+        The devices of one request are tried in published order only, from ``start`` on, behind the last one: another order
+        of the same devices would be the same answer.
+        """
+        self._check_time()
+        if request.all is not None and not request.all:
+            return False
+        if n >= request.count:
+            return self._next_request(index, position + 1)
+        if len(self.picks[index]) + request.count - n > MAX_RESULTS:
+            raise _TooMany
+        if request.all is not None:
+            undo = self._take(index, request, request.all[n], must=True)
+            if undo is None:
+                return False
+            if self._devices(index, position, request, n + 1):
+                return True
+            undo()
+            return False
+        claim = self.claims[index]
+        if self._narrow and self._too_few(index, request, request.count - n, start):
+            return False
+        failed: set[str] = set()
+        for place in range(start, len(self.candidates)):
+            candidate = self.candidates[place]
+            if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
+                continue
+            if failed and self._likeness[id(candidate)] in failed:
+                continue
+            undo = self._take(index, request, candidate, must=False)
+            if undo is None:
+                continue
+            if self._devices(index, position, request, n + 1, place + 1):
+                return True
+            undo()
+            if self._narrow and not request.admin and not candidate.multiple:
+                failed.add(self._likeness[id(candidate)])
+        if not self._demands and self._steps > STRAIGHTFORWARD:
+            self._start_to_narrow()
+        return False
+
+    # --- what is not tried ----------------------------------------------------------------------
+
+    def _check_time(self) -> None:
+        self._steps += 1
+        if self._steps % _LOOKS_AT_CLOCK == 0:
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        if self.state.cancelled or time.monotonic() > self._deadline:
+            raise AllocationTimeout("timed out trying to allocate devices")
+
+    def _start_to_narrow(self) -> None:
+        """Looks at what each request can have, once the search is found not to be straightforward.
+
+        A search that could end in an error is not narrowed: what is left out might be where it comes up.
+        """
+        requests = [(i, p, o) for i, rs in enumerate(self.requests) for p, options in enumerate(rs) for o in options]
+        self._demands = [_Demand(i, p, o, []) for i, p, o in requests]
+        if any(o.all is not None and self.constraints[i] for i, _, o in requests):
+            return
+        names = sorted({c.attribute for cs in self.constraints for c in cs})
+        try:
+            for place, candidate in enumerate(self.candidates):
+                verdicts = [
+                    self._is_selectable(d.claim, self.claims[d.claim], d.request, candidate) for d in self._demands
+                ]
+                for demand, selectable in zip(self._demands, verdicts, strict=True):
+                    if selectable:
+                        demand.places.append(place)
+                attributes = [constraints.attribute_of(candidate, n) for n in names]
+                self._likeness[id(candidate)] = pruning.likeness(candidate, verdicts, attributes)
+        except AllocationError:
+            return
+        self._narrow = True
+
+    def _too_few(self, index: int, request: PickedRequest, wanted: int, start: int) -> bool:
+        """Whether the devices that are left cannot be enough for the request, whichever are taken."""
+        claim = self.claims[index]
+        fitting = [
+            c
+            for c in self.candidates[start:]
+            if self._free(index, request, c) and self._is_selectable(index, claim, request, c)
+        ]
+        return self._most(fitting, request) < wanted
+
+    def _most(self, fitting: list[Candidate], request: PickedRequest) -> int:
+        if request.admin or not any(c.device.get("consumesCounters") for c in fitting):
+            return len(fitting)
+        # What is shared takes its counters once, whoever is first.
+        alone = [c for c in fitting if not c.multiple]
+        most = pruning.most_devices(alone, lambda c: self._available(self.by_pool[c.id.driver, c.id.pool]))
+        return most + len(fitting) - len(alone)
+
+    def _unmet(self, index: int, position: int) -> bool:
+        """Whether the devices that are left cannot be enough for all requests from this one on."""
+        ahead = [
+            d
+            for d in self._demands
+            if (d.claim, d.position) >= (index, position) and not d.request.admin and not d.of_alternative
+        ]
+        for reach in {tuple(d.places) for d in ahead}:
+            free = [self.candidates[p] for p in reach if self._free(index, ahead[0].request, self.candidates[p])]
+            if any(c.multiple for c in free):
+                continue
+            within = set(reach)
+            wanted = sum(d.request.count for d in ahead if within.issuperset(d.places))
+            if self._most(free, ahead[0].request) < wanted:
+                return True
+        return False
+
+    def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
+        """Admin access shares a device with everybody but its own claim."""
+        takers = self.taken.get(candidate.id)
+        if request.admin:
+            return not takers or index not in takers
+        return not takers and candidate.id not in self.state.in_use
+
+    def _take(
+        self, index: int, request: PickedRequest, candidate: Candidate, *, must: bool
+    ) -> Callable[[], None] | None:
+        """Takes a device tentatively; answers how to give it back, or None where it cannot be had."""
+        if not self._free(index, request, candidate):
+            return None
+        pick = Pick(request, candidate)
+        if candidate.multiple:
+            amounts = capacity.consumed(candidate.device, request.spec.get("capacity"), fractions=self.state.fractions)
+            if amounts is None or not self._capacity_left(candidate, amounts):
+                return None
+            pick.consumed = amounts
+        if candidate.multiple:
+            pick.share = self.state.share_id()
+        # A device that may be shared takes its counters with the first share, also for admin access.
+        counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
+        if counted and not (self._counters_left(candidate) and self._is_compatible(candidate)):
+            return None
+        if not selection.tolerated(candidate.device, request.spec):
+            return None
+        base, sub = (request.parent, request.name) if request.parent else (request.name, "")
+        done: list[constraints.Constraint] = []
+        for constraint in self.constraints[index]:
+            if not constraint.add(base, sub, candidate):
+                for c in reversed(done):
+                    c.remove(base, sub)
+                if must:
+                    raise AllocationError(
+                        f"claim {_name(self.claims[index])}, request {request.name}: cannot add device "
+                        f"{candidate.id} because a claim constraint would not be satisfied"
+                    )
+                return None
+            done.append(constraint)
+        return self._commit(index, pick, done, base, sub, counted=counted)
+
+    def _commit(
+        self, index: int, pick: Pick, done: list[constraints.Constraint], base: str, sub: str, *, counted: bool
+    ) -> Callable[[], None]:
+        device = pick.candidate.id
+        self.picks[index].append(pick)
+        if not pick.share:
+            self.taken.setdefault(device, []).append(index)
+        else:
+            self.taken_shares.setdefault(device, []).append(pick.consumed)
+        if counted:
+            self._count(pick.candidate, 1)
+
+        def undo() -> None:
+            self.picks[index].pop()
+            if not pick.share:
+                self.taken[device].pop()
+            else:
+                self.taken_shares[device].pop()
+            if counted:
+                self._count(pick.candidate, -1)
+            for c in reversed(done):
+                c.remove(base, sub)
+
+        return undo
+
+    def _is_shared_already(self, candidate: Candidate) -> bool:
+        return candidate.id in self.state.shares or bool(self.taken_shares.get(candidate.id))
+
+    def _capacity_left(self, candidate: Candidate, wanted: Mapping[str, Quantity]) -> bool:
+        used = dict(self.state.shares.get(candidate.id, {}))
+        for taken in self.taken_shares.get(candidate.id, []):
+            for name, amount in taken.items():
+                used[name] = plus(used.get(name), amount)
+        capacities = candidate.device.get("capacity") or {}
+        return all(plus(used.get(n), q) <= parse(capacities[n]["value"]) for n, q in wanted.items())
+
+    # --- shared counters ------------------------------------------------------------------------
+
+    def _available(self, pool: Pool) -> dict[tuple[str, str], Quantity]:
+        """What is left of a pool's counters; computed once, then kept while the search goes on."""
+        key = (pool.driver, pool.name)
+        if key not in self._counters:
+            left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
+            for device in pool.devices:
+                device_id = DeviceId(pool.driver, pool.name, device["name"])
+                if device_id in self.state.in_use or device_id in self.state.shares:
+                    _consume(left, device, 1)
+            self._counters[key] = left
+        return self._counters[key]
+
+    def _counters_left(self, candidate: Candidate) -> bool:
+        if not candidate.device.get("consumesCounters"):
+            return True
+        left = self._available(self.by_pool[candidate.id.driver, candidate.id.pool])
+        return all(
+            (c["counterSet"], name) in left and left[c["counterSet"], name] >= parse(amount["value"])
+            for c in candidate.device["consumesCounters"]
+            for name, amount in c["counters"].items()
+        )
+
+    def _is_compatible(self, candidate: Candidate) -> bool:
+        """Whether all that draw from one counter set would still have a compatibility group in common (KEP-5963)."""
+        if not candidate.device.get("consumesCounters"):
+            return True
+        drawing = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
+        return all(
+            _agree([groups, *drawing.get(counter_set, ())]) for counter_set, groups in _groups_of(candidate.device)
+        )
+
+    def _groups(self, pool: Pool) -> dict[str, list[Groups]]:
+        """By counter set, the groups of each device that draws from it now."""
+        key = (pool.driver, pool.name)
+        if key not in self._drawing:
+            found: dict[str, list[Groups]] = {}
+            for device in pool.devices:
+                device_id = DeviceId(pool.driver, pool.name, device["name"])
+                if device_id in self.state.in_use or device_id in self.state.shares:
+                    for counter_set, groups in _groups_of(device):
+                        found.setdefault(counter_set, []).append(groups)
+            self._drawing[key] = found
+        return self._drawing[key]
+
+    def _count(self, candidate: Candidate, sign: int) -> None:
+        if candidate.device.get("consumesCounters"):
+            pool = self.by_pool[candidate.id.driver, candidate.id.pool]
+            _consume(self._available(pool), candidate.device, sign)
+            for counter_set, groups in _groups_of(candidate.device):
+                drawing = self._groups(pool).setdefault(counter_set, [])
+                drawing.append(groups) if sign > 0 else drawing.remove(groups)
+
+
+def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
+    for c in device.get("consumesCounters") or []:
+        yield c["counterSet"], frozenset(c.get("compatibilityGroups") or ())
+
+
+def _agree(drawing: Sequence[Groups]) -> bool:
+    """Without groups a device goes with others that have none."""
+    return not any(drawing) or bool(frozenset.intersection(*drawing))
+
+
+def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:
+    for c in device.get("consumesCounters") or []:
+        for name, amount in c["counters"].items():
+            key = (c["counterSet"], name)
+            if key in left:
+                left[key] -= parse(amount["value"]) * sign
+
+
+def _name(claim: JSON) -> str:
+    return f"{claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"

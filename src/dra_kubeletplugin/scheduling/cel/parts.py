@@ -1,0 +1,197 @@
+"""Which part of a selector keeps a device out, and what the device has there: for people who ask why.
+
+A selector's parts are the operands of its outermost ``&&``. Each is an expression over the device by itself, so what a part says is
+what the whole would say of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...resourceapi.quantity import Quantity, canonical
+from .ast import Call, Ident, Literal, Node, Select, children
+from .lexer import Source, Token, tokenize
+from .parser import Parser
+from .selector import Device, Selector, compile_selector
+from .values import CelError, CompileError
+
+Path = tuple[str, ...]  # the keys from ``device`` to what is read
+_OPEN, _CLOSE = {"(", "[", "{"}, {")", "]", "}"}
+_SHOWN = 5  # entries of a map
+_MAPS = 2  # ``device.attributes`` and what it has for a domain are maps
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that did not hold. ``error`` is empty where it was false; ``values`` is what it read, by name.
+
+    ``asks`` are the expressions that would tell beforehand that the device has not what it fails for.
+    """
+
+    expression: str
+    error: str
+    values: tuple[tuple[str, str], ...]
+    asks: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> str:
+        """``memory is 16Gi, model is not published``; empty where the part reads nothing of the device."""
+        return ", ".join(f"{name} is {value}" for name, value in self.values)
+
+
+def unmet(expression: str, device: Device) -> list[Part]:
+    """The parts that are false for ``device``; where there is none, those that cannot be evaluated; empty where it matches.
+
+    Raises :class:`CompileError`.
+    """
+    false, failed = [], []
+    for selector, paths in _parts(expression):
+        try:
+            if not selector.matches(device):
+                false.append(Part(selector.expression, "", _values(paths, device)))
+        except CelError as e:
+            failed.append(
+                Part(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
+            )
+    return false or failed
+
+
+def without(expression: str, part: str) -> str:
+    """The selector as it would be without one of its parts."""
+    return " && ".join(f"({s.expression})" for s, _ in _parts(expression) if s.expression != part) or "true"
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(expression: str) -> tuple[tuple[Selector, tuple[Path, ...]], ...]:
+    found = []
+    for text in _operands(expression):
+        try:
+            selector = compile_selector(text, list_attributes=True)
+        except CompileError:
+            return ((compile_selector(expression, list_attributes=True), _paths(expression)),)
+        found.append((selector, _paths(text)))
+    return tuple(found)
+
+
+def _operands(expression: str) -> list[str]:
+    """The texts of the outermost operands of ``&&``, without parentheses around them."""
+    tokens = tokenize(Source(expression))[:-1]
+    while len(tokens) > 1 and tokens[0].text == "(" and _closes(tokens) == len(tokens) - 1:
+        tokens = tokens[1:-1]
+    if not tokens:
+        return [expression]
+    cuts, depth = [], 0
+    for i, token in enumerate(tokens):
+        if token.kind != "op":
+            continue
+        depth += (token.text in _OPEN) - (token.text in _CLOSE)
+        if depth == 0 and token.text in {"||", "?"}:
+            return [_text(expression, tokens)]  # it binds less than &&
+        if depth == 0 and token.text == "&&":
+            cuts.append(i)
+    if not cuts:
+        return [_text(expression, tokens)]
+    pieces = [tokens[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(tokens)], strict=True)]
+    return [text for piece in pieces for text in _operands(_text(expression, piece))]
+
+
+def _closes(tokens: list[Token]) -> int:
+    """Where the parenthesis closes that the tokens begin with."""
+    depth = 0
+    for i, token in enumerate(tokens):
+        if token.kind == "op":
+            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            if depth == 0:
+                return i
+    return -1
+
+
+def _text(expression: str, tokens: list[Token]) -> str:
+    if not tokens:
+        return ""
+    return expression[tokens[0].pos : tokens[-1].pos + len(tokens[-1].text)]
+
+
+# --- what a part reads ----------------------------------------------------------------------------
+
+
+def _paths(expression: str) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(_reads(Parser(Source(expression)).parse())))
+
+
+def _reads(node: Node) -> Iterator[Path]:
+    path = _path(node)
+    if path:
+        yield path
+        return
+    for child in children(node):
+        yield from _reads(child)
+
+
+def _path(node: Node) -> Path | None:
+    """Where a chain of fields and constant keys leads; None where it does not begin at the device."""
+    match node:
+        case Ident(name="device"):
+            return ()
+        case Select(operand=inner, field=key):
+            before = _path(inner)
+        case Call(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
+            before = _path(inner)
+        case Call(function="@in", args=[Literal(value=str() as key), inner]):
+            before = _path(inner)
+            if before is None or len(before) > _MAPS:  # a list, which has no keys
+                return None
+        case _:
+            return None
+    return None if before is None else (*before, key)
+
+
+def _values(paths: tuple[Path, ...], device: Device) -> tuple[tuple[str, str], ...]:
+    return tuple((_name(path), _value(path, device.value)) for path in paths)
+
+
+def _asks(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
+    for kind, domain, name in dict.fromkeys(p[:3] for p in paths if len(p) > 2):
+        if error == f"no such key: {name}" and _read((kind, domain, name), device.value) is None:
+            yield f"{_shown(name)} in device.{kind}[{_shown(domain)}]"
+
+
+def _name(path: Path) -> str:
+    """``memory`` of ``device.capacity["gpu.example.com"].memory``; the domain too where a map is read."""
+    return path[-1] if len(path) != 2 else f"{path[0]} of {path[1]}"
+
+
+def _value(path: Path, device: Any) -> str:
+    found = _read(path, device)
+    return "not published" if found is None else _shown(found)
+
+
+def _read(path: Path, at: Any) -> Any:
+    """What is there; None where nothing is."""
+    for key in path:
+        if not isinstance(at, Mapping) or key not in at:
+            return None
+        at = at[key]
+    return at
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case Quantity():
+            return canonical(value)
+        case Mapping():
+            more = ["..."] if len(value) > _SHOWN else []
+            return "{" + ", ".join([*list(value)[:_SHOWN], *more]) + "}"
+        case list():
+            more = ["..."] if len(value) > _SHOWN else []
+            return "[" + ", ".join([*map(_shown, value[:_SHOWN]), *more]) + "]"
+        case _:
+            return str(value)

@@ -1,0 +1,119 @@
+"""Pods that want to be near others, or far from them: filter and score of Kubernetes' InterPodAffinity."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...resourceapi.label_selectors import selected, with_keys
+from .node_info import NodeInfo
+from .pod_info import PodInfo
+from .status import Plugin, Rejection
+
+JSON = Mapping[str, Any]
+Place = tuple[str, str]  # topology key, its value
+NamespaceLabels = Mapping[str, Mapping[str, str]]
+_NEAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod affinity rules")
+_FAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod anti-affinity rules", resolvable=True)
+_OTHERS = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't satisfy existing pods anti-affinity rules", resolvable=True)
+
+
+@dataclass(frozen=True)
+class _Term:
+    key: str
+    owner: PodInfo
+    term: JSON
+    namespaces: NamespaceLabels
+
+    def matches(self, pod: PodInfo) -> bool:
+        return self._in_namespace(pod.namespace) and selected(pod.labels, self._selector())
+
+    def _selector(self) -> JSON | None:
+        same, other = self.term.get("matchLabelKeys") or [], self.term.get("mismatchLabelKeys") or []
+        return with_keys(self.term.get("labelSelector"), self.owner.labels, same, other)
+
+    def _in_namespace(self, namespace: str) -> bool:
+        named, selector = self.term.get("namespaces") or [], self.term.get("namespaceSelector")
+        if not named and selector is None:
+            return namespace == self.owner.namespace
+        return namespace in named or selected(self.namespaces.get(namespace, {}), selector)
+
+
+def _terms(pod: PodInfo, terms: Iterable[JSON], namespaces: NamespaceLabels) -> list[_Term]:
+    return [_Term(str(t["topologyKey"]), pod, t, namespaces) for t in terms]
+
+
+class PodAffinity:
+    """What the pods of all nodes mean for one new pod."""
+
+    def __init__(self, pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> None:
+        self._near = _terms(pod, pod.terms("podAffinity"), namespaces)
+        self._far = _terms(pod, pod.terms("podAntiAffinity"), namespaces)
+        self._liked: set[Place] = set()
+        self._disliked: set[Place] = set()
+        self._repelled: set[Place] = set()
+        for node in nodes:
+            for other in node.repelling:
+                for term in _terms(other, other.terms("podAntiAffinity"), namespaces):
+                    if term.key in node.labels and term.matches(pod):
+                        self._repelled.add((term.key, node.labels[term.key]))
+            if self._near or self._far:
+                for other in node.pods.values():
+                    self._look_at(other, node)
+        self._first = bool(self._near) and not self._liked and all(t.matches(pod) for t in self._near)
+
+    def _look_at(self, other: PodInfo, node: NodeInfo) -> None:
+        if self._near and all(t.matches(other) for t in self._near):
+            self._liked |= {(t.key, node.labels[t.key]) for t in self._near if t.key in node.labels}
+        self._disliked |= {(t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)}
+
+    @property
+    def matters(self) -> bool:
+        return bool(self._near or self._far or self._repelled)
+
+    def rejects(self, node: NodeInfo) -> Rejection | None:
+        here = node.labels.items()
+        for term in self._near:
+            if term.key not in node.labels:
+                return _NEAR
+            if not self._first and (term.key, node.labels[term.key]) not in self._liked:
+                return _NEAR
+        if any(place in self._disliked for place in here):
+            return _FAR
+        return _OTHERS if any(place in self._repelled for place in here) else None
+
+
+def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> Counter[Place]:
+    """What each place gains or loses by what the pod prefers, and by what pods that are there want of it."""
+    gains: Counter[Place] = Counter()
+    wishes = [
+        (
+            _Term(str(w["podAffinityTerm"]["topologyKey"]), pod, w["podAffinityTerm"], namespaces),
+            sign * int(w["weight"]),
+        )
+        for kind, sign in (("podAffinity", 1), ("podAntiAffinity", -1))
+        for w in pod.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []
+    ]
+    for node in nodes:
+        for other in node.pods.values() if wishes else ():
+            for term, weight in wishes:
+                if term.key in node.labels and term.matches(other):
+                    gains[term.key, node.labels[term.key]] += weight
+        for other in node.minding:
+            _wishes_of(other, pod, node, namespaces, gains)
+    return gains
+
+
+def _wishes_of(
+    other: PodInfo, pod: PodInfo, node: NodeInfo, namespaces: NamespaceLabels, gains: Counter[Place]
+) -> None:
+    for term in _terms(other, other.terms("podAffinity"), namespaces):
+        if term.key in node.labels and term.matches(pod):
+            gains[term.key, node.labels[term.key]] += 1
+    for kind, sign in (("podAffinity", 1), ("podAntiAffinity", -1)):
+        for wish in other.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []:
+            [term] = _terms(other, [wish["podAffinityTerm"]], namespaces)
+            if term.key in node.labels and term.matches(pod):
+                gains[term.key, node.labels[term.key]] += sign * int(wish["weight"])

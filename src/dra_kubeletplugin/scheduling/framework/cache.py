@@ -1,0 +1,122 @@
+"""The cluster as the scheduler sees it, fed by what the server tells and by what was decided and is not told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import extended, node_info, queueing_hints
+from .claim_cache import ClaimStore
+from .cycle import Snapshot
+from .node_info import NodeInfo
+from .pod_info import PodInfo
+from .queueing_hints import Change, Kind
+from .slice_cache import SliceStore
+
+JSON = dict[str, Any]
+
+
+class Cache:
+    """Each method that takes news answers what changed, for the pods that wait."""
+
+    def __init__(self) -> None:
+        self.claims = ClaimStore()
+        self.slices = SliceStore()
+        self.classes: Mapping[str, JSON] = {}
+        self.extended: Mapping[str, str] = {}  # extended resource name → class
+        self._nodes: dict[str, NodeInfo] = {}
+        self._namespaces: Mapping[str, Mapping[str, str]] = {}
+        self._homeless: dict[str, dict[str, PodInfo]] = {}  # pods of nodes that are not known, by node
+        self._placed: dict[str, str] = {}  # pod UID → node
+        self._nominated: dict[str, tuple[str, PodInfo]] = {}  # pod UID → node that it was promised
+
+    # --- nodes ----------------------------------------------------------------------------------
+
+    def node_changed(self, node: JSON) -> list[Change]:
+        name = str(node["metadata"]["name"])
+        before = self._nodes.get(name)
+        if before is None:
+            after = node_info.read(node)
+            for pod in self._homeless.pop(name, {}).values():
+                after = after.with_pod(pod)
+        else:
+            after = before.as_node(node)
+        self._nodes[name] = after
+        return queueing_hints.of_node(before, after)
+
+    def node_gone(self, name: str) -> None:
+        node = self._nodes.pop(name, None)
+        if node is not None and node.pods:
+            self._homeless[name] = dict(node.pods)
+
+    # --- pods on nodes --------------------------------------------------------------------------
+
+    def place(self, pod: PodInfo, name: str) -> None:
+        """The pod is on a node, or is going to be."""
+        if self._placed.get(pod.uid) not in {None, name}:
+            self.displace(pod.uid)
+        self._placed[pod.uid] = name
+        self._nominated.pop(pod.uid, None)
+        if name in self._nodes:
+            self._nodes[name] = self._nodes[name].with_pod(pod)
+        else:
+            self._homeless.setdefault(name, {})[pod.uid] = pod
+
+    def displace(self, uid: str) -> bool:
+        """The pod is on no node any more. Answers whether it was."""
+        name = self._placed.pop(uid, None)
+        if name is None:
+            return False
+        if name in self._nodes:
+            self._nodes[name] = self._nodes[name].without_pod(uid)
+        elif name in self._homeless:
+            self._homeless[name].pop(uid, None)
+        return True
+
+    def has_another_of(self, pod: PodInfo) -> bool:
+        """Whether another pod of its PodGroup is on a node, or is going to be."""
+        nodes = (*(n.pods for n in self._nodes.values()), *self._homeless.values())
+        mine = (pod.namespace, pod.group)
+        return any((p.namespace, p.group) == mine and p.uid != pod.uid for pods in nodes for p in pods.values())
+
+    def is_placed(self, uid: str) -> bool:
+        return uid in self._placed
+
+    def nominate(self, pod: PodInfo, node: str) -> None:
+        """The pod was promised a node; an empty name takes that back."""
+        if node:
+            self._nominated[pod.uid] = (node, pod)
+        else:
+            self._nominated.pop(pod.uid, None)
+
+    # --- the rest -------------------------------------------------------------------------------
+
+    def namespace_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+        name, labels = str(obj["metadata"]["name"]), dict(obj["metadata"].get("labels") or {})
+        before = self._namespaces.get(name)
+        self._namespaces = {n: known for n, known in self._namespaces.items() if n != name} | (
+            {} if gone else {name: labels}
+        )
+        return [Change(Kind.NAMESPACE)] if not gone and before != labels else []
+
+    def class_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+        name = str(obj["metadata"]["name"])
+        self.classes = {n: c for n, c in self.classes.items() if n != name} | ({} if gone else {name: obj})
+        self.extended = extended.class_names(self.classes.values())
+        return [] if gone else [Change(Kind.CLASS)]
+
+    def slice_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+        if gone:
+            self.slices.forget(obj)
+            return []
+        self.slices.observe(obj)
+        return [Change(Kind.SLICE)]
+
+    def snapshot(self) -> Snapshot:
+        nominated: dict[str, list[PodInfo]] = {}
+        for name, pod in self._nominated.values():
+            nominated.setdefault(name, []).append(pod)
+        return Snapshot(self._sorted(), self._namespaces, nominated)
+
+    def _sorted(self) -> Sequence[NodeInfo]:
+        return [self._nodes[name] for name in sorted(self._nodes)]

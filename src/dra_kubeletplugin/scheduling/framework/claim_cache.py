@@ -1,0 +1,191 @@
+"""Claims as the scheduler knows them: what the server said, what was written and not seen yet, what is being allocated.
+
+From them follows which devices are taken. Each pool's share of that is one object that is never changed, so that a cycle can
+look at it from a thread, and so that what was found for a node is known to hold as long as the object is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...resourceapi.quantity import Quantity, parse
+from ..allocator.pools import DeviceId, PoolKey
+from ..allocator.search import plus
+
+log = logging.getLogger(__name__)
+JSON = dict[str, Any]
+EXTENDED = (
+    "resource.kubernetes.io/extended-resource-claim"  # annotation of the claim that stands for extended resources
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """What is taken of one pool: whole devices, and shares of devices with what they take."""
+
+    devices: frozenset[DeviceId] = frozenset()
+    shares: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
+
+
+UNUSED = Use()
+
+
+class ClaimStore:
+    """Of all claims. ``use`` is replaced, never changed, when a claim's devices change."""
+
+    def __init__(self) -> None:
+        self.use: Mapping[PoolKey, Use] = {}
+        self._seen: dict[str, JSON] = {}
+        self._written: dict[str, JSON] = {}
+        self._pending: dict[str, JSON] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._extended: dict[str, str] = {}  # pod UID → claim UID
+        self._holders: dict[PoolKey, dict[str, list[JSON]]] = {}
+        self._held: dict[str, set[PoolKey]] = {}
+
+    def get(self, namespace: str, name: str) -> JSON | None:
+        uid = self._names.get((namespace, name))
+        return self._current(uid) if uid else None
+
+    def extended_of(self, pod_uid: str) -> JSON | None:
+        """The claim that was made for a pod's extended resources."""
+        uid = self._extended.get(pod_uid)
+        return self._current(uid) if uid else None
+
+    def is_pending(self, uid: str) -> bool:
+        """Whether a claim was given devices that are not written yet."""
+        return uid in self._pending
+
+    # --- what changes ---------------------------------------------------------------------------
+
+    def observe(self, claim: JSON) -> None:
+        """The server says so."""
+        self._sum(self._see(claim))
+
+    def observe_all(self, claims: Iterable[JSON]) -> None:
+        """As :meth:`observe`, with what is taken of a pool summed up once."""
+        self._sum({key for claim in claims for key in self._see(claim)})
+
+    def _see(self, claim: JSON) -> set[PoolKey]:
+        """Answers the pools of which something else is taken now."""
+        meta = claim["metadata"]
+        uid = str(meta["uid"])
+        self._seen[uid] = claim
+        self._names[meta["namespace"], meta["name"]] = uid
+        if (meta.get("annotations") or {}).get(EXTENDED) == "true":
+            for owner in meta.get("ownerReferences") or []:
+                if owner.get("controller"):
+                    self._extended[str(owner["uid"])] = uid
+        written = self._written.get(uid)
+        if written is not None and _version(written) <= _version(claim):
+            del self._written[uid]
+        return self._hold(uid)
+
+    def forget(self, claim: JSON) -> None:
+        meta = claim["metadata"]
+        uid = str(meta["uid"])
+        for known in (self._seen, self._written):
+            known.pop(uid, None)
+        key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
+        if self._names.get(key) == uid:
+            del self._names[key]
+        self._extended = {pod: claim for pod, claim in self._extended.items() if claim != uid}
+        self._account(uid)
+
+    def wrote(self, claim: JSON) -> None:
+        """We wrote so; the server will say it too."""
+        uid = str(claim["metadata"]["uid"])
+        known = self._current(uid)
+        if known is not None and _version(known) < _version(claim):
+            self._written[uid] = claim
+            self._account(uid)
+
+    def created(self, claim: JSON) -> None:
+        """We made it; the server will show it."""
+        meta = claim["metadata"]
+        uid = str(meta["uid"])
+        if uid not in self._seen:
+            self._written[uid] = claim
+            self._names[meta["namespace"], meta["name"]] = uid
+            self._account(uid)
+
+    def reserve(self, uid: str, claim: JSON) -> None:
+        """``claim`` has an allocation that is going to be written."""
+        self._pending[uid] = claim
+        self._account(uid)
+
+    def release(self, uid: str) -> None:
+        if self._pending.pop(uid, None) is not None:
+            self._account(uid)
+
+    # --- devices --------------------------------------------------------------------------------
+
+    def _current(self, uid: str) -> JSON | None:
+        return self._written.get(uid) or self._seen.get(uid)
+
+    def _account(self, uid: str) -> None:
+        self._sum(self._hold(uid))
+
+    def _hold(self, uid: str) -> set[PoolKey]:
+        claim = self._pending.get(uid) or self._current(uid)
+        held: dict[PoolKey, list[JSON]] = {}
+        for result in results_of(claim) if claim else []:
+            held.setdefault((str(result["driver"]), str(result["pool"])), []).append(result)
+        before = self._held.pop(uid, set())
+        changed = set()
+        for key in before | held.keys():
+            holders = self._holders.setdefault(key, {})
+            if held.get(key) == holders.get(uid):
+                continue
+            changed.add(key)
+            if key in held:
+                holders[uid] = held[key]
+            else:
+                holders.pop(uid, None)
+        if held:
+            self._held[uid] = set(held)
+        return changed
+
+    def _sum(self, changed: set[PoolKey]) -> None:
+        if changed:
+            use = dict(self.use)
+            for key in changed:
+                use[key] = taken_by(r for results in self._holders[key].values() for r in results)
+            self.use = use
+
+
+def results_of(claim: Mapping[str, Any]) -> list[JSON]:
+    """The devices that a claim has; empty where it has none."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return list((allocation.get("devices") or {}).get("results") or [])
+
+
+def is_allocated(claim: Mapping[str, Any]) -> bool:
+    return (claim.get("status") or {}).get("allocation") is not None
+
+
+def reserved_for(claim: Mapping[str, Any]) -> list[JSON]:
+    return list((claim.get("status") or {}).get("reservedFor") or [])
+
+
+def taken_by(results: Iterable[JSON]) -> Use:
+    devices: set[DeviceId] = set()
+    shares: dict[DeviceId, dict[str, Quantity]] = {}
+    for result in results:
+        if result.get("adminAccess"):
+            continue  # holds nothing
+        device = DeviceId(result["driver"], result["pool"], result["device"])
+        if result.get("shareID"):
+            used = shares.setdefault(device, {})
+            for name, amount in (result.get("consumedCapacity") or {}).items():
+                used[name] = plus(used.get(name), parse(amount))
+        else:
+            devices.add(device)
+    return Use(frozenset(devices), shares)
+
+
+def _version(claim: JSON) -> int:
+    return int(claim["metadata"].get("resourceVersion") or 0)

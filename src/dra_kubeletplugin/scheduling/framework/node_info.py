@@ -1,0 +1,102 @@
+"""A node with its pods, as filters and scores look at it. Nothing is changed in place: a cycle keeps what it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from .pod_info import ANY_ADDRESS, PODS, PodInfo, Port, amount_of
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeInfo:
+    node: JSON
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, int]
+    taints: tuple[JSON, ...]
+    unschedulable: bool
+    pods: Mapping[str, PodInfo]  # by UID
+    requested: Mapping[str, int]
+    compared: tuple[int, int]
+
+    @cached_property
+    def ports(self) -> frozenset[Port]:
+        return frozenset(p for pod in self.pods.values() for p in pod.ports)
+
+    @cached_property
+    def scores(self) -> dict[tuple[int, int, int, int], int]:
+        """What was found for pods of a size: kept, since most nodes are the same for the next pod."""
+        return {}
+
+    @cached_property
+    def repelling(self) -> tuple[PodInfo, ...]:
+        """Pods that keep others away."""
+        return tuple(p for p in self.minding if p.terms("podAntiAffinity"))
+
+    @cached_property
+    def softly_tainted(self) -> bool:
+        return any(t["effect"] == "PreferNoSchedule" for t in self.taints)
+
+    @cached_property
+    def minding(self) -> tuple[PodInfo, ...]:
+        """Pods that want to be near others, or far from them."""
+        return tuple(p for p in self.pods.values() if p.has_affinity)
+
+    def with_pod(self, pod: PodInfo) -> NodeInfo:
+        """This node with one pod more; one of the same UID is replaced."""
+        base = self.without_pod(pod.uid) if pod.uid in self.pods else self
+        requested = dict(base.requested)
+        for name, amount in pod.requests.items():
+            requested[name] = requested.get(name, 0) + amount
+        compared = (base.compared[0] + pod.compared[0], base.compared[1] + pod.compared[1])
+        return replace(base, pods={**base.pods, pod.uid: pod}, requested=requested, compared=compared)
+
+    def without_pod(self, uid: str) -> NodeInfo:
+        pod = self.pods.get(uid)
+        if pod is None:
+            return self
+        requested = dict(self.requested)
+        for name, amount in pod.requests.items():
+            requested[name] -= amount
+        compared = (self.compared[0] - pod.compared[0], self.compared[1] - pod.compared[1])
+        pods = {k: p for k, p in self.pods.items() if k != uid}
+        return replace(self, pods=pods, requested=requested, compared=compared)
+
+    def as_node(self, node: JSON) -> NodeInfo:
+        """The same pods on another state of the node."""
+        fresh = read(node)
+        return replace(fresh, pods=self.pods, requested=self.requested, compared=self.compared)
+
+    def conflicts(self, ports: Iterable[Port]) -> bool:
+        return any(
+            protocol == used and number == taken and (address == at or ANY_ADDRESS in {address, at})
+            for protocol, address, number in ports
+            for used, at, taken in self.ports
+        )
+
+
+def read(node: JSON) -> NodeInfo:
+    """Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` where the node has not a node's form."""
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    amounts = status.get("allocatable") or status.get("capacity") or {}
+    taints = [dict(t) for t in spec.get("taints") or []]
+    return NodeInfo(
+        node,
+        str(meta["name"]),
+        dict(meta.get("labels") or {}),
+        {str(name): amount_of(name, amount) for name, amount in amounts.items()},
+        tuple(taints),
+        bool(spec.get("unschedulable")),
+        {},
+        {},
+        (0, 0),
+    )
+
+
+def pods_allowed(node: NodeInfo) -> int:
+    return node.allocatable.get(PODS, 0)

@@ -1,0 +1,194 @@
+"""What the scheduler has to know of a pod, read once from the object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ...resourceapi.quantity import parse
+from . import pod_groups
+
+JSON = dict[str, Any]
+DEFAULT_SCHEDULER = "default-scheduler"
+CPU, MEMORY, PODS, EPHEMERAL = "cpu", "memory", "pods", "ephemeral-storage"
+_LEAST_CPU = 100  # millicores that a container without a request is taken to need, when nodes are compared
+_LEAST_MEMORY = 200 * 1024 * 1024
+_NATIVE = "kubernetes.io/"
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the host address of a port that takes all of them
+Port = tuple[str, str, int]  # protocol, host address, port
+
+
+@dataclass(frozen=True, eq=False)
+class PodInfo:
+    """A pod as the scheduler sees it. ``requests`` are in millicores for ``cpu`` and in units for all else."""
+
+    pod: JSON
+    uid: str
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    priority: int
+    requests: Mapping[str, int]
+    compared: tuple[int, int]  # millicores and bytes that count when nodes are compared
+    ports: tuple[Port, ...]
+    tolerations: tuple[JSON, ...]
+    created: str
+
+    @property
+    def spec(self) -> JSON:
+        spec: JSON = self.pod["spec"]
+        return spec
+
+    @property
+    def node(self) -> str:
+        return str(self.spec.get("nodeName") or "")
+
+    @property
+    def nominated(self) -> str:
+        return str((self.pod.get("status") or {}).get("nominatedNodeName") or "")
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def group(self) -> str:
+        """The name of its PodGroup; empty for a pod alone."""
+        return pod_groups.name_of(self.pod)
+
+    @property
+    def terminating(self) -> bool:
+        return bool(self.pod["metadata"].get("deletionTimestamp"))
+
+    @cached_property
+    def claim_keys(self) -> frozenset[str]:
+        """Namespace and name of the claims that the pod is known to use."""
+        made = (self.pod.get("status") or {}).get("resourceClaimStatuses") or []
+        named = [c.get("resourceClaimName") for c in [*(self.spec.get("resourceClaims") or []), *made]]
+        return frozenset(f"{self.namespace}/{name}" for name in named if name)
+
+    @cached_property
+    def wanted(self) -> tuple[tuple[str, int], ...]:
+        """What it requests, in the order in which it is told that there is too little of it."""
+        first = [n for n in (CPU, MEMORY, EPHEMERAL) if n in self.requests]
+        names = first + sorted(n for n in self.requests if n not in first)
+        return tuple((n, self.requests[n]) for n in names if self.requests[n])
+
+    @cached_property
+    def has_affinity(self) -> bool:
+        return bool(self.spec.get("affinity"))
+
+    def affinity(self, kind: str) -> JSON:
+        """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty where there is none."""
+        found: JSON = (self.spec.get("affinity") or {}).get(kind) or {}
+        return found
+
+    def terms(self, kind: str) -> list[JSON]:
+        """Terms of ``podAffinity`` or ``podAntiAffinity`` that must hold."""
+        found: list[JSON] = self.affinity(kind).get("requiredDuringSchedulingIgnoredDuringExecution") or []
+        return found
+
+
+def read(pod: JSON) -> PodInfo:
+    """Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` where the pod has not a pod's form."""
+    meta, spec = pod["metadata"], pod["spec"]
+    requests = pod_requests(spec)
+    containers = [*spec["containers"], *_sidecars(spec)]
+    cpu = requests.get(CPU, 0) or _LEAST_CPU * len(containers)
+    memory = requests.get(MEMORY, 0) or _LEAST_MEMORY * len(containers)
+    if requests.get(CPU) or requests.get(MEMORY):
+        cpu = _compared(spec, CPU, _LEAST_CPU, requests.get(CPU, 0))
+        memory = _compared(spec, MEMORY, _LEAST_MEMORY, requests.get(MEMORY, 0))
+    return PodInfo(
+        pod,
+        str(meta["uid"]),
+        str(meta["namespace"]),
+        str(meta["name"]),
+        dict(meta.get("labels") or {}),
+        int(spec.get("priority") or 0),
+        requests,
+        (cpu, memory),
+        tuple(_ports(spec)),
+        tuple(dict(t) for t in spec.get("tolerations") or []),
+        str(meta.get("creationTimestamp") or ""),
+    )
+
+
+def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
+    """What a pod takes of a node: its containers together, or its init containers one by one, if that is more; its overhead.
+
+    An init container that goes on beside the others (restartPolicy Always) counts with them, and with those that start after.
+    """
+    total: dict[str, int] = {}
+    for container in spec["containers"]:
+        _add(total, container_requests(container))
+    running: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in spec.get("initContainers") or []:
+        wanted = container_requests(container)
+        if container.get("restartPolicy") == "Always":
+            _add(running, wanted)
+            _add(total, wanted)
+            _most(peak, running)
+        else:
+            at_once = dict(running)
+            _add(at_once, wanted)
+            _most(peak, at_once)
+    _most(total, peak)
+    of_pod = spec.get("resources") or {}
+    for name, amount in {**(of_pod.get("limits") or {}), **(of_pod.get("requests") or {})}.items():
+        total[name] = amount_of(name, amount)
+    _add(total, {name: amount_of(name, amount) for name, amount in (spec.get("overhead") or {}).items()})
+    return total
+
+
+def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
+    """Where only a limit is given, it is the request too."""
+    resources = container.get("resources") or {}
+    wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {str(name): amount_of(name, amount) for name, amount in wanted.items()}
+
+
+def amount_of(name: str, amount: Any) -> int:
+    value = parse(str(amount)).value
+    return math.ceil(value * 1000) if name == CPU else math.ceil(value)
+
+
+def is_extended(name: str) -> bool:
+    """Whether a resource is none of Kubernetes' own: fully qualified, and no quota's name."""
+    if "/" not in name or name.startswith("requests."):
+        return False
+    return name.startswith(IMPLICIT) or _NATIVE not in name
+
+
+IMPLICIT = "deviceclass.resource.kubernetes.io/"  # each DeviceClass is an extended resource under this name too
+
+
+def _compared(spec: Mapping[str, Any], name: str, least: int, requested: int) -> int:
+    missing = sum(1 for c in [*spec["containers"], *_sidecars(spec)] if not container_requests(c).get(name))
+    return requested + missing * least
+
+
+def _sidecars(spec: Mapping[str, Any]) -> list[JSON]:
+    return [c for c in spec.get("initContainers") or [] if c.get("restartPolicy") == "Always"]
+
+
+def _ports(spec: Mapping[str, Any]) -> Iterable[Port]:
+    for container in [*spec["containers"], *_sidecars(spec)]:
+        for port in container.get("ports") or []:
+            number = port.get("hostPort") or (port["containerPort"] if spec.get("hostNetwork") else 0)
+            if number:
+                yield str(port.get("protocol") or "TCP"), str(port.get("hostIP") or ANY_ADDRESS), int(number)
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _most(total: dict[str, int], other: Mapping[str, int]) -> None:
+    for name, amount in other.items():
+        total[name] = max(total.get(name, 0), amount)

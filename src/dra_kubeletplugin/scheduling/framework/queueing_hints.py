@@ -1,0 +1,140 @@
+"""What happened in the cluster, and which waiting pods it may help: Kubernetes' queueing hints.
+
+A pod that was rejected is tried again when something changes that its rejectors look at, and not before. The deletion of a
+slice, for one, helps nobody, and a kubelet's heartbeat neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from .claim_cache import is_allocated
+from .node_info import NodeInfo
+from .pod_info import PodInfo
+from .status import Plugin
+
+JSON = dict[str, Any]
+
+
+class Kind(Enum):
+    NODE_ADDED = auto()
+    NODE_LABELS = auto()
+    NODE_TAINTS = auto()  # or its being schedulable
+    NODE_RESOURCES = auto()
+    POD_ADDED = auto()  # to a node
+    POD_LABELS = auto()  # of a pod on a node
+    POD_GONE = auto()  # from a node
+    OWN = auto()  # the waiting pod itself
+    CLAIM = auto()
+    CLASS = auto()
+    SLICE = auto()
+    NAMESPACE = auto()
+    POD_GROUP = auto()  # one that is new: it does not change
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """``before`` and ``after`` are claims; ``pod`` is the UID of the pod that changed."""
+
+    kind: Kind
+    before: JSON | None = None
+    after: JSON | None = None
+    pod: str = ""
+
+    @property
+    def claim(self) -> str:
+        """Namespace and name of the claim that changed."""
+        meta = (self.after or {"metadata": {}})["metadata"]
+        return f"{meta.get('namespace')}/{meta.get('name')}"
+
+    @property
+    def frees(self) -> bool:
+        """Whether devices of a claim are free now."""
+        if self.before is None or self.after is None:
+            return False
+        return is_allocated(self.before) and not is_allocated(self.after)
+
+
+_PLACE = frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS})
+_OTHER_PODS = frozenset({Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE})
+_OWN = frozenset({Kind.OWN})
+_HELPS: Mapping[Plugin, frozenset[Kind]] = {
+    Plugin.GATES: _OWN,
+    Plugin.UNSUPPORTED: _OWN | {Kind.POD_GROUP},
+    Plugin.POD_GROUP: frozenset({Kind.POD_GROUP}),
+    Plugin.NODE_NAME: frozenset({Kind.NODE_ADDED}),
+    Plugin.NODE_UNSCHEDULABLE: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
+    Plugin.TAINTS: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
+    Plugin.NODE_AFFINITY: _PLACE,
+    Plugin.PORTS: frozenset({Kind.NODE_ADDED, Kind.POD_GONE}),
+    Plugin.FIT: _OWN | {Kind.NODE_ADDED, Kind.NODE_RESOURCES, Kind.POD_GONE, Kind.CLASS},
+    Plugin.SPREAD: _OWN | _PLACE | _OTHER_PODS | {Kind.NODE_TAINTS},
+    Plugin.POD_AFFINITY: _OWN | _PLACE | _OTHER_PODS | {Kind.NAMESPACE},
+    Plugin.DEVICES: _OWN | _PLACE | {Kind.NODE_TAINTS, Kind.CLAIM, Kind.CLASS, Kind.SLICE},
+}
+
+
+def helps(change: Change, uid: str, rejectors: Iterable[Plugin], uses: Callable[[str], bool]) -> bool:
+    """Whether a pod should be tried again. ``uses`` tells whether the pod uses a claim, by UID, and has all of its claims."""
+    for plugin in rejectors:
+        if change.kind not in _HELPS[plugin]:
+            continue
+        if change.kind is Kind.OWN:
+            if change.pod == uid:
+                return True
+        elif change.kind is Kind.CLAIM:
+            if _claim_helps(change, uses):
+                return True
+        else:
+            return True
+    return False
+
+
+def _claim_helps(change: Change, uses: Callable[[str], bool]) -> bool:
+    after = change.after
+    if after is None:
+        return False
+    if change.frees:
+        return True
+    if change.before is not None and change.before.get("status") == after.get("status"):
+        return False
+    return uses(str(after["metadata"]["uid"]))
+
+
+def of_node(before: NodeInfo | None, after: NodeInfo) -> list[Change]:
+    if before is None:
+        return [Change(Kind.NODE_ADDED)]
+    out = []
+    if before.labels != after.labels:
+        out.append(Change(Kind.NODE_LABELS))
+    if before.taints != after.taints or before.unschedulable != after.unschedulable:
+        out.append(Change(Kind.NODE_TAINTS))
+    if before.allocatable != after.allocatable:
+        out.append(Change(Kind.NODE_RESOURCES))
+    return out
+
+
+def of_placed_pod(before: PodInfo | None, after: PodInfo) -> list[Change]:
+    """Of a pod that has a node."""
+    if before is None or not before.node:
+        return [Change(Kind.POD_ADDED, pod=after.uid)]
+    out = []
+    if before.labels != after.labels:
+        out.append(Change(Kind.POD_LABELS, pod=after.uid))
+    if before.requests != after.requests:
+        out.append(Change(Kind.POD_GONE, pod=after.uid))  # what it gave back is as if a pod had gone
+    return out
+
+
+_OWN_STATUS = ("resourceClaimStatuses",)
+
+
+def of_waiting_pod(before: PodInfo, after: PodInfo) -> list[Change]:
+    """Of a pod without a node: what is in its status is mostly our own."""
+    changed = before.spec != after.spec or before.labels != after.labels
+    old, new = before.pod.get("status") or {}, after.pod.get("status") or {}
+    changed = changed or any(old.get(k) != new.get(k) for k in _OWN_STATUS)
+    return [Change(Kind.OWN, pod=after.uid)] if changed else []

@@ -1,0 +1,115 @@
+"""Which of several nodes is the best: the scores of Kubernetes' default profile, with their weights.
+
+Not looked at: images (the nodes of a local cluster have the same), and spread constraints that are only wishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ...resourceapi import node_selectors
+from ..allocator.taints import tolerates
+from .affinity import NamespaceLabels, preference
+from .node_info import NodeInfo
+from .pod_info import CPU, MEMORY, PodInfo
+
+MOST = 100
+_COMPARED = (CPU, MEMORY)
+
+
+def best(
+    pod: PodInfo,
+    nodes: Sequence[NodeInfo],
+    everywhere: Sequence[NodeInfo],
+    namespaces: NamespaceLabels,
+    of_devices: Callable[[str], int],
+    *,
+    lists: bool,
+) -> NodeInfo:
+    """The node with the highest score; among equals the one with more free cpu, then the first by name.
+
+    ``everywhere`` are all nodes of the cluster; ``of_devices`` says how much a node's devices are what the pod's claims prefer,
+    where they have ``lists`` of alternatives.
+    """
+    if len(nodes) == 1:
+        return nodes[0]
+    size = (*pod.compared, pod.requests.get(CPU, 0), pod.requests.get(MEMORY, 0))
+    totals = {n.name: n.scores[size] if size in n.scores else _of_amounts(pod, n, size) for n in nodes}
+    if any(n.softly_tainted for n in nodes):
+        _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
+    if pod.has_affinity:
+        _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
+    if pod.has_affinity or any(n.minding for n in everywhere):
+        _weigh(totals, 2, _near(pod, nodes, everywhere, namespaces))
+    if lists:
+        _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
+    return min(nodes, key=lambda n: (-totals[n.name], -_free(n), n.name))
+
+
+def _of_amounts(pod: PodInfo, node: NodeInfo, size: tuple[int, int, int, int]) -> int:
+    """What is left of cpu and memory, and how evenly; known from then on for pods of this size, until the node changes."""
+    total = least_allocated(pod, node)
+    if pod.requests.get(CPU) or pod.requests.get(MEMORY):
+        total += balanced(pod, node)
+    node.scores[size] = total
+    return total
+
+
+def _weigh(totals: dict[str, int], weight: int, scores: Mapping[str, int]) -> None:
+    for name, score in scores.items():
+        totals[name] += weight * score
+
+
+def _scaled(scores: Mapping[str, int], *, reverse: bool = False) -> dict[str, int]:
+    most = max(scores.values())
+    if not most:
+        return dict.fromkeys(scores, MOST if reverse else 0)
+    scaled = {name: score * MOST // most for name, score in scores.items()}
+    return {name: MOST - score for name, score in scaled.items()} if reverse else scaled
+
+
+def least_allocated(pod: PodInfo, node: NodeInfo) -> int:
+    scores = []
+    for i, name in enumerate(_COMPARED):
+        has = node.allocatable.get(name, 0)
+        if has:
+            wanted = node.compared[i] + pod.compared[i]
+            scores.append((has - wanted) * MOST // has if wanted <= has else 0)
+    return sum(scores) // len(scores) if scores else 0
+
+
+def balanced(pod: PodInfo, node: NodeInfo) -> int:
+    parts = []
+    for name in _COMPARED:
+        if has := node.allocatable.get(name, 0):
+            parts.append(min((node.requested.get(name, 0) + pod.requests.get(name, 0)) / has, 1.0))
+    spread = abs(parts[0] - parts[1]) / 2 if len(parts) == len(_COMPARED) else 0.0
+    return int((1 - spread) * MOST)
+
+
+def _free(node: NodeInfo) -> int:
+    return node.allocatable.get(CPU, 0) - node.compared[0]
+
+
+def _unwanted(pod: PodInfo, node: NodeInfo) -> int:
+    return sum(
+        t["effect"] == "PreferNoSchedule" and not any(tolerates(x, t) for x in pod.tolerations) for t in node.taints
+    )
+
+
+def _node_preference(pod: PodInfo, node: NodeInfo) -> int:
+    terms = pod.affinity("nodeAffinity").get("preferredDuringSchedulingIgnoredDuringExecution") or []
+    return sum(
+        int(t["weight"])
+        for t in terms
+        if node_selectors.selector_matches(node.node, {"nodeSelectorTerms": [t["preference"]]})
+    )
+
+
+def _near(
+    pod: PodInfo, nodes: Sequence[NodeInfo], everywhere: Sequence[NodeInfo], namespaces: NamespaceLabels
+) -> dict[str, int]:
+    gains = preference(pod, everywhere, namespaces)
+    scores = {n.name: sum(gains.get(place, 0) for place in n.labels.items()) for n in nodes}
+    low, high = min(scores.values()), max(scores.values())
+    return {name: (score - low) * MOST // (high - low) if high > low else 0 for name, score in scores.items()}

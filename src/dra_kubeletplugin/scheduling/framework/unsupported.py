@@ -1,0 +1,55 @@
+"""What a pod may ask for that this scheduler does not know: such a pod waits, with a sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import spread
+from .pod_info import PodInfo
+
+JSON = Mapping[str, Any]
+PREFIX = "not supported by the local cluster: "
+_VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
+_CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
+_GROUPS = ("workloadRef", "podGroupName")  # as 1.35 has them
+_GROUP_FIELDS = {"schedulingPolicy", "resourceClaims", "podGroupTemplateRef", "workloadRef"}
+_EACH_ALONE: tuple[Any, ...] = ("Pod", {"single": {}})  # the usual disruption mode, as 1.36 and 1.37 have it
+_TOLERATIONS = {"", "Equal", "Exists"}
+
+
+def reasons(pod: PodInfo, group: JSON | None = None) -> list[str]:
+    """One sentence for each thing; empty where all is known. ``group``: the pod's."""
+    found = [*_found(pod.spec), *(_of_group(group) if group is not None else ())]
+    return [PREFIX + what for what in found]
+
+
+def _of_group(group: JSON) -> Iterable[str]:
+    name, spec = group["metadata"]["name"], group["spec"]
+    if (spec.get("schedulingPolicy") or {}).get("gang") is not None:
+        yield f"schedulingPolicy gang of PodGroup {name}: pods are placed one by one, so ask for basic"
+    for unknown in sorted(spec.keys() - _GROUP_FIELDS):
+        if unknown != "disruptionMode" or spec[unknown] not in _EACH_ALONE:
+            yield f"{unknown} of PodGroup {name}"
+
+
+def _found(spec: JSON) -> Iterable[str]:
+    for volume in spec.get("volumes") or []:
+        for kind in sorted(_VOLUMES & volume.keys()):
+            yield f"volume {volume.get('name')} of kind {kind}"
+    if name := spec.get("runtimeClassName"):
+        yield f"runtimeClassName {name}"
+    if spec.get("priorityClassName") and spec.get("priority") is None:
+        yield f"priorityClassName {spec['priorityClassName']}, for which the API server set no priority"
+    for group in _GROUPS:
+        if spec.get(group):
+            yield f"{group}: a pod is of a PodGroup by its schedulingGroup (gate GenericWorkload)"
+    for claim in spec.get("resourceClaims") or []:
+        for unknown in sorted(claim.keys() - _CLAIM_FIELDS):
+            yield f"{unknown} of resource claim {claim.get('name')}"
+    for constraint in spec.get("topologySpreadConstraints") or []:
+        for unknown in sorted(constraint.keys() - spread.KNOWN):
+            yield f"{unknown} of a topology spread constraint"
+    for toleration in spec.get("tolerations") or []:
+        if (operator := toleration.get("operator") or "") not in _TOLERATIONS:
+            yield f"operator {operator} of a toleration"

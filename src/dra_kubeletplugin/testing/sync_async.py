@@ -1,0 +1,183 @@
+"""A cluster beside the test: an event loop in a thread of its own, and methods for tests that are functions or coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from ..base.text import near
+from ..errors import DraError
+from .task_context import Hosted
+
+P = ParamSpec("P")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs until :meth:`close`, so that nothing depends on the loop of a test, nor on there being one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name="dra local cluster", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def close(self) -> None:
+        """Ends what still runs, and the loop."""
+        self.run(_cancel_others())
+        self.run(self._loop.shutdown_asyncgens())
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it over there, and blocks until it has ended. Raises what it raises."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this blocks the event loop of the cluster: in the driver's own methods use no fixture")
+        __tracebackhide__ = True
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            error = future.exception()
+        except BaseException:
+            future.cancel()  # where we were interrupted
+            raise
+        if isinstance(error, DraError):  # says all; where in our code it was found helps nobody
+            raise error.with_traceback(None)
+        if error is not None:
+            raise error
+        return future.result()
+
+    async def await_(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs it over there, and awaits it in the loop of the caller. Raises what it raises."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass  # the loop is trio's, in which anyio runs tests too
+        else:
+            return await asyncio.wrap_future(future)
+        trio = importlib.import_module("trio")
+        try:
+            found: T = await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+        except BaseException:
+            future.cancel()  # where we were cancelled
+            raise
+        return found
+
+
+class Placed(Protocol[S_co]):
+    """What lives in a :class:`LoopThread`."""
+
+    @property
+    def thread(self) -> LoopThread: ...
+
+    @property
+    def inner(self) -> S_co: ...
+
+
+class Call(Generic[P, T]):
+    """A method: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not."""
+
+    def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
+        self._thread = thread
+        self._method = method
+        self.__wrapped__ = method  # for inspect.signature
+        self.__doc__ = method.__doc__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            work = self._method(*args, **kwargs)
+        except TypeError as e:
+            known = inspect.signature(self._method).parameters  # of the method that is wrapped
+            raise TypeError(f"{e}{next((near(n, known) for n in kwargs if n not in known), '')}") from None
+        return self._thread.run(work)
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """The same for coroutines, in whatever event loop."""
+        return self._thread.await_(self._method(*args, **kwargs))
+
+
+class both(Generic[S, P, T]):
+    """Makes an async method of the inner object a :class:`Call` of the outer one; a function of its class, as ``help`` shows it."""
+
+    def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+        @functools.wraps(method)
+        def blocking(instance: Placed[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True
+            return self.__get__(instance, type(instance))(*args, **kwargs)
+
+        self._blocking = blocking
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._blocking.__module__, self._blocking.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Placed[S], P], T]: ...
+    @overload
+    def __get__(self, instance: Placed[S], owner: type) -> Call[P, T]: ...
+    def __get__(self, instance: Placed[S] | None, owner: type) -> Callable[Concatenate[Placed[S], P], T] | Call[P, T]:
+        if instance is None:
+            return self._blocking
+        call: Call[P, T] = Call(instance.thread, functools.partial(self._method, instance.inner))
+        call.__doc__ = self.__doc__  # which a partial has not
+        return call
+
+
+class Scope(Generic[T]):
+    """An async context manager over there, for ``with`` and ``async with``."""
+
+    def __init__(self, thread: LoopThread, manager: AbstractAsyncContextManager[T], name: str) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._name = name
+        self._hosted: Hosted[T] | None = None
+
+    def __enter__(self) -> T:
+        return self._thread.run(self._enter())
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._thread.run(self._leave())
+
+    async def __aenter__(self) -> T:
+        return await self._thread.await_(self._enter())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._thread.await_(self._leave())
+
+    async def _enter(self) -> T:
+        self._hosted = Hosted(self._manager, self._name)
+        return await self._hosted.enter()
+
+    async def _leave(self) -> None:
+        if self._hosted:
+            await self._hosted.leave()
+
+
+async def _cancel_others() -> None:
+    others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+__all__ = ["Call", "LoopThread", "Scope", "both"]
