@@ -84,9 +84,9 @@ _MODULES = {
     },
     "dra_kubeletplugin.analysis": {
         "a cluster": "take, Snapshot, Gap, with_events, from_files",
-        "why": "explain, waiting, Explanation, State, Kind, NodeGroup, RequestOnNodes, Reason, Example, Change, ClaimState, HeldDevice",
+        "why": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
         "would it fit": "simulate, Simulation, Placement, Fit",
-        "who has what": "overview, Overview, Live",
+        "who has what": "overview, Overview, LiveOverview",
     },
     "dra_kubeletplugin.metadata": {
         "reading": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",

@@ -30,13 +30,13 @@ from dra_kubeletplugin import (
     RetryableError,
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
-from dra_kubeletplugin.claims import State, Store
+from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.reconcile import Reconciler
 from dra_kubeletplugin.claims.store import database, rows, schema
-from dra_kubeletplugin.claims.store.database import Keeper
-from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.claims.store.database import RecordDatabase
+from dra_kubeletplugin.claims.store.folder import RecordFolder
 from dra_kubeletplugin.claims.store.recovery import Recovery
-from dra_kubeletplugin.claims.transitions import Judge
+from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
@@ -246,8 +246,8 @@ def instrument() -> None:
         for point in points:
             reach(point)
 
-    in_transaction(Judge, "begin", "prepare: {} record")
-    in_transaction(Judge, "end", "unprepare: {} record")
+    in_transaction(Transitions, "begin", "prepare: {} record")
+    in_transaction(Transitions, "end", "unprepare: {} record")
     in_transaction(rows, "delete", "unprepare: {} commit")
     in_transaction(Recovery, "_merge", "recovery: {} merge")
     original_update = rows.update
@@ -259,7 +259,7 @@ def instrument() -> None:
         return original_update(db, record, fence)
 
     rows.update = update
-    around(Store, "_attempt", lambda *_, **__: done.clear(), committed)
+    around(RecordStore, "_attempt", lambda *_, **__: done.clear(), committed)
     for name, word in (("write", "prepare"), ("remove", "unprepare")):
         around(
             ClaimSpecs,
@@ -268,9 +268,9 @@ def instrument() -> None:
             lambda *_, word=word: reach(f"{word}: after CDI file"),
         )
     for owner, name, what in (
-        (Keeper, "_set_aside", "repair: {} setting aside"),
-        (Keeper, "_make", "repair: {} making"),
-        (Folder, "retire", "repair: {} last name"),
+        (RecordDatabase, "_set_aside", "repair: {} setting aside"),
+        (RecordDatabase, "_make", "repair: {} making"),
+        (RecordFolder, "retire", "repair: {} last name"),
         (database, "fill", "repair: {} filling"),
         (database, "connect", "repair: {} opening"),
         (schema, "_step", "migration: {} step"),
@@ -306,8 +306,8 @@ def instrument() -> None:
 
 def note_syncs() -> None:
     """Writes down how long the log was when it was last synced: what a power failure leaves of it."""
-    begin = Store._begin
-    attempt = Store._attempt
+    begin = RecordStore._begin
+    attempt = RecordStore._attempt
 
     def remember(self: Any, *, write: bool, synced: bool) -> Any:
         return begin(self, write=write, synced=synced)
@@ -321,13 +321,13 @@ def note_syncs() -> None:
             note.with_suffix(".new").rename(note)
         return out
 
-    Store._begin = remember  # type: ignore[method-assign]
-    Store._attempt = synced_attempt  # type: ignore[method-assign]
+    RecordStore._begin = remember  # type: ignore[method-assign]
+    RecordStore._attempt = synced_attempt  # type: ignore[method-assign]
 
 
 def inject() -> None:
     """Faults of the disk that a test turns on while the process runs, by writing their names into a folder."""
-    attempt = Store._attempt
+    attempt = RecordStore._attempt
     write = directory._write_all
 
     def failing(self: Any, operations: Any, **options: Any) -> Any:
@@ -341,7 +341,7 @@ def inject() -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(fd, data)
 
-    Store._attempt = failing  # type: ignore[method-assign]
+    RecordStore._attempt = failing  # type: ignore[method-assign]
     directory._write_all = full
 
 

@@ -13,8 +13,8 @@ import msgspec
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, Pool, PreparedDevice
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimRef, Claims
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
@@ -50,14 +50,14 @@ class Api:
 
 async def main(root: Path) -> None:
     settings = Settings(driver_name=NAME, node_name="node", kubelet_root=root, cdi_root=root / "cdi")
-    driver, inventory, process = One(), Inventory("node"), ProcessLock(settings.plugin_dir / "processes")
+    driver, inventory, process = One(), Inventory("node"), InstanceLock(settings.plugin_dir / "processes")
     driver.attach(Host(), settings)
     await inventory.update([Pool("node", [Device("d")])])
     process.acquire()
     api: Any = Api()
-    claims = Claims(driver, Calls(), api, inventory, settings, process, "boot", Metrics())
+    claims = ClaimManager(driver, Calls(), api, inventory, settings, process, "boot", Metrics())
     await claims.open()
-    ref = ClaimRef("ns", "claim", "uid")
+    ref = ClaimIdentity("ns", "claim", "uid")
     for phase, call in (("prepare", claims.prepare), ("repeat", claims.prepare), ("unprepare", claims.unprepare)):
         os.write(1, f"PHASE {phase}\n".encode())
         answer = (await call([ref]))["uid"]

@@ -15,7 +15,7 @@ from typing import Any
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.claims import metadata_files as metadata
-from dra_kubeletplugin.claims.claim_files import Files
+from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.store import rows
 from tests.crash.rooms import Api, Room, room
 from tests.crash.stores import DRIVER
@@ -63,7 +63,7 @@ def reach(point: str) -> None:
 
 
 def instrument() -> None:
-    updated, note, put = metadata.updated, Files.note, Files.put_metadata
+    updated, note, put = metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata
     pwrite, ftruncate, real = os.pwrite, os.ftruncate, rows.read
     seen: list[str] = []
 
@@ -95,7 +95,7 @@ def instrument() -> None:
         reach("update: before its end is cut off")
         ftruncate(fd, length)
 
-    metadata.updated, Files.note, Files.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
+    metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
     rewrite.os.pwrite, rewrite.os.ftruncate = written, cut  # type: ignore[assignment]
 
     def read(db: Any, uid: str) -> Any:

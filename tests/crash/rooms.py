@@ -13,8 +13,8 @@ import msgspec
 from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import Answer, ClaimRef, Claims
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims import Answer, ClaimIdentity, ClaimManager
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
@@ -71,7 +71,7 @@ class Api:
         ]  # fmt: skip
         return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in found])
 
-    def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimRef:
+    def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimIdentity:
         """A claim that the scheduler gave a device."""
         found = {"request": "r", "driver": driver, "pool": "node", "device": device, **result}
         self.claims[name] = {
@@ -79,7 +79,7 @@ class Api:
             "spec": {"devices": {"requests": []}},
             "status": {"allocation": {"devices": {"results": [found]}}},
         }
-        return ClaimRef("ns", name, uid)
+        return ClaimIdentity("ns", name, uid)
 
 
 class Room:
@@ -96,8 +96,8 @@ class Room:
         self.calls = Calls()
         self.inventory = Inventory("node")
         self.metrics = Metrics()
-        self.process = ProcessLock(self.settings.plugin_dir / "processes")
-        self.claims = Claims(
+        self.process = InstanceLock(self.settings.plugin_dir / "processes")
+        self.claims = ClaimManager(
             driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         driver.attach(Host(folder / "sys"), self.settings, update=self.claims.update_metadata)
@@ -113,10 +113,10 @@ class Room:
         await self.claims.close()
         self.calls.when_idle(self.process.release)
 
-    async def prepare(self, ref: ClaimRef) -> Answer:
+    async def prepare(self, ref: ClaimIdentity) -> Answer:
         return (await self.claims.prepare([ref]))[ref.uid]
 
-    async def unprepare(self, ref: ClaimRef) -> Answer:
+    async def unprepare(self, ref: ClaimIdentity) -> Answer:
         return (await self.claims.unprepare([ref]))[ref.uid]
 
     async def records(self) -> dict[str, str]:

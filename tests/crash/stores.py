@@ -12,30 +12,34 @@ from typing import Any
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.capacity import Supply, draws_of
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.instances import ProcessLock
-from dra_kubeletplugin.claims.record import InFlight
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.record import InFlightRecords
 from dra_kubeletplugin.claims.store import rows
-from dra_kubeletplugin.claims.store.database import Keeper
+from dra_kubeletplugin.claims.store.database import RecordDatabase
 from dra_kubeletplugin.claims.store.schema import make_tables
 
 DRIVER = "d.example.com"
 BOOT = "boot"
 
 
-def open_store(folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFlight | None = None) -> Store:
+def open_store(
+    folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFlightRecords | None = None
+) -> RecordStore:
     """The records as an instance of its own has them."""
-    process = ProcessLock(folder / "processes")
+    process = InstanceLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    keeper = Keeper(folder / "records.db", specs, process, in_flight or InFlight(), boot, wait, Metrics())
-    return Store(keeper)
+    keeper = RecordDatabase(
+        folder / "records.db", specs, process, in_flight or InFlightRecords(), boot, wait, Metrics()
+    )
+    return RecordStore(keeper)
 
 
 @contextlib.asynccontextmanager
-async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[Store]:
+async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[RecordStore]:
     """A store that is closed, and an instance that is dead, at the end."""
     store = open_store(folder, wait, boot)
     try:
@@ -61,7 +65,7 @@ def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
     return record
 
 
-async def add(store: Store, record: Record) -> None:
+async def add(store: RecordStore, record: Record) -> None:
     await store.do(lambda db: rows.insert(db, store.driver, record))
 
 

@@ -16,8 +16,8 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimRef
-from dra_kubeletplugin.claims.transitions import Undo
+from dra_kubeletplugin.claims import ClaimIdentity
+from dra_kubeletplugin.claims.transitions import RollBack
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.testing import node_with
@@ -134,7 +134,7 @@ async def test_an_answer_that_is_no_claim_fails_new_claims_repeats_from_the_reco
             await one.claims.reconciler.once()
             assert one.driver.unprepared == []  # type: ignore[attr-defined]
             assert await one.prepare(known) == right
-            assert isinstance(await one.prepare(ClaimRef("ns", "new", "new")), DraError)
+            assert isinstance(await one.prepare(ClaimIdentity("ns", "new", "new")), DraError)
             assert await one.records() == {"u": "Prepared"}
         await client.close()
 
@@ -169,7 +169,7 @@ async def test_one_hanging_undo_does_not_stop_reconciling_and_its_file_is_not_wr
         assert files.uids() == []
 
 
-async def _prepared(one: Any, ref: ClaimRef) -> bool:
+async def _prepared(one: Any, ref: ClaimIdentity) -> bool:
     return not isinstance(await one.prepare(ref), DraError)
 
 
@@ -279,7 +279,7 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
         api.claims.clear()
         undo = one.claims.engine.undoing.undo
 
-        async def fails(marked: Undo) -> None:
+        async def fails(marked: RollBack) -> None:
             if marked.record.uid == "bad":
                 raise AttributeError("a fault of ours")
             await undo(marked)

@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.claims.store import rows
-from dra_kubeletplugin.claims.transitions import Fresh, Judge, Repeat, Stale, Undo
+from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.crash.stores import BOOT, DRIVER, Stocked, in_memory
 
@@ -89,10 +89,10 @@ class Guard(RuleBasedStateMachine):
         self.db.close()
         self.folder.cleanup()
 
-    def judge(self) -> Judge:
-        process = ProcessLock(Path(self.folder.name))
+    def judge(self) -> Transitions:
+        process = InstanceLock(Path(self.folder.name))
         process.acquire()
-        return Judge(DRIVER, process, BOOT, lambda uid: False)
+        return Transitions(DRIVER, process, BOOT, lambda uid: False)
 
     # --- the model's books ----------------------------------------------------------------------
 
@@ -167,13 +167,13 @@ class Guard(RuleBasedStateMachine):
             except DeviceHeldError:
                 assert not self.is_free(wanted)
                 return
-            if isinstance(verdict, Stale):
+            if isinstance(verdict, StaleHolders):
                 for holder in verdict.holders:
                     assert holder.uid in self.claims
-                    assert isinstance(judge.free(self.db, holder.uid), Undo)
+                    assert isinstance(judge.free(self.db, holder.uid), RollBack)
                     self.end(holder.uid)
                 continue
-            assert isinstance(verdict, Fresh)
+            assert isinstance(verdict, Prepare)
             break
         assert self.is_free(wanted)
         assert self.fits(which, wanted, self.claims)
@@ -190,7 +190,7 @@ class Guard(RuleBasedStateMachine):
         assert rows.update(self.db, row, fence)
         # A repetition is answered whatever there is now.
         again = Record(uid, "ns", row.name, State.PREPARING, BOOT, self.judges[0].process.id, {"devices": row.devices})
-        assert isinstance(self.judges[0].begin(self.db, again, None, stock(0, 0, 0)), Repeat)
+        assert isinstance(self.judges[0].begin(self.db, again, None, stock(0, 0, 0)), AlreadyPrepared)
 
     @rule(data=st.data())
     @precondition(lambda self: self.claims)
@@ -243,11 +243,11 @@ test_the_guard_against_a_model = Guard.TestCase
 
 
 @contextlib.contextmanager
-def guard(tmp_path: Path) -> Iterator[tuple[Any, Judge]]:
-    process = ProcessLock(tmp_path / "processes")
+def guard(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
+    process = InstanceLock(tmp_path / "processes")
     process.acquire()
     db = in_memory()
-    yield db, Judge(DRIVER, process, BOOT, lambda uid: False)
+    yield db, Transitions(DRIVER, process, BOOT, lambda uid: False)
     db.close()
     process.release()
 
@@ -285,7 +285,7 @@ def test_shares_of_one_partition_draw_its_counters_once(tmp_path: Path) -> None:
     with guard(tmp_path) as (db, judge):
         for share in "stuv":
             verdict = judge.begin(db, claim(share, entry("x-shared", share)), None, stock(2, 1, 8))
-            assert isinstance(verdict, Fresh)
+            assert isinstance(verdict, Prepare)
 
 
 def test_a_share_of_which_nobody_knows_what_it_takes_has_its_device_whole(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_share_of_which_nobody_knows_what_it_takes_has_its_device_whole(tmp_pa
         rows.insert(db, DRIVER, claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
         with pytest.raises(OverdrawnError, match="of which it is not known what it takes"):
             judge.begin(db, claim("new", entry("line-0", "t", "500m")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(db, claim("else", entry("line-1", "t", "8")), None, stock(7, 7, 8)), Fresh)
+        assert isinstance(judge.begin(db, claim("else", entry("line-1", "t", "8")), None, stock(7, 7, 8)), Prepare)
 
 
 def test_a_device_that_nobody_knows_any_more_draws_everything_of_its_pool(tmp_path: Path) -> None:
@@ -301,16 +301,16 @@ def test_a_device_that_nobody_knows_any_more_draws_everything_of_its_pool(tmp_pa
         rows.insert(db, DRIVER, claim("old", {"pool": "node", "device": "gone"}))
         with pytest.raises(OverdrawnError, match=r"ns/name-old \(UID old\), of which it is not known what it takes"):
             judge.begin(db, claim("new", entry("x-a")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(db, claim("plain", entry("plain")), None, stock(7, 7, 8)), Fresh)
+        assert isinstance(judge.begin(db, claim("plain", entry("plain")), None, stock(7, 7, 8)), Prepare)
 
 
 def test_admin_access_takes_nothing_and_is_never_refused_for_what_others_hold(tmp_path: Path) -> None:
     with guard(tmp_path) as (db, judge):
         rows.insert(db, DRIVER, claim("all", entry("x-whole")))
         admin = claim("admin", entry("x-a", adminAccess=True))
-        assert isinstance(judge.begin(db, admin, None, stock(7, 7, 8)), Fresh)
+        assert isinstance(judge.begin(db, admin, None, stock(7, 7, 8)), Prepare)
         rows.forget(db, "all")
-        assert isinstance(judge.begin(db, claim("new", entry("x-whole")), None, stock(7, 7, 8)), Fresh)
+        assert isinstance(judge.begin(db, claim("new", entry("x-whole")), None, stock(7, 7, 8)), Prepare)
 
 
 amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice, Version
-from dra_kubeletplugin.claims import ClaimRef
+from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.devices.inventory import GONE
 from dra_kubeletplugin.errors import (
     ApiError,
@@ -77,7 +77,7 @@ def a_slice(
     }
 
 
-def asks(api: Api, device: str, pool: str = "fabric", uid: str = "", **result: Any) -> ClaimRef:
+def asks(api: Api, device: str, pool: str = "fabric", uid: str = "", **result: Any) -> ClaimIdentity:
     uid = uid or f"u-{device}"
     return api.allocate(f"c-{uid}", uid, device, NAME, pool=pool, **result)
 

@@ -34,8 +34,8 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimRef, Claims, State
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, State
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
@@ -162,11 +162,11 @@ class Instance:
         machine.run(
             inventory.update([Pool("node", list(map(published, self.devices)), [CounterSet("s", {"links": LINKS})])])
         )
-        self.process = ProcessLock(options.plugin_dir / "processes")
+        self.process = InstanceLock(options.plugin_dir / "processes")
         self.process.acquire()
         self.process.bury()
         self.boot_id = f"boot-{machine.boot}"
-        self.claims = Claims(
+        self.claims = ClaimManager(
             self.driver,
             Calls(),
             machine.api,
@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
         self.api.away = False
         for instance in self.instances.values():
             instance.driver.fuse = -1
-        refs = [ClaimRef(r.namespace, r.name, r.uid) for r in self.records()]
+        refs = [ClaimIdentity(r.namespace, r.name, r.uid) for r in self.records()]
         answers = self.run(self.one.claims.unprepare(refs))
         assert not any(isinstance(a, DraError) for a in answers.values()), answers
         self.run(self.one.claims.reconciler.once(ask_server=False))
@@ -268,11 +268,11 @@ class Machine(RuleBasedStateMachine):
         """A claim under a name that may have been used before, on a device that may still be held."""
         return multiple(self._allocate(wish, name))
 
-    def _allocate(self, wish: Wish, name: str) -> tuple[ClaimRef, Wish]:
+    def _allocate(self, wish: Wish, name: str) -> tuple[ClaimIdentity, Wish]:
         uid = f"uid-{next(self.numbers)}"
         share = {"shareID": wish.share, "consumedCapacity": {"lanes": str(wish.lanes)}} if wish.share else {}
         self.api.allocate(name, uid, wish.device, NAME, **share)
-        return ClaimRef("ns", name, uid), wish
+        return ClaimIdentity("ns", name, uid), wish
 
     @rule(target=refs, wishes=st.lists(st.sampled_from(WISHES[3:]), min_size=2, max_size=3), second=st.booleans())
     def a_call_for_parts_of_one_device(self, wishes: list[Wish], second: bool) -> Any:
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
         return [r for r in self.records() if r.state is State.PREPARED and r.boot_id == instance.boot_id]
 
     @rule(ref=refs, second=st.booleans())
-    def prepare(self, ref: tuple[ClaimRef, Wish], second: bool) -> None:
+    def prepare(self, ref: tuple[ClaimIdentity, Wish], second: bool) -> None:
         self._prepare(*ref, self.instance(second))
 
     def _stands_in_the_way(self, wish: Wish, others: list[Any], instance: Instance) -> bool:
@@ -316,7 +316,7 @@ class Machine(RuleBasedStateMachine):
             return sum(drawn) + DRAWS[wish.device] > LINKS
         return False
 
-    def _prepare(self, ref: ClaimRef, wish: Wish, instance: Instance) -> None:
+    def _prepare(self, ref: ClaimIdentity, wish: Wish, instance: Instance) -> None:
         claim = self.api.claims.get(ref.name) or {"metadata": {"uid": ""}}
         live = claim["metadata"]["uid"] == ref.uid and bool(claim["status"])
         living = self._living(instance)
@@ -334,14 +334,14 @@ class Machine(RuleBasedStateMachine):
         self.wanted[ref.uid] = wish
 
     @rule(ref=consumes(refs), second=st.booleans())
-    def unprepare(self, ref: tuple[ClaimRef, Wish], second: bool) -> None:
+    def unprepare(self, ref: tuple[ClaimIdentity, Wish], second: bool) -> None:
         answer = self.run(self.instance(second).claims.unprepare([ref[0]]))[ref[0].uid]
         assert not isinstance(answer, DraError), answer
         self.wanted.pop(ref[0].uid, None)
         assert ref[0].uid not in self.hardware.holder.values()
 
     @rule(ref=refs, effects=st.integers(0, 4), undo=st.booleans(), second=st.booleans())
-    def killed_in_the_middle(self, ref: tuple[ClaimRef, Wish], effects: int, undo: bool, second: bool) -> None:
+    def killed_in_the_middle(self, ref: tuple[ClaimIdentity, Wish], effects: int, undo: bool, second: bool) -> None:
         instance = self.instance(second)
         instance.driver.fuse = effects
 
@@ -366,7 +366,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ref=refs, effects=st.integers(0, 2), other=st.sampled_from(["same claim", "reconcile"]))
     @precondition(lambda self: len(self.instances) == 2)
-    def taken_for_dead(self, ref: tuple[ClaimRef, Wish], effects: int, other: str) -> None:
+    def taken_for_dead(self, ref: tuple[ClaimIdentity, Wish], effects: int, other: str) -> None:
         """What no lock should ever let happen: one instance is at work, the other holds it for dead, and it goes on late."""
         slow, quick = self.instances.values()
         if self.api.away or ref[1].device not in quick.devices or ref[0].uid in {r.uid for r in self.records()}:
@@ -408,7 +408,7 @@ class Machine(RuleBasedStateMachine):
         self.instances["first"] = Instance(self, "first")
 
     @rule(ref=refs)
-    def reboot_and_prepare_again(self, ref: tuple[ClaimRef, Wish]) -> None:
+    def reboot_and_prepare_again(self, ref: tuple[ClaimIdentity, Wish]) -> None:
         """What the kubelet does for every pod that stays."""
         self._prepare(*ref, self.one)
         self.reboot()
@@ -419,7 +419,7 @@ class Machine(RuleBasedStateMachine):
         """It prepares again what it knows; every answer is as it was."""
         for record in self.records():
             if record.uid in self.wanted:
-                ref = ClaimRef(record.namespace, record.name, record.uid)
+                ref = ClaimIdentity(record.namespace, record.name, record.uid)
                 self._prepare(ref, self.wanted[record.uid], self.instance(second))
 
     @rule(away=st.booleans())
@@ -442,7 +442,7 @@ class Machine(RuleBasedStateMachine):
             self.wanted.pop(uid, None)
 
     @rule(ref=refs, cut=st.booleans())
-    def a_file_is_damaged_by_hand(self, ref: tuple[ClaimRef, Wish], cut: bool) -> None:
+    def a_file_is_damaged_by_hand(self, ref: tuple[ClaimIdentity, Wish], cut: bool) -> None:
         path = self.specs.path(ref[0].uid)
         if cut and path.exists():
             path.write_bytes(path.read_bytes()[:-5])

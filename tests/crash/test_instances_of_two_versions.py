@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from dra_kubeletplugin.claims.instances import Opened, ProcessLock
+from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase
 from dra_kubeletplugin.claims.store.schema import SCHEMA
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
@@ -43,10 +43,10 @@ async def test_a_running_instance_works_on_after_a_newer_one_has_migrated_the_re
 
 
 def test_a_mark_with_fields_of_a_newer_version_is_read_and_of_another_shape_is_still_a_life(tmp_path: Path) -> None:
-    newer, older = ProcessLock(tmp_path), ProcessLock(tmp_path)
+    newer, older = InstanceLock(tmp_path), InstanceLock(tmp_path)
     older.acquire()
     newer.acquire()
-    opened = Opened(3, ((1, 2), None, None))
+    opened = OpenDatabase(3, ((1, 2), None, None))
     newer.note_records(opened)
     path = tmp_path / f"{newer.id}.lock"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import Record, Store
+from dra_kubeletplugin.claims import Record, RecordStore
 from dra_kubeletplugin.claims.store import database, folder, rows, schema
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.crash.stores import a_record, damage_holds, open_store
@@ -97,12 +97,12 @@ def two(where: Path) -> Iterator[Two]:
         both.end()
 
 
-def do(store: Store, operation: Callable[[sqlite3.Connection], object], *, write: bool = True) -> object:
+def do(store: RecordStore, operation: Callable[[sqlite3.Connection], object], *, write: bool = True) -> object:
     (answer,) = store._transaction([operation], write=write, synced=False)
     return answer
 
 
-def everything(store: Store) -> list[rows.Row]:
+def everything(store: RecordStore) -> list[rows.Row]:
     """As soon as nobody has to be waited for: each try of one lets the other go on."""
     answer: Any = None
     for _ in range(5):

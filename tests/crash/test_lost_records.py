@@ -17,7 +17,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.store import database, folder, recovery, rows
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.errors import (
@@ -185,12 +185,12 @@ def check_sound(folder: Path) -> None:
     db.close()
 
 
-async def recovered(store: Store) -> None:
+async def recovered(store: RecordStore) -> None:
     """The driver has told what its hardware knows."""
     await store.do(lambda db: rows.clear_meta(db, RECOVER))
 
 
-async def die(store: Store) -> None:
+async def die(store: RecordStore) -> None:
     """As killed: nothing is written any more, and the kernel closes what was open."""
     await store._batcher.close(5)
     store._drop()

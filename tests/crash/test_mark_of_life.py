@@ -18,7 +18,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims.instances import Opened, Owned, ProcessLock
+from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
 from dra_kubeletplugin.testing import node_with
 from tests.crash.harness import DRIVER, ROOT, box
 from tests.crash.rooms import until
@@ -28,10 +28,10 @@ STARTS = 400
 STARTER = """
 import sys
 from pathlib import Path
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims.instances import InstanceLock
 
 for _ in range(int(sys.argv[2])):
-    lock = ProcessLock(Path(sys.argv[1]))
+    lock = InstanceLock(Path(sys.argv[1]))
     lock.acquire()
     lock.bury()
     print(lock.id, flush=True)
@@ -42,7 +42,7 @@ for _ in range(int(sys.argv[2])):
 
 @pytest.mark.crash
 def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -> None:
-    cleaner, stop = ProcessLock(tmp_path), threading.Event()
+    cleaner, stop = InstanceLock(tmp_path), threading.Event()
     cleaner.acquire()
 
     def clean() -> None:
@@ -105,7 +105,7 @@ async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardwar
         id, folder = node.plugin.process.id, node.plugin.process.folder
         await node.stop()
         await asyncio.gather(call, return_exceptions=True)
-        other = ProcessLock(folder)
+        other = InstanceLock(folder)
         assert other.alive(id)
         assert other.bury() == []
         assert other.alive(id)
@@ -137,7 +137,7 @@ async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leav
         await b.apply_pod("pod")
         await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
         folder = b.node.kubelet_root / "plugins" / DRIVER / "processes"
-        other = ProcessLock(folder)
+        other = InstanceLock(folder)
         (mark,) = folder.iterdir()
         id = mark.name.removesuffix(".lock")
         process.send_signal(signal.SIGTERM)
@@ -186,7 +186,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
     odd: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
     odd(tmp_path / name)
-    lock = ProcessLock(tmp_path)
+    lock = InstanceLock(tmp_path)
     lock.acquire()
     from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
@@ -200,14 +200,14 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
 
 
 def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path) -> None:
-    lock, other = ProcessLock(tmp_path), ProcessLock(tmp_path)
+    lock, other = InstanceLock(tmp_path), InstanceLock(tmp_path)
     lock.acquire()
-    lock.note_records(opened := Opened(1, ((1, 2), None, None)))
+    lock.note_records(opened := OpenDatabase(1, ((1, 2), None, None)))
     stop = threading.Event()
 
     def rewrite(size: int) -> None:
         while not stop.is_set():
-            lock.own([Owned("/" + "x" * size)] * (size // 10))
+            lock.own([OwnedSocket("/" + "x" * size)] * (size // 10))
 
     threads = [threading.Thread(target=rewrite, args=(size,)) for size in (10, 90)]
     for thread in threads:
@@ -227,7 +227,7 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
 def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, other = ProcessLock(tmp_path), tmp_path / "records.db"
+    lock, other = InstanceLock(tmp_path), tmp_path / "records.db"
     lock.acquire()
     opened: list[int] = []
 
@@ -244,7 +244,7 @@ def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_fil
         return crc32(data)
 
     monkeypatch.setattr(zlib, "crc32", meanwhile)
-    lock.note_records(Opened(1, ((1, 2), None, None)))
+    lock.note_records(OpenDatabase(1, ((1, 2), None, None)))
     going.join()
     os.close(opened[0])
     assert other.read_bytes() == b""
@@ -257,9 +257,9 @@ async def test_hidden_sockets_and_sockets_of_the_killed_go_and_those_of_the_livi
         living = node.plugin.process.id
         await node.stop()
         folder, registry = node.settings.plugin_dir, node.settings.registry_dir
-        dead = ProcessLock(folder / "processes")
+        dead = InstanceLock(folder / "processes")
         dead.acquire()
-        alive = ProcessLock(folder / "processes")
+        alive = InstanceLock(folder / "processes")
         alive.acquire()
         names = [folder / f".{dead.id}a", registry / f".{dead.id}b", folder / f".{living}a", folder / "left.sock"]
         kept = [folder / f".{alive.id}a", registry / f".{alive.id}b", folder / "theirs.sock"]
@@ -267,7 +267,12 @@ async def test_hidden_sockets_and_sockets_of_the_killed_go_and_those_of_the_livi
             with socket.socket(socket.AF_UNIX) as s:
                 s.bind(os.fsencode(path))
         info = (folder / "left.sock").stat()
-        dead.own([Owned(str(folder / "left.sock"), info.st_dev, info.st_ino), Owned(str(folder / "theirs.sock"), 1, 1)])
+        dead.own(
+            [
+                OwnedSocket(str(folder / "left.sock"), info.st_dev, info.st_ino),
+                OwnedSocket(str(folder / "theirs.sock"), 1, 1),
+            ]
+        )
         os.close(dead._fd)  # as the kernel does for a killed process
         await node.start()
         assert [p.name for p in names if p.exists()] == []

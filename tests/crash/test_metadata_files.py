@@ -24,7 +24,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.claim_files import Files, note_of, record_of
+from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of, record_of
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles, describe
 from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import allocated_json, check_doc
@@ -65,7 +65,7 @@ class Place:
         self.plugin.mkdir()
         self.specs = ClaimSpecs(self.cdi, DRIVER, "token")
         self.metadata = MetadataFiles(self.plugin, self.specs)
-        self.files = Files(self.specs, self.metadata)
+        self.files = ClaimFiles(self.specs, self.metadata)
 
     def all(self) -> list[str]:
         return sorted(str(p) for top in (self.cdi, self.plugin) for p in top.rglob("*") if not p.is_dir())
@@ -246,7 +246,7 @@ def test_whatever_dies_between_two_file_operations_nothing_is_left_and_nothing_m
                 place.files.put(record) if work == "put" else place.files.remove(UID)
         # The next process: it either prepares afresh, or undoes; what was being written goes with the dead writer's token.
         later = ClaimSpecs(place.cdi, DRIVER, "later")
-        files = Files(later, MetadataFiles(place.plugin, later))
+        files = ClaimFiles(later, MetadataFiles(place.plugin, later))
         if number % 2:
             files.put(record)
             assert files.metadata.holds(record), number

@@ -10,7 +10,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef, Record, State
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.errors import ClaimError, DraError
 from dra_kubeletplugin.metadata.paths import in_container
@@ -33,11 +33,11 @@ class WithMetadata(Driver):
     async def unprepare(self, claim: PreparedClaim) -> None: ...
 
 
-def allocate(api: Api, name: str = "c", uid: str = UID, request: str = "r", **annotations: str) -> ClaimRef:
+def allocate(api: Api, name: str = "c", uid: str = UID, request: str = "r", **annotations: str) -> ClaimIdentity:
     """A claim in the namespace with the longest name, which got device d-0."""
     api.allocate(name, uid, "d-0", DRIVER, request=request)
     api.claims[name]["metadata"] |= {"namespace": LONGEST_LABEL, "annotations": annotations}
-    return ClaimRef(LONGEST_LABEL, name, uid)
+    return ClaimIdentity(LONGEST_LABEL, name, uid)
 
 
 def files_of(one: Room) -> list[Path]:

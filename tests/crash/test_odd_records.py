@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims import Record
-from dra_kubeletplugin.claims.record import Unreadable
+from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.claims.store.offline import forget, read_rows
 from dra_kubeletplugin.claims.store.schema import make_tables
@@ -139,7 +139,7 @@ async def test_an_odd_row_is_listed_and_can_be_forgotten(
         assert "Unreadable" in listed
         assert listed.replace("\n", "").isprintable()
     (found,) = read_rows(path, 1)
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableRecord)
     forget(path, 1, found.uid)
     db = sqlite3.connect(path)
     assert db.execute("SELECT uid FROM claims UNION SELECT uid FROM holds").fetchall() == []

@@ -17,7 +17,7 @@ from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import batch, rows
 from dra_kubeletplugin.claims.store.batch import Batcher
-from dra_kubeletplugin.claims.store.store import Job
+from dra_kubeletplugin.claims.store.store import FollowUp
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.crash.rooms import Api, room
 from tests.crash.stores import DRIVER, a_record, add, instance
@@ -94,9 +94,9 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
             finally:
                 db.close()
 
-        def go_on(_: object) -> Job:
+        def go_on(_: object) -> FollowUp:
             between = seen_elsewhere()
-            return Job(lambda db: rows.forget(db, "a"), then=lambda _: between)
+            return FollowUp(lambda db: rows.forget(db, "a"), then=lambda _: between)
 
         found: object = await store.do(
             lambda db: rows.insert(db, store.driver, a_record("a", "d-0")),

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimRef, Record, State
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import rows
-from dra_kubeletplugin.claims.store.database import Keeper
+from dra_kubeletplugin.claims.store.database import RecordDatabase
 from dra_kubeletplugin.claims.store.schema import Connection, connect
-from dra_kubeletplugin.claims.transitions import Fresh, Judge, Nothing, Undo
+from dra_kubeletplugin.claims.transitions import NothingToDo, Prepare, RollBack, Transitions
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError, RecordsError
 from tests.crash.rooms import Api, Room, room, until
 from tests.crash.stores import DRIVER, Stocked, a_record, in_memory, instance
@@ -152,9 +152,9 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         await writer.all()
         await repairer.all()
         inside, read, committed = threading.Event(), threading.Event(), threading.Event()
-        made = Keeper._make
+        made = RecordDatabase._make
 
-        def late_make(self: Keeper, generation: int) -> None:
+        def late_make(self: RecordDatabase, generation: int) -> None:
             # What was set aside has been read, and the writer commits into it only now.
             published = self._publish
 
@@ -166,7 +166,7 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
             monkeypatch.setattr(self, "_publish", publish)
             made(self, generation)
 
-        monkeypatch.setattr(Keeper, "_make", late_make)
+        monkeypatch.setattr(RecordDatabase, "_make", late_make)
 
         def slow_insert(db: sqlite3.Connection) -> None:
             rows.insert(db, DRIVER, a_record("late", "d-0", State.PREPARING, writer.keeper.process.id))
@@ -197,10 +197,10 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
 # --- judged and marked in one transaction -----------------------------------------------------------
 
 
-def judge(folder: Path, boot: str = "boot") -> Judge:
-    process = ProcessLock(folder)
+def judge(folder: Path, boot: str = "boot") -> Transitions:
+    process = InstanceLock(folder)
     process.acquire()
-    return Judge(DRIVER, process, boot, lambda uid: False)
+    return Transitions(DRIVER, process, boot, lambda uid: False)
 
 
 @given(now=st.sampled_from(["prepared", "gone", "taken over"]))
@@ -220,9 +220,9 @@ def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
         case "gone":
             assert rows.delete(db, holder.fence)
         case "taken over":
-            assert isinstance(others.free(db, "holder"), Undo)
+            assert isinstance(others.free(db, "holder"), RollBack)
     before = db.execute("SELECT * FROM claims").fetchall()
-    assert isinstance(ours.free(db, "holder"), Nothing)
+    assert isinstance(ours.free(db, "holder"), NothingToDo)
     assert db.execute("SELECT * FROM claims").fetchall() == before
     db.close()
     for each in (ours, others):
@@ -298,7 +298,7 @@ async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
         refs = [api.allocate(name, name, f"d-{i}", DRIVER) for i, name in enumerate("ab")]
         match begun:
             case "the kubelet":
-                first = asyncio.create_task(one.unprepare(ClaimRef("ns", "gone", "gone")))
+                first = asyncio.create_task(one.unprepare(ClaimIdentity("ns", "gone", "gone")))
             case "a reconcile":
                 row = await one.claims.store.get("gone")
                 assert isinstance(row, Record)
@@ -382,7 +382,7 @@ async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_
 def test_a_fresh_record_and_its_holds_are_written_together(tmp_path: Path) -> None:
     ours = judge(tmp_path)
     db = in_memory()
-    assert isinstance(ours.begin(db, a_record("u", "d-0"), None, Stocked()), Fresh)
+    assert isinstance(ours.begin(db, a_record("u", "d-0"), None, Stocked()), Prepare)
     assert db.execute("SELECT uid, device FROM holds").fetchall() == [("u", "d-0")]
     with pytest.raises(DeviceHeldError, match="still held by claim ns/name-u"):
         ours.begin(db, a_record("v", "d-0"), None, Stocked())

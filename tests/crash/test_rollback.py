@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, PreparedClaim
 from dra_kubeletplugin.analysis.doctor.records import look
-from dra_kubeletplugin.claims import ClaimRef, State, reconcile, rollback_retries
+from dra_kubeletplugin.claims import ClaimIdentity, State, reconcile, rollback_retries
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.cli import main
@@ -84,7 +84,7 @@ def faults_of(one: Room) -> FileFaults:
 # --- whatever fails -----------------------------------------------------------------------------------
 
 
-async def check_whole(one: Room, driver: Counting, ref: ClaimRef, other: ClaimRef) -> None:
+async def check_whole(one: Room, driver: Counting, ref: ClaimIdentity, other: ClaimIdentity) -> None:
     """After the faults the claim can be prepared or it is gone, the other claim can have the device, and nothing is left."""
     if not isinstance(await one.prepare(ref), DraError):
         assert isinstance(await one.prepare(other), DeviceHeldError)
@@ -174,7 +174,7 @@ def test_any_claim_that_an_api_server_accepts_is_prepared_and_unprepared_whateve
         opaque = {"driver": configured, "parameters": {"a": parameters}}
         config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
         api.claims[name]["status"]["allocation"]["devices"]["config"] = config
-        ref = ClaimRef(namespace, name, UID)
+        ref = ClaimIdentity(namespace, name, UID)
         async with room(tmp_path_factory.mktemp("room"), driver, api) as one:
             faults = faults_of(one)
             for number, error in faults_at.items():
@@ -231,7 +231,7 @@ def read_only(one: Room) -> Iterator[None]:
         yield
 
 
-async def stuck(one: Room, ref: ClaimRef) -> None:
+async def stuck(one: Room, ref: ClaimIdentity) -> None:
     """Makes a claim whose rollback has failed once."""
     await one.prepare(ref)
     with read_only(one):

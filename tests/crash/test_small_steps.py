@@ -14,12 +14,12 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimRef, Record, State, engine
-from dra_kubeletplugin.claims.instances import ProcessLock
-from dra_kubeletplugin.claims.record import Fence, Unreadable
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.record import Fence, UnreadableRecord
 from dra_kubeletplugin.claims.store import database, offline, rows
-from dra_kubeletplugin.claims.store.folder import Folder
-from dra_kubeletplugin.claims.store.salvage import Findings, fill, from_files
+from dra_kubeletplugin.claims.store.folder import RecordFolder
+from dra_kubeletplugin.claims.store.salvage import SalvagedRecords, fill, from_files
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.claims.verification import Verifier
@@ -174,7 +174,7 @@ class Server:
 async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> None:
     nothing = cast(Any, None)
     verifier = Verifier(cast(Any, Server(status)), nothing, nothing, nothing, DRIVER)
-    found = await verifier.fetch(ClaimRef("ns", "c", "u"))
+    found = await verifier.fetch(ClaimIdentity("ns", "c", "u"))
     assert found is not None
     assert [p["name"] for p in found.reserved_for] == pods
     assert (found.uid, found.results(DRIVER), list(found.config())) == ("u", [], [])
@@ -188,7 +188,7 @@ def test_files_tell_of_claims_without_a_readable_row_and_of_no_others(tmp_path: 
     for uid in ("known", "odd", "lost"):
         with_file(tmp_path, uid, f"d-{uid}")
     specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    known = {"known": a_record("known", "d-known"), "odd": Unreadable("odd", "no text", {})}
+    known = {"known": a_record("known", "d-known"), "odd": UnreadableRecord("odd", "no text", {})}
     assert sorted(r.uid for r in from_files(specs, known)) == ["lost", "odd"]
     assert sorted(r.uid for r in from_files(specs, {})) == ["known", "lost", "odd"]
     (tmp_path / "file").touch()
@@ -200,7 +200,10 @@ def test_of_two_claims_with_one_device_both_are_kept_and_each_holds_what_is_left
     first, second = a_record("first", "d-0"), a_record("second", "d-0")
     second.doc["devices"].append({"request": "r", "pool": "node", "device": "d-1"})
     told = fill(
-        db, DRIVER, Findings({"first": first, "second": second}), [a_record("first", "d-9"), a_record("more", "d-2")]
+        db,
+        DRIVER,
+        SalvagedRecords({"first": first, "second": second}),
+        [a_record("first", "d-9"), a_record("more", "d-2")],
     )
     assert len(told) == 1
     assert "second" in told[0]
@@ -221,9 +224,9 @@ def test_a_log_goes_to_the_file_that_was_set_aside_last_also_after_the_clock_was
     path = tmp_path / "records.db"
     early = path.with_name("records.db.unmerged-29990101T000000.000000Z")
     early.write_bytes(b"set aside when the clock was wrong")
-    process = ProcessLock(tmp_path / "processes")
+    process = InstanceLock(tmp_path / "processes")
     process.acquire()
-    aside = Folder(path, process, 1.0)
+    aside = RecordFolder(path, process, 1.0)
     path.write_bytes(b"the file")
     with aside.locked():
         path.rename(aside._aside_name())
@@ -249,7 +252,7 @@ async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_pa
     (log,) = tmp_path.glob("records.db.damaged-*-wal")
     assert log.read_bytes() == (b"its own" if before else b"left over")
     assert not list(tmp_path.glob("records.db.unmerged-*"))
-    assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, Unreadable)}
+    assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, UnreadableRecord)}
 
 
 # --- a prepare that fails, or seems to ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice
-from dra_kubeletplugin.claims.claim_files import Files
+from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from tests.crash.rooms import Api, room, until
 from tests.crash.stores import DRIVER, with_file
 
@@ -32,7 +32,7 @@ class Plain(Driver):
 
 
 def meanwhile(
-    monkeypatch: pytest.MonkeyPatch, files: Files, method: str, work: Callable[[], Awaitable[object]]
+    monkeypatch: pytest.MonkeyPatch, files: ClaimFiles, method: str, work: Callable[[], Awaitable[object]]
 ) -> asyncio.Event:
     """Before ``method`` does its part, another instance does ``work``, or as much of it as it can in that time.
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
-from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.store import recovery as module
 from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.claims.store.recovery import Recovery
@@ -49,27 +49,27 @@ def device(name: str = "d-0", **more: Any) -> PreparedDevice:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
+async def store(tmp_path: Path) -> AsyncIterator[RecordStore]:
     async with instance(tmp_path) as store:
         await store.do(lambda db: rows.clear_meta(db, RECOVER))
         yield store
 
 
-async def pending(store: Store) -> None:
+async def pending(store: RecordStore) -> None:
     await store.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
 
 
-def recovery(store: Store, driver: Telling) -> Recovery:
+def recovery(store: RecordStore, driver: Telling) -> Recovery:
     return Recovery(driver, Calls(), store, BOOT)
 
 
-async def record(store: Store, uid: str) -> Record:
+async def record(store: RecordStore, uid: str) -> Record:
     found = await store.get(uid)
     assert isinstance(found, Record)
     return found
 
 
-async def test_a_driver_is_asked_only_after_a_loss_and_once(store: Store) -> None:
+async def test_a_driver_is_asked_only_after_a_loss_and_once(store: RecordStore) -> None:
     driver = Telling()
     asks = recovery(store, driver)
     asks.fault = "of before"
@@ -81,7 +81,7 @@ async def test_a_driver_is_asked_only_after_a_loss_and_once(store: Store) -> Non
     assert (driver.asked, asks.report) == (1, [])
 
 
-async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to_be_undone(store: Store) -> None:
+async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to_be_undone(store: RecordStore) -> None:
     await pending(store)
     await store.do(lambda db: rows.set_meta(db, ENDED + "over", ""))
     driver = Telling()
@@ -115,7 +115,7 @@ async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to
     assert not await store.recovering()
 
 
-async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(store: Store) -> None:
+async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(store: RecordStore) -> None:
     await pending(store)
     lacking = a_record("file", "d-0", rebuilt=True, more="kept")
     lacking.namespace = lacking.name = ""
@@ -144,7 +144,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     assert asks.report == ["1 claim reported by the driver: new"]
 
 
-async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: Store) -> None:
+async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: RecordStore) -> None:
     await pending(store)
     await add(store, a_record("odd", "d-0"))
     await store.do(lambda db: db.execute("UPDATE claims SET doc = '{' WHERE uid = 'odd'") and None)
@@ -181,7 +181,7 @@ ODD = object()
     ],
 )
 async def test_an_answer_that_makes_no_sense_changes_nothing_and_is_asked_for_again(
-    store: Store, told: Any, says: str, caplog: pytest.LogCaptureFixture
+    store: RecordStore, told: Any, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await pending(store)
     driver = Telling()
@@ -198,7 +198,7 @@ async def test_an_answer_that_makes_no_sense_changes_nothing_and_is_asked_for_ag
 
 
 async def test_a_driver_that_takes_long_is_told_of_asked_once_and_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SLOW", 0.01)
     await pending(store)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.claims import ClaimRef
+from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.errors import ConfigError, DraError
 from tests import worst_texts
 from tests.crash import worst_claims
@@ -29,10 +29,10 @@ async def test_no_step_of_the_event_loop_is_long(tmp_path: Path, kind: type[wors
         api.encoded[name] = worst_claims.encoded(kind, shape, name, 1)
     api.encoded |= {"ordinary": worst_claims.encoded(worst_texts.Plain, "right numbers", "ordinary", 1)}
     async with room(tmp_path, worst_claims.Worst(), api) as one:
-        await one.prepare(ClaimRef("ns", "ordinary", "ordinary"))  # modules are imported
-        await one.unprepare(ClaimRef("ns", "ordinary", "ordinary"))
+        await one.prepare(ClaimIdentity("ns", "ordinary", "ordinary"))  # modules are imported
+        await one.unprepare(ClaimIdentity("ns", "ordinary", "ordinary"))
         for shape in SHAPES:
-            ref = ClaimRef("ns", shape.replace(" ", "-"), shape.replace(" ", "-"))
+            ref = ClaimIdentity("ns", shape.replace(" ", "-"), shape.replace(" ", "-"))
             with worst_texts.steps_of_the_loop() as steps:
                 outcome = await one.prepare(ref)
             assert max(steps) < LIMIT * MACHINE, (shape, sorted(steps)[-3:])
@@ -48,9 +48,9 @@ async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path)
     good = worst_texts.allocated(worst_texts.claim(small, "good"), small)
     api.encoded["good"] = json.dumps(good).encode()
     async with room(tmp_path, worst_claims.Worst(), api) as one:
-        bad = [asyncio.create_task(one.prepare(ClaimRef("ns", f"c{i}", f"c{i}"))) for i in range(20)]
+        bad = [asyncio.create_task(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))) for i in range(20)]
         await asyncio.sleep(0)
-        assert not isinstance(await one.prepare(ClaimRef("ns", "good", "good")), DraError)
+        assert not isinstance(await one.prepare(ClaimIdentity("ns", "good", "good")), DraError)
         with worst_texts.steps_of_the_loop() as steps:
             outcomes = await asyncio.gather(*bad)
         assert max(steps, default=0) < LIMIT * MACHINE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims import ClaimRef
+from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.host.memory import trim
 from dra_kubeletplugin.kube.http1 import HttpResponse
@@ -66,15 +66,17 @@ async def main(folder: Path) -> None:
     api.encoded["warm"] = encoded(worst_texts.Plain, "same", "warm", 1)
     faults = 0
     async with room(folder, Worst(), api) as one:
-        await one.prepare(ClaimRef("ns", "warm", "warm"))
+        await one.prepare(ClaimIdentity("ns", "warm", "warm"))
         trim()
         before = resident()
         for _ in range(3):  # as a kubelet tries again
-            outcomes = await asyncio.gather(*(one.prepare(ClaimRef("ns", f"c{i}", f"c{i}")) for i in range(CLAIMS)))
+            outcomes = await asyncio.gather(
+                *(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")) for i in range(CLAIMS))
+            )
             faults += sum(isinstance(o, DraError) for o in outcomes)
             for i, outcome in enumerate(outcomes):
                 if not isinstance(outcome, DraError):
-                    await one.unprepare(ClaimRef("ns", f"c{i}", f"c{i}"))
+                    await one.unprepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))
         del outcomes
         burst = resident()
         await asyncio.sleep(11)  # threads at rest end after 10 s

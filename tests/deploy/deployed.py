@@ -8,7 +8,7 @@ from typing import Any
 from dra_kubeletplugin.kube import ApiConfig, Resource, Tls
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.resource import PODS
-from dra_kubeletplugin.localcluster.apiserver.access import Question
+from dra_kubeletplugin.localcluster.apiserver.access import AccessRequest
 from dra_kubeletplugin.localcluster.apiserver.auth import User
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
@@ -26,10 +26,10 @@ class Deployed:
 
     def __init__(self, cluster: LocalCluster, objects: list[JSON]) -> None:
         self.cluster, self.objects = cluster, objects
-        self.asked: list[tuple[str, Question, bool]] = []
+        self.asked: list[tuple[str, AccessRequest, bool]] = []
         cluster.api.access.told = self._told
 
-    def _told(self, user: User, question: Question, allowed: bool) -> None:
+    def _told(self, user: User, question: AccessRequest, allowed: bool) -> None:
         self.asked.append((user.name, question, allowed))
 
     @classmethod

@@ -19,18 +19,18 @@ import pytest
 from dra_kubeletplugin.localcluster.runtime.cgroups import memory_ran_out
 from dra_kubeletplugin.localcluster.runtime.images import Images
 from dra_kubeletplugin.localcluster.runtime.interface import (
-    Action,
     ContainerConfig,
     ContainerError,
+    ContainerState,
     ContainerStatus,
+    HandlerAction,
+    HandlerOccasion,
     Limits,
     LogOptions,
     Mount,
-    Occasion,
+    ProbeResult,
     Role,
     Sandbox,
-    State,
-    Verdict,
 )
 from dra_kubeletplugin.localcluster.runtime.runc import Runc
 from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
@@ -74,7 +74,7 @@ def shell(script: str, **other: Any) -> ContainerConfig:
 async def ended(runtime: RuncRuntime, uid: str = UID, name: str = "main") -> ContainerStatus:
     async with asyncio.timeout(60):
         changes = runtime.changes()
-        while (status := runtime.statuses(uid)[name]).state is State.RUNNING:
+        while (status := runtime.statuses(uid)[name]).state is ContainerState.RUNNING:
             waiting = asyncio.ensure_future(anext(changes))  # type: ignore[arg-type]
             await asyncio.wait({waiting}, timeout=0.1)
             waiting.cancel()
@@ -100,7 +100,7 @@ async def test_a_container_has_its_devices_and_environment_and_ends_with_its_own
     status = await runtime.start(
         sandbox(tmp_path), shell(script, env=[("NAME", "value")], cdi_devices=["example.com/gpu=zero"])
     )
-    assert status.state is State.RUNNING
+    assert status.state is ContainerState.RUNNING
     status = await ended(runtime)
     assert (status.exit_code, status.reason, status.message) == (3, "Error", "done\n")
     assert await text(runtime) == "zero value\n 00 00 00\n"
@@ -467,7 +467,7 @@ async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too_
         async with asyncio.timeout(60):
             while Path(f"/proc/{front}").exists() or await runc.list() != ours:
                 await asyncio.sleep(0.02)
-        assert after.statuses(f"{UID}-2")["main"].state is State.RUNNING
+        assert after.statuses(f"{UID}-2")["main"].state is ContainerState.RUNNING
     finally:
         go.touch()
         await after.close()
@@ -476,18 +476,18 @@ async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too_
 @pytest.mark.parametrize(
     ("handler", "verdict"),
     [
-        ({"exec": {"command": ["test", "-e", "/etc/passwd"]}}, Verdict.PASS),
-        ({"exec": {"command": ["test", "-e", "/etc/gone"]}}, Verdict.FAIL),
-        ({"exec": {"command": ["no-such-command"]}}, Verdict.ERROR),
-        ({"httpGet": {"port": 8080, "path": "/up"}}, Verdict.PASS),
-        ({"httpGet": {"port": 8080, "path": "/down"}}, Verdict.FAIL),
-        ({"tcpSocket": {"port": 8080}}, Verdict.PASS),
-        ({"tcpSocket": {"port": 8081}}, Verdict.FAIL),
-        ({"grpc": {"port": 8080}}, Verdict.FAIL),
+        ({"exec": {"command": ["test", "-e", "/etc/passwd"]}}, ProbeResult.PASS),
+        ({"exec": {"command": ["test", "-e", "/etc/gone"]}}, ProbeResult.FAIL),
+        ({"exec": {"command": ["no-such-command"]}}, ProbeResult.ERROR),
+        ({"httpGet": {"port": 8080, "path": "/up"}}, ProbeResult.PASS),
+        ({"httpGet": {"port": 8080, "path": "/down"}}, ProbeResult.FAIL),
+        ({"tcpSocket": {"port": 8080}}, ProbeResult.PASS),
+        ({"tcpSocket": {"port": 8081}}, ProbeResult.FAIL),
+        ({"grpc": {"port": 8080}}, ProbeResult.FAIL),
     ],
 )
 async def test_a_container_is_probed_from_beside_it(
-    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], verdict: Verdict
+    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], verdict: ProbeResult
 ) -> None:
     """8081 listens on the pod's own loopback alone: no kubelet would reach it."""
     script = "touch /tmp/up; busybox httpd -p 8080 -h /tmp; busybox httpd -p 127.0.0.1:8081 -h /tmp; echo listening; sleep 1000"
@@ -495,7 +495,9 @@ async def test_a_container_is_probed_from_beside_it(
     async for line in runtime.logs(UID, "main", LogOptions(follow=True)):
         assert line == b"listening\n"
         break
-    assert (await runtime.perform(UID, "main", Action(Occasion.READINESS, handler, 60))).verdict is verdict
+    assert (
+        await runtime.perform(UID, "main", HandlerAction(HandlerOccasion.READINESS, handler, 60))
+    ).verdict is verdict
 
 
 HUNGRY = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"

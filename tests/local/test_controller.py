@@ -27,7 +27,7 @@ from dra_kubeletplugin.base.settings import ControllerSettings
 from dra_kubeletplugin.errors import ApiError, LeaseLostError
 from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, LEASES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.plugin.controller.binding.binder import Pauses
+from dra_kubeletplugin.plugin.controller.binding.binder import RetryIntervals
 from dra_kubeletplugin.plugin.controller.controller import Controller
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
 JSON = dict[str, Any]
 NAME = "fabric.example.com"
 ATTACHED, FAILED = f"{NAME}/attached", f"{NAME}/failed"
-QUICK = Pauses(first=0.02, most=0.1)
+QUICK = RetryIntervals(first=0.02, most=0.1)
 
 
 class Options(Config):

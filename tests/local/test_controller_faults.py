@@ -15,8 +15,8 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.plugin.controller.binding.claims import Allocated
-from dra_kubeletplugin.plugin.controller.binding.records import Record
+from dra_kubeletplugin.plugin.controller.binding.claims import AllocatedClaim
+from dra_kubeletplugin.plugin.controller.binding.records import BindingRecord
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.resourceapi.defaulting import now
 
@@ -111,13 +111,13 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
             create, load = controller.records.create, controller.records.load
             listed, go_on = asyncio.Event(), asyncio.Event()
 
-            async def unheard(of: Allocated) -> Record:
+            async def unheard(of: AllocatedClaim) -> BindingRecord:
                 made = await create(of)
                 if of.claim.name == "first" and not listed.is_set():
                     raise ApiError("the answer was lost")
                 return made
 
-            async def slow() -> list[Record]:
+            async def slow() -> list[BindingRecord]:
                 out = await load()
                 listed.set()
                 await go_on.wait()

@@ -21,7 +21,7 @@ from dra_kubeletplugin._proto import (
     health_v1_pb2,
     health_v1_pb2_grpc,
 )
-from dra_kubeletplugin.claims.store.batch import Rendezvous
+from dra_kubeletplugin.claims.store.batch import BatchWindow
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.localcluster.kubelet import Timers
@@ -452,7 +452,7 @@ async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
 
 
 async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rendezvous.__init__, "__defaults__", (60.0,))  # before the first: however slow one is
+    monkeypatch.setattr(BatchWindow.__init__, "__defaults__", (60.0,))  # before the first: however slow one is
     cls = toy()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:

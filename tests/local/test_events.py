@@ -14,7 +14,7 @@ import pyudev
 
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.discovery import DeviceScan, Pace
+from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
@@ -83,7 +83,7 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
         return set()
 
     inventory = Inventory("node")
-    scan = DeviceScan(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Pace(interval=60))
+    scan = DeviceDiscovery(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Intervals(interval=60))
     task = asyncio.create_task(scan.run())
     await asyncio.to_thread(Slow.looking.wait, 60)
     UEVENT.write_text("change")

@@ -12,7 +12,7 @@ from dra_kubeletplugin import Health, RetryableError
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
-from dra_kubeletplugin.kube.event_recorder import Events, Subject, claim_subject, node_subject
+from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.drivers import Sick, toy
 
@@ -183,14 +183,14 @@ class Server:
         return obj
 
 
-def events_to(server: Server) -> Events:
-    return Events(server, "d.example.com", "node", Metrics())  # type: ignore[arg-type]
+def events_to(server: Server) -> EventRecorder:
+    return EventRecorder(server, "d.example.com", "node", Metrics())  # type: ignore[arg-type]
 
 
 CLAIM = claim_subject("ns", "c", "u")
 
 
-async def sent(events: Events, until_true: Any) -> None:
+async def sent(events: EventRecorder, until_true: Any) -> None:
     task = asyncio.create_task(events.run())
     await until(until_true)
     await asyncio.sleep(0.05)
@@ -274,7 +274,7 @@ async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_
 
 async def test_the_real_kinds_of_events_are_accepted_by_the_api_server_under_both_groups() -> None:
     async with api() as server, KubeClient(server.config) as client:
-        events = Events(client, "toy.example.com", "node", Metrics())
+        events = EventRecorder(client, "toy.example.com", "node", Metrics())
         assert await events.write(node_subject("node"), "Odd", "it is odd")
         newer = await client.list(Resource("events.k8s.io", "v1", "events", namespaced=True), "default")
         (event,) = newer["items"]

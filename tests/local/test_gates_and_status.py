@@ -13,10 +13,10 @@ from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, N
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import Notices
+from dra_kubeletplugin.devices.slices import RejectionEvents
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.event_recorder import Events
+from dra_kubeletplugin.kube.event_recorder import EventRecorder
 from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.testing import node_with
 
@@ -376,7 +376,7 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
     async with api() as server, KubeClient(server.config) as client:
         server.instead = no_events
         inventory = await inventory_of("a")
-        notices = Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node")
+        notices = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
         task = asyncio.create_task(notices.run())
         await inventory.refuse({"a": "no"})
         await until(lambda: "no events for you" in caplog.text)
@@ -391,7 +391,9 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
     async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of(*(f"d{i}" for i in range(300)))
         await inventory.refuse({f"d{i}": "no" for i in range(300)})
-        task = asyncio.create_task(Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node").run())
+        task = asyncio.create_task(
+            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
+        )
         await until(lambda: len(server.storage.list("events")) == 11)
         await asyncio.sleep(0.2)
         assert len(server.storage.list("events")) == 11
@@ -402,7 +404,9 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
 async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
     async with api() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
-        task = asyncio.create_task(Notices(Events(client, "d.example.com", "node", Metrics()), inventory, "node").run())
+        task = asyncio.create_task(
+            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
+        )
         for n in range(25):  # each is told while there is room for it
             await inventory.refuse({"a": f"<object at {n:#x}>"})
             await until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]

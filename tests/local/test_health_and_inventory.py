@@ -14,8 +14,8 @@ import pytest
 from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
 from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.instances import ProcessLock
-from dra_kubeletplugin.devices.health_monitor import HealthWatch
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.devices.health_monitor import HealthMonitor
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.localcluster.kubelet.plugins import dial
@@ -63,7 +63,7 @@ async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_
             return {"toy-0": Health(False, "hot")}
 
     inventory = Inventory("node")
-    watch = HealthWatch(Ill(), Calls(), inventory, Metrics(), interval=3600.0)
+    watch = HealthMonitor(Ill(), Calls(), inventory, Metrics(), interval=3600.0)
     task = asyncio.create_task(watch.run())
     await asyncio.sleep(0.1)
     await inventory.update([Pool("node", _toys())])
@@ -92,10 +92,10 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
 
 
 async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: ProcessLock, sockets: object) -> None:
+    def full(self: InstanceLock, sockets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ProcessLock, "own", full)
+    monkeypatch.setattr(InstanceLock, "own", full)
     async with node_with(toy()) as node:
         await node.run_pod()
 

@@ -19,7 +19,7 @@ from dra_kubeletplugin.errors import ApiError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
 from dra_kubeletplugin.kube.config import load_config
 from dra_kubeletplugin.kube.connection import KEEPALIVE
-from dra_kubeletplugin.kube.http1 import BadAnswerError
+from dra_kubeletplugin.kube.http1 import MalformedResponseError
 from dra_kubeletplugin.kube.proxy import Proxy
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.kube.transport import Transport
@@ -466,7 +466,7 @@ async def test_an_answer_over_the_limit_is_refused_before_it_fills_the_memory() 
 
     async with Peer(reply) as peer:
         transport = Transport(peer.url, max_body=2**20)
-        with pytest.raises(BadAnswerError, match="1048576"):
+        with pytest.raises(MalformedResponseError, match="1048576"):
             await transport.request("GET", "/x", {})
         await transport.close()
 

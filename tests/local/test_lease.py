@@ -13,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.leader_election import Elector, LeaseTimes
+from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 from dra_kubeletplugin.kube.resource import LEASES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
 
@@ -42,8 +42,8 @@ class Candidates:
         self.client = client
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, name: str, times: LeaseTimes = QUICK) -> Elector:
-        elector = Elector(self.client, "default", "driver", name, times)
+    def start(self, name: str, times: LeaseTimes = QUICK) -> LeaderElector:
+        elector = LeaderElector(self.client, "default", "driver", name, times)
         self.tasks[name] = asyncio.create_task(elector.run())
         return elector
 

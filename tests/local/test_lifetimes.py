@@ -38,7 +38,7 @@ GUARDED = """
 LATE = """
     import asyncio, json, sys
     from pathlib import Path
-    from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, Around, Process, base_spec
+    from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, ContainerSurroundings, OciProcess, base_spec
     from dra_kubeletplugin.localcluster.runtime.images import Images
     from dra_kubeletplugin.localcluster.runtime.runc import Runc
 
@@ -47,8 +47,8 @@ LATE = """
         for name in ("rootfs", "scratch"):
             (bundle / name).mkdir(parents=True)
         (bundle / "image").symlink_to(Images({}, root / "images").find("busybox").root)
-        process = Process(["sleep", "1000"], [PATH], "/", 0, 0)
-        (bundle / "config.json").write_text(json.dumps(base_spec(process, Around([], cgroup=cgroup))))
+        process = OciProcess(["sleep", "1000"], [PATH], "/", 0, 0)
+        (bundle / "config.json").write_text(json.dumps(base_spec(process, ContainerSurroundings([], cgroup=cgroup))))
         none = asyncio.subprocess.DEVNULL
         runc = await Runc.find(root / "runc")
         await runc.run(runc.name(), bundle, (none, none, none))

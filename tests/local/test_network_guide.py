@@ -13,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.localcluster.runtime.images import Images
-from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, LogOptions, Role, Sandbox, State
+from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, ContainerState, LogOptions, Role, Sandbox
 from dra_kubeletplugin.localcluster.runtime.runc import Runc
 from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 from dra_kubeletplugin.testing import node_with
@@ -62,7 +62,7 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
             )
             await runtime.start(sandbox, config)
             async with asyncio.timeout(60):
-                while runtime.statuses(uid)[name].state is State.RUNNING:
+                while runtime.statuses(uid)[name].state is ContainerState.RUNNING:
                     await asyncio.sleep(0.02)
             said = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
             assert "inet 192.0.2.7/24" in said

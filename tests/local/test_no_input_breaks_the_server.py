@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.localcluster.apiserver.kinds import Kind, Registry
+from dra_kubeletplugin.localcluster.apiserver.kinds import Registry, ServedKind
 
 from .serving import FEATURES, Answer, Curl, serving
 
@@ -141,12 +141,12 @@ async def curl() -> AsyncIterator[Curl]:
         yield curl
 
 
-def collection(kind: Kind, version: str) -> str:
+def collection(kind: ServedKind, version: str) -> str:
     head = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     return f"{head}/namespaces/default/{kind.plural}" if kind.namespaced else f"{head}/{kind.plural}"
 
 
-def sample(kind: Kind, name: str) -> JSON:
+def sample(kind: ServedKind, name: str) -> JSON:
     if kind.kind == "CustomResourceDefinition":
         name = "samples.example.com"
     return {"metadata": {"name": name}, **copy.deepcopy(SAMPLES.get(kind.kind, {}))}
@@ -187,7 +187,7 @@ def sensible(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("kind", list(Registry(FEATURES)), ids=lambda k: k.key)
-async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: Curl, kind: Kind) -> None:
+async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: Curl, kind: ServedKind) -> None:
     dice = random.Random(kind.key)
     version = kind.versions[0]
     path = collection(kind, version)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices.conflict_backoff import Contention, Undone
+from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
 from dra_kubeletplugin.devices.slices.server_response import refused_devices
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
@@ -69,9 +69,11 @@ async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ou
         await until(lambda: server.devices() == ["a", "b"])
 
 
-@given(st.lists(st.tuples(st.sampled_from(Undone), st.integers(0, 30)), min_size=20, max_size=60))
-def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(history: list[tuple[Undone, int]]) -> None:
-    contention, now, answers = Contention(), 1000.0, []
+@given(st.lists(st.tuples(st.sampled_from(WriterConflict), st.integers(0, 30)), min_size=20, max_size=60))
+def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
+    history: list[tuple[WriterConflict, int]],
+) -> None:
+    contention, now, answers = ConflictBackoff(), 1000.0, []
     contention.written(now, answer=False)
     for undone, after in history:
         now += after

@@ -21,10 +21,10 @@ from dra_kubeletplugin.localcluster.scheduler import loop
 from dra_kubeletplugin.localcluster.scheduler.claimbinder import ClaimBinder
 from dra_kubeletplugin.scheduling.framework import node_info, pod_groups, pod_info, unsupported
 from dra_kubeletplugin.scheduling.framework.cache import Cache
-from dra_kubeletplugin.scheduling.framework.claim_cache import ClaimStore
+from dra_kubeletplugin.scheduling.framework.claim_cache import ClaimCache
 from dra_kubeletplugin.scheduling.framework.cycle import Cycle
 from dra_kubeletplugin.scheduling.framework.devices import PodClaims
-from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, Allocations
+from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, NodeAllocator
 from dra_kubeletplugin.scheduling.framework.status import SchedulerError
 
 JSON = dict[str, Any]
@@ -201,7 +201,7 @@ async def test_gates_hold_a_pod_that_is_tried_once_they_are_gone(cluster: LocalC
 async def test_a_search_that_takes_long_holds_up_nobody_but_the_queue(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "Allocations", functools.partial(Allocations, limit=3600.0))
+    monkeypatch.setattr(loop, "NodeAllocator", functools.partial(NodeAllocator, limit=3600.0))
     made = devices(24)
     for i, device in enumerate(made[0]["spec"]["devices"]):
         device["attributes"] = {"i": {"int": i}, "pair": {"int": i // 2}}
@@ -276,7 +276,7 @@ async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_told_and_allocate
     await node_of(cluster, "first")
     stale = await cluster.client.get(CLAIMS, "c", "default")
     status = {k: v for k, v in stale["status"].items() if k not in {"allocation", "reservedFor"}}
-    store = ClaimStore()
+    store = ClaimCache()
     store.observe(await cluster.client.update(CLAIMS, {**stale, "status": status}, "status"))
     binder = ClaimBinder(cluster.client, store, 1.0)
     with pytest.raises(SchedulerError, match="claim default/c got deallocated elsewhere in the meantime"):
@@ -399,7 +399,7 @@ def test_a_pod_with_anything_in_it_is_read_refused_or_judged(path: tuple[Any, ..
         cache = Cache()
         cache.node_changed({**node("n"), "metadata": {"name": "n", "labels": {"a": "b", "z": "1"}}})
         snapshot = cache.snapshot()
-        allocations = Allocations(AllocationMemory(), cache.slices.slices, {}, {}, 1)
+        allocations = NodeAllocator(AllocationMemory(), cache.slices.slices, {}, {}, 1)
         Cycle(p, snapshot, PodClaims(), allocations).feasible()
         node_info.read(node("n")).with_pod(p).without_pod("u")
     except (TypeError, KeyError, ValueError, AttributeError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.analysis.top.live import Live
+from dra_kubeletplugin.analysis.top.live import LiveOverview
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
@@ -68,7 +68,7 @@ async def screen(
     cluster: LocalCluster, config: ApiConfig | None = None, node: str = ""
 ) -> AsyncIterator[tuple[Top, Pilot[None]]]:
     async with KubeClient(config or cluster.config) as client:
-        live = Live(client, node, "default")
+        live = LiveOverview(client, node, "default")
         async with live.running():
             app = Top(live, "here")
             async with app.run_test(size=(150, 40)) as pilot:
@@ -285,7 +285,7 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
 
 async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: LocalCluster) -> None:
     async with KubeClient(cluster.config) as client:
-        live = Live(client)
+        live = LiveOverview(client)
         await live.follower.start()  # nothing is followed: no object changes
         assert live.current().gaps == ()
         live._next = 0.0

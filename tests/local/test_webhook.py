@@ -22,8 +22,8 @@ import pytest
 
 from dra_kubeletplugin import Config
 from dra_kubeletplugin.base.settings import WebhookSettings
-from dra_kubeletplugin.driver.checks import Checks
-from dra_kubeletplugin.driver.config.objects import Reader
+from dra_kubeletplugin.driver.checks import ParameterChecks
+from dra_kubeletplugin.driver.config.objects import ConfigReader
 from dra_kubeletplugin.errors import DriverFailedError, SettingsError
 from dra_kubeletplugin.localcluster.apiserver import certificate
 from dra_kubeletplugin.plugin import lifecycle
@@ -49,7 +49,7 @@ class GpuConfig(Config):
             raise RuntimeError("boom") if self.count > 100 else ValueError("count must be at most 8")
 
 
-READER = Reader(DRIVER, [GpuConfig])
+READER = ConfigReader(DRIVER, [GpuConfig])
 
 
 def claim(*entries: Any, kind: str = "ResourceClaim") -> JSON:
@@ -79,7 +79,7 @@ def review(obj: object, old: object = None) -> JSON:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, look: float = 10.0, readers: Sequence[Reader] = (READER,)
+    folder: Path, look: float = 10.0, readers: Sequence[ConfigReader] = (READER,)
 ) -> AsyncIterator[tuple[Webhook, Path]]:
     cert, key = certificate.write(folder, ["127.0.0.1"])
     settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert=cert, tls_key=key)
@@ -263,7 +263,7 @@ async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
 async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
     settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
     with pytest.raises(SettingsError) as e:
-        async with Webhook([Reader(DRIVER, [GpuConfig])], settings).running():
+        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], settings).running():
             pass
     flags = {"--tls-cert (TLS_CERT)": settings.tls_cert, "--tls-key (TLS_KEY)": settings.tls_key}
     for fault, (flag, path) in zip(e.value.faults, flags.items(), strict=True):
@@ -271,7 +271,7 @@ async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
     swapped = WebhookSettings(driver_name=DRIVER, tls_cert=key, tls_key=cert)
     with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
-        async with Webhook([Reader(DRIVER, [GpuConfig])], swapped).running():
+        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], swapped).running():
             pass
 
 
@@ -311,7 +311,7 @@ class NewerConfig(Config):
         return cls()
 
 
-GATED = Reader(DRIVER, [NewerConfig])
+GATED = ConfigReader(DRIVER, [NewerConfig])
 
 
 def gated(where: str) -> bytes:
@@ -355,7 +355,7 @@ async def test_checks_that_never_return_keep_so_many_threads_and_then_the_proces
     tmp_path: Path, gate: threading.Event
 ) -> None:
     async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
-        webhook.checks = Checks(threads=3)
+        webhook.checks = ParameterChecks(threads=3)
         await keep_all(webhook)
         status, said = await post(webhook.url, ca, gated(""))
         assert status == 500
@@ -374,7 +374,7 @@ async def test_checks_that_never_return_keep_so_many_threads_and_then_the_proces
 
 
 async def test_a_check_that_waits_for_a_thread_in_vain_is_never_run(gate: threading.Event) -> None:
-    checks, begun, ran = Checks(threads=1), threading.Event(), list[int]()
+    checks, begun, ran = ParameterChecks(threads=1), threading.Event(), list[int]()
 
     def stands() -> bool:
         begun.set()
@@ -395,7 +395,7 @@ async def test_what_follows_from_a_check_that_never_returns_is_the_failure_polic
 ) -> None:
     claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
     async with serving(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
-        webhook.checks = Checks(threads=2)
+        webhook.checks = ParameterChecks(threads=2)
         await keep_all(webhook)
         await configure(curl, webhook, ca, failurePolicy=policy)
         sent = json.loads(gated(""))["request"]["object"]

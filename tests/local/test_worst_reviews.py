@@ -16,7 +16,7 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver.config.model import MOST_FAULTS
-from dra_kubeletplugin.driver.config.objects import Reader
+from dra_kubeletplugin.driver.config.objects import ConfigReader
 from dra_kubeletplugin.localcluster.apiserver import certificate
 from tests import worst_texts
 from tests.worst_texts import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Layered, Plain
@@ -25,7 +25,7 @@ from .test_webhook import post, review, serving
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-READER = Reader(DRIVER, KINDS)
+READER = ConfigReader(DRIVER, KINDS)
 RESIDENT = 32 * 1024 * 1024
 COMMAND = 30.0  # CPU seconds of a command for one file; each takes a second or two
 AUTHOR = f'''

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Quantity
 from dra_kubeletplugin.driver.config.model import MOST_FAULTS
-from dra_kubeletplugin.driver.config.parameters import decode, judge, resolve
+from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverFailedError
 
 DRIVER = "acme.example.com"
@@ -61,7 +61,7 @@ class LayeredTree(Tree):
 
 def told(parameters: Any, kind: type[Config] = Tree) -> list[str]:
     try:
-        judge(parameters, [kind], DRIVER, "x")
+        validate(parameters, [kind], DRIVER, "x")
     except ConfigError as e:
         return [fault.removeprefix("x: ") for fault in e.faults]
     return []
@@ -272,5 +272,5 @@ def test_a_check_of_an_object_that_was_mended_is_not_told() -> None:
 
 def test_a_check_that_breaks_is_told_alone_and_never_hides_what_was_found() -> None:
     with pytest.raises(DriverFailedError, match="boom"):
-        judge({"one": {"low": 1, "high": -1}}, [Two], DRIVER, "x")
+        validate({"one": {"low": 1, "high": -1}}, [Two], DRIVER, "x")
     assert told({"three": "x", "one": {"low": 1, "high": -1}}, Two) == ["parameters.three: Expected `int`, got `str`"]

@@ -14,7 +14,7 @@ import pytest
 from dra_kubeletplugin import Claim, Config
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
 from dra_kubeletplugin.driver.config.model import MOST_FAULTS
-from dra_kubeletplugin.driver.config.objects import Reader, faults, faults_with_classes
+from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
 from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters, resolve
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.driver.diagnostics.config_errors import MORE
@@ -24,7 +24,7 @@ from tests import worst_texts
 from tests.worst_texts import DRIVER, KINDS, MACHINE, SHAPES, Layered, Plain
 
 JSON = dict[str, Any]
-READER = Reader(DRIVER, KINDS)
+READER = ConfigReader(DRIVER, KINDS)
 THREAD = 0.5  # CPU seconds in a thread for one claim; it was 1 s, and 46 s for layered parameters
 
 
@@ -110,7 +110,7 @@ def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_review_reports_ten_faults_and_that_the_search_stopped(shape: str) -> None:
     for kind in KINDS:
-        found = faults(worst_texts.claim(worst_texts.entries(kind, shape)), [READER])
+        found = config_faults(worst_texts.claim(worst_texts.entries(kind, shape)), [READER])
         assert len(found) <= MOST_FAULTS + 1
         assert (MORE in found) == (len(found) > MOST_FAULTS)
         assert all(len(fault.encode()) < 2048 for fault in found)

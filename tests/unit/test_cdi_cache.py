@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.cdi.cache import CdiCache, InjectError
+from dra_kubeletplugin.cdi.cache import CdiCache, CdiInjectError
 from dra_kubeletplugin.cdi.spec import version_to_declare
 
 JSON = dict[str, Any]
@@ -98,7 +98,7 @@ def test_a_device_node_that_is_described_whole_gets_its_mode_if_it_is_there(tmp_
 def test_a_link_is_no_device_node(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/null")
     found = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [{"path": str(tmp_path / "link")}]})))
-    with pytest.raises(InjectError, match="not a device node"):
+    with pytest.raises(CdiInjectError, match="not a device node"):
         found.inject(None, ["v.com/c=d"])
 
 

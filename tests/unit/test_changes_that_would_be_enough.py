@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.analysis import Change, Snapshot, State, explain, simulate
+from dra_kubeletplugin.analysis import ExplanationState, Snapshot, SuggestedChange, explain, simulate
 from dra_kubeletplugin.scheduling.cel.parts import without
 
 from .test_explaining import CLASS, DRIVER, JSON, claim, dra, held, node, pod, pool
@@ -89,7 +89,7 @@ def _one(r: Random) -> JSON:
     return out
 
 
-def changed(objects: list[JSON], change: Change) -> list[list[JSON]]:
+def changed(objects: list[JSON], change: SuggestedChange) -> list[list[JSON]]:
     """The objects as someone would leave them who reads a change; several where its words leave a choice."""
     place, _, example = change.example.partition(": ")
     found = [copy.deepcopy(objects)]
@@ -175,7 +175,7 @@ def test_what_explain_and_simulate_say_of_a_pod_agrees_and_a_node_that_refuses_i
     *objects, asking = cluster(r)
     found = explain(Snapshot.of([*objects, asking]), "p")
     placed = simulate(Snapshot.of(objects), [asking])
-    assert placed.fits == (found.state is State.FITS)
+    assert placed.fits == (found.state is ExplanationState.FITS)
     assert {p.node for w in placed.workloads for p in w.placed} <= set(found.nodes)
     for group in found.groups:
         assert group.fits or group.reasons or any(q.reasons for q in group.requests) or found.reasons
@@ -191,7 +191,7 @@ def test_of_several_claims_all_are_named_that_have_to_go() -> None:
 def test_a_claim_that_the_pod_has_itself_makes_no_room_for_it() -> None:
     mine = held("own", "a", "g0", users=("p",))
     found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), mine, claim(), pod("own", "c")]), "p")
-    assert found.state is State.WAITS
+    assert found.state is ExplanationState.WAITS
     assert not found.changes
 
 
@@ -227,5 +227,5 @@ def test_more_devices_than_a_node_has_are_said_to_be_so_whoever_holds_them() -> 
 def test_of_a_pod_whose_node_is_gone_nobody_says_that_it_runs() -> None:
     lost = pod("c", nodeName="gone", status={"phase": "Running"})
     found = explain(Snapshot.of([CLASS, node("a"), claim(), lost]), "p")
-    assert found.state is State.WAITS
+    assert found.state is ExplanationState.WAITS
     assert "there is no such node" in found.summary

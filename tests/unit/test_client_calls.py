@@ -15,9 +15,9 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.kube import client as module
 from dra_kubeletplugin.kube.credentials import Credentials
-from dra_kubeletplugin.kube.decoding import identity, listed, object_of, page_of, refusal, translated
+from dra_kubeletplugin.kube.decoding import decode_list, decode_object, decode_page, identity, refusal, translated
 from dra_kubeletplugin.kube.discovery import Discovery
-from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
 
 OBJECT = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}}
@@ -489,9 +489,9 @@ async def test_a_stream_that_falls_silent_is_a_fault(sent: Sent) -> None:
 
 
 def test_a_good_answer_is_an_object_or_nothing() -> None:
-    assert object_of(answer({"a": 1}, 201), "w") == {"a": 1}
-    assert object_of(answer(b"", 204), "w") == {}
-    assert object_of(answer({"a": 1}, 299), "w") == {"a": 1}
+    assert decode_object(answer({"a": 1}, 201), "w") == {"a": 1}
+    assert decode_object(answer(b"", 204), "w") == {}
+    assert decode_object(answer({"a": 1}, 299), "w") == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -512,11 +512,11 @@ def test_a_good_answer_is_an_object_or_nothing() -> None:
     ],
 )
 def test_every_other_answer_is_an_error(given: HttpResponse, status: int, says: str) -> None:
-    for read in (object_of, page_of):
+    for read in (decode_object, decode_page):
         with pytest.raises(ApiError) as e:
             read(given, "w")
         assert e.value.status == status
-        if read is object_of:
+        if read is decode_object:
             assert e.match(says)
     if status == 409:
         assert refusal(given, "w").details == (json.loads(given.body) if given.body.startswith(b"{") else {})
@@ -550,25 +550,25 @@ def lists(**more: Any) -> dict[str, Any]:
 )
 def test_which_answers_are_lists_of_objects(page: dict[str, Any], good: bool) -> None:
     if good:
-        assert listed(page, "w") == page | {"items": page["items"] or []}
+        assert decode_list(page, "w") == page | {"items": page["items"] or []}
         if page["items"] != {}:
-            found = page_of(answer(page), "w")
+            found = decode_page(answer(page), "w")
             assert [json.loads(bytes(i)) for i in found.items or []] == (page["items"] or [])
             assert found.metadata.cont == page["metadata"].get("continue", "")
         return
     with pytest.raises(ApiError, match="w: the answer is "):
-        listed(page, "w")
+        decode_list(page, "w")
     with pytest.raises(ApiError, match="w: the answer is no list of objects"):
-        page_of(answer(page), "w")
+        decode_page(answer(page), "w")
 
 
 @pytest.mark.parametrize("missing", ["name", "uid"])
 def test_an_item_without_name_or_uid_is_none(missing: str) -> None:
     item = {"metadata": OBJECT["metadata"] | {missing: ""}}
     with pytest.raises(ApiError, match="no name or no UID"):
-        page_of(answer(lists(items=[OBJECT, item])), "w")
+        decode_page(answer(lists(items=[OBJECT, item])), "w")
     with pytest.raises(ApiError):
-        listed(lists(items=[OBJECT, item]), "w")
+        decode_list(lists(items=[OBJECT, item]), "w")
 
 
 @pytest.mark.parametrize("of", ["name", "uid", "resourceVersion"])
@@ -593,7 +593,7 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
         (TimeoutError(), "w: late"),
         (TimeoutError(110, "Connection timed out"), "w: s cannot be reached: .*timed out"),
         (ConnectionResetError("reset"), "w: s cannot be reached: .*reset"),
-        (BadAnswerError("odd"), "w: what s answers is no HTTP of an API server: .*odd"),
+        (MalformedResponseError("odd"), "w: what s answers is no HTTP of an API server: .*odd"),
         (KeyError("odd"), "w: the answer of s cannot be used: .*odd"),
     ],
 )

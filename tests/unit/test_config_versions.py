@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Capacity, Claim, Config, Device, Driver, PreparedDevice, Quantity, Version
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.driver.config.json_schema import json_schema
-from dra_kubeletplugin.driver.config.parameters import decode, judge, resolve
+from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverError, DriverFailedError
 
 DRIVER = "gpu.example.com"
@@ -137,9 +137,9 @@ def test_a_claim_is_laid_over_its_class_field_by_field() -> None:
 
 
 def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -> None:
-    judge({"sizes": [1]}, [Layered], DRIVER, "config[0]")
+    validate({"sizes": [1]}, [Layered], DRIVER, "config[0]")
     with pytest.raises(ConfigError, match=r"config\[0\]: parameters: unknown field 'size', did you mean 'sizes'"):
-        judge({"size": [1]}, [Layered], DRIVER, "config[0]")
+        validate({"size": [1]}, [Layered], DRIVER, "config[0]")
     with pytest.raises(ConfigError, match="missing required field 'mode'"):
         resolve([entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
@@ -320,7 +320,7 @@ _value = st.recursive(
 def test_the_schema_says_what_decoding_says(fields: dict[str, Any]) -> None:
     parameters = {"apiVersion": Whole.API_VERSION, "kind": Whole.KIND, **fields}
     try:
-        judge(parameters, [Whole], DRIVER, "config[0]")
+        validate(parameters, [Whole], DRIVER, "config[0]")
         right = True
     except ConfigError:
         right = False
@@ -377,7 +377,7 @@ def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
 )
 def test_what_is_wrong_within_a_layer_is_told_with_its_path(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as e:
-        judge(given, [Layers], "gpu.example.com", "x")
+        validate(given, [Layers], "gpu.example.com", "x")
     assert says in e.value.message
 
 

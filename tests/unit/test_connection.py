@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube.connection import KEEPALIVE, Connection, Lines
-from dra_kubeletplugin.kube.http1 import BadAnswerError, HttpResponse
+from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
 from tests.wire import Wire
 
 MIB = 1024 * 1024
@@ -92,7 +92,7 @@ async def test_an_answer_that_is_none_fails_its_request_and_the_connection() -> 
         task = await asking(connection)
         connection.data_received(b"SSH-2.0")
         assert wire.ended == "aborted"
-        with pytest.raises(BadAnswerError, match="SSH"):
+        with pytest.raises(MalformedResponseError, match="SSH"):
             await task
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_may_be_as_large_as_the_limit_each_time_and_no_larger() 
         task = await asking(connection)
         connection.data_received(said(b"123456"))
         assert wire.ended == "aborted"
-        with pytest.raises(BadAnswerError, match="5 bytes"):
+        with pytest.raises(MalformedResponseError, match="5 bytes"):
             await task
 
 
@@ -164,7 +164,7 @@ async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
         assert not task.done()
         connection.data_received(b"x")
         assert wire.ended == "aborted"
-        with pytest.raises(BadAnswerError, match="larger"):
+        with pytest.raises(MalformedResponseError, match="larger"):
             await task
 
 
@@ -258,7 +258,7 @@ async def test_a_line_may_be_16_mib_long_and_no_longer() -> None:
     piece = bytes(b"x" * MIB)
     for _ in range(16):
         lines.feed(piece)
-    with pytest.raises(BadAnswerError, match="longer"):
+    with pytest.raises(MalformedResponseError, match="longer"):
         lines.feed(b"x")
 
 
@@ -328,7 +328,7 @@ async def test_what_ends_a_stream_early_is_told_after_its_lines(data: bytes, eof
             connection.connection_lost(None)
         reader = lines.read(1)
         assert await anext(reader) == b"a"
-        with pytest.raises((BadAnswerError, ConnectionResetError)):
+        with pytest.raises((MalformedResponseError, ConnectionResetError)):
             await anext(reader)
         wire.abort()
         lines.feed(b"x" * 2 * MIB + b"\n")  # of an ended stream nothing is taken

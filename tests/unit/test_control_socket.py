@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 from dra_kubeletplugin.localcluster.dev.control import NAME, ControlServer
-from dra_kubeletplugin.localcluster.dev.verbs import Answer, AnyVerb
+from dra_kubeletplugin.localcluster.dev.verbs import AnyVerb, VerbResult
 
 
-async def act(verb: AnyVerb) -> Answer:
-    return Answer()
+async def act(verb: AnyVerb) -> VerbResult:
+    return VerbResult()
 
 
 async def test_what_the_process_writes_while_the_socket_is_made_has_the_mode_that_it_always_has(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_anew(monk
             ending.set()
             await may_end.wait()
 
-    monkeypatch.setattr(dev_page, "Live", Live)
+    monkeypatch.setattr(dev_page, "LiveOverview", Live)
     monkeypatch.setattr(dev_page, "_STAYS", 0.01)
     page = dev_page.DevPage(ApiConfig("http://127.0.0.1:1"))
     async with page.serving():

@@ -18,8 +18,8 @@ import pytest
 
 from dra_kubeletplugin.cli import dev_driver
 from dra_kubeletplugin.localcluster.dev import drivers
-from dra_kubeletplugin.localcluster.dev.drivers import DriverFailed, DriverProcess, Phase, Program
-from dra_kubeletplugin.localcluster.dev.environment import Around, Environment
+from dra_kubeletplugin.localcluster.dev.drivers import DriverFailed, DriverProcess, DriverProgram, ProcessPhase
+from dra_kubeletplugin.localcluster.dev.environment import DevEnvironment, EnvironmentOptions
 from dra_kubeletplugin.plugin.node import Plugin
 
 PATIENCE = 60  # seconds
@@ -48,14 +48,14 @@ class Told(list[str]):
 def process(folder: Path, script: str) -> tuple[DriverProcess, Told]:
     told = Told()
     return DriverProcess(
-        Program("x.example.com", ["sh", "-c", script]), "node-1", {"NODE_NAME": "node-1"}, folder, told
+        DriverProgram("x.example.com", ["sh", "-c", script]), "node-1", {"NODE_NAME": "node-1"}, folder, told
     ), told
 
 
 async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path) -> None:
     driver, told = process(tmp_path, f"echo on $NODE_NAME as $POD_UID; {READY} exec sleep 100")
     await driver.start(PATIENCE)
-    assert (driver.phase, driver.pid is not None) == (Phase.READY, True)
+    assert (driver.phase, driver.pid is not None) == (ProcessPhase.READY, True)
     await told.wait("on node-1 as ")
     await driver.close()
     assert driver.pid is None
@@ -88,7 +88,7 @@ async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: P
     with pytest.raises(DriverFailed) as told:
         await driver.start(PATIENCE)
     assert says in str(told.value)
-    assert driver.phase is Phase.FAILED
+    assert driver.phase is ProcessPhase.FAILED
     if (tmp_path / "child").exists():
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     await driver.close()
@@ -100,7 +100,7 @@ async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_as
     keeping = asyncio.create_task(driver.keep(PATIENCE))
     first = driver.pid
     await driver.kill(float("inf"))
-    assert (driver.pid, driver.phase) == (None, Phase.DOWN)
+    assert (driver.pid, driver.phase) == (None, ProcessPhase.DOWN)
     with pytest.raises(DriverFailed, match="does not run"):
         await driver.kill(0)
     await driver.start(PATIENCE)
@@ -108,7 +108,7 @@ async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_as
     assert second not in {None, first}
     await driver.kill(0)
     async with asyncio.timeout(PATIENCE):
-        while driver.phase is not Phase.READY or driver.pid in {None, second}:
+        while driver.phase is not ProcessPhase.READY or driver.pid in {None, second}:
             await asyncio.sleep(0.01)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
@@ -168,7 +168,7 @@ async def test_an_upgrade_that_fails_leaves_the_one_before(tmp_path: Path) -> No
     mark.touch()
     with pytest.raises(DriverFailed, match="exit code 1"):
         await driver.upgrade(PATIENCE)
-    assert (driver.pid, driver.phase) == (before, Phase.READY)
+    assert (driver.pid, driver.phase) == (before, ProcessPhase.READY)
     mark.unlink()
     await driver.upgrade(PATIENCE)
     assert driver.pid != before
@@ -187,13 +187,13 @@ async def test_an_upgrade_that_is_cancelled_ends_the_new_one_in_order(tmp_path: 
     before = driver.pid
     upgrade = asyncio.create_task(driver.upgrade(60))
     async with asyncio.timeout(60):
-        while driver.phase is not Phase.STARTING or not begun.exists():
+        while driver.phase is not ProcessPhase.STARTING or not begun.exists():
             await asyncio.sleep(0.01)
     upgrade.cancel()
     with pytest.raises(asyncio.CancelledError):
         await upgrade
     assert ended.exists()
-    assert (driver.pid, driver.phase) == (before, Phase.READY)
+    assert (driver.pid, driver.phase) == (before, ProcessPhase.READY)
     await driver.close()
 
 
@@ -261,7 +261,7 @@ async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
         await told.wait("started again in")
-        environment = Environment(Cluster(), hosts, [driver], Around(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
+        environment = DevEnvironment(Cluster(), hosts, [driver], EnvironmentOptions(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
         await environment.reboot("node-1")
         assert running(pids) == [driver.pid]
     assert running(pids) == []

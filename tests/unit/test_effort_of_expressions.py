@@ -27,7 +27,7 @@ from dra_kubeletplugin.scheduling.cel.expressions import (
     ADMISSION_VARIABLES,
     MATCH_CONDITIONS_BUDGET,
     Budget,
-    Environment,
+    CelEnvironment,
     Expression,
 )
 from dra_kubeletplugin.scheduling.cel.frame import Frame
@@ -146,18 +146,18 @@ def test_an_expression_that_nests_too_deep_is_refused(name: str) -> None:
     with pytest.raises(cel.CompileError):
         cel.Selector(DEEP[name])
     with pytest.raises(cel.CompileError):
-        Expression(DEEP[name], Environment(ADMISSION_VARIABLES))
+        Expression(DEEP[name], CelEnvironment(ADMISSION_VARIABLES))
 
 
 @pytest.mark.parametrize("name", ["a list is doubled", "nested lists are compared", "loops are nested"])
 def test_an_expression_of_a_policy_has_the_same_limits(name: str) -> None:
     budget = Budget()
     with pytest.raises(cel.CelError, match="actual cost limit exceeded"):
-        Expression(ENDED[name], Environment(ADMISSION_VARIABLES)).evaluate({}, budget)
+        Expression(ENDED[name], CelEnvironment(ADMISSION_VARIABLES)).evaluate({}, budget)
     before = budget.left
     budget.left = -1
     with pytest.raises(cel.CelError, match="running out of cost budget"):
-        Expression("true", Environment(ADMISSION_VARIABLES)).evaluate({}, budget)
+        Expression("true", CelEnvironment(ADMISSION_VARIABLES)).evaluate({}, budget)
     assert before <= Budget().left
 
 
@@ -302,7 +302,7 @@ def test_what_real_selectors_do_takes_a_hundredth_of_the_limit() -> None:
 
 
 def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_each_after_it() -> None:
-    environment = Environment(ADMISSION_VARIABLES)
+    environment = CelEnvironment(ADMISSION_VARIABLES)
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)
@@ -315,7 +315,7 @@ def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_
 
 
 def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
-    environment = Environment(ADMISSION_VARIABLES)
+    environment = CelEnvironment(ADMISSION_VARIABLES)
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)

@@ -14,7 +14,7 @@ import pytest
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube import leader_election as module
-from dra_kubeletplugin.kube.leader_election import Elector, LeaseTimes
+from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 
 JSON = dict[str, Any]
 TIMES = LeaseTimes(duration=15.5, renew_deadline=10, retry=2)
@@ -35,7 +35,7 @@ class Api:
         self.faults: list[Exception | None] = []
         self.writes: list[tuple[float, JSON]] = []
         self.calls: list[tuple[float, str]] = []
-        self.elector: Elector | None = None
+        self.elector: LeaderElector | None = None
         self.at: dict[float, Any] = {}  # second → what somebody else does then
 
     def _call(self, what: str) -> None:
@@ -92,13 +92,13 @@ def renewed(api: Api, by: str, **more: Any) -> Any:
 def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs an elector until the time is over, or it leads no more."""
 
-    async def elected(api: Api, chance: int = 0, times: LeaseTimes = TIMES) -> Elector:
+    async def elected(api: Api, chance: int = 0, times: LeaseTimes = TIMES) -> LeaderElector:
         stamps = iter(range(10_000))
         names = {n: getattr(asyncio, n) for n in ("Event", "timeout")}
         monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=api.sleep, **names))
         monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *ends: ends[chance]))
         monkeypatch.setattr(module, "now_exactly", lambda: f"t{next(stamps)}")
-        elector = Elector(cast(KubeClient, api), "ns", "driver", "me", times, lambda: api.now)
+        elector = LeaderElector(cast(KubeClient, api), "ns", "driver", "me", times, lambda: api.now)
         api.elector = elector
         with contextlib.suppress(Done):
             await elector.run()
@@ -196,7 +196,7 @@ async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_ha
     seen: list[tuple[bool, bool]] = []
 
     def look() -> None:
-        elector = cast(Elector, api.elector)
+        elector = cast(LeaderElector, api.elector)
         before, api.now = elector.leads, api.now + 10
         seen.append((before, elector.leads))
 

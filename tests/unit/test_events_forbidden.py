@@ -7,7 +7,7 @@ from typing import Any, cast
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
-from dra_kubeletplugin.kube.event_recorder import Events, claim_subject, node_subject
+from dra_kubeletplugin.kube.event_recorder import EventRecorder, claim_subject, node_subject
 
 
 class Server:
@@ -24,7 +24,7 @@ class Server:
 
 async def test_a_namespace_that_takes_no_events_silences_no_other() -> None:
     server = Server()
-    events = Events(cast(KubeClient, server), "npu.example.com", "n", Metrics())
+    events = EventRecorder(cast(KubeClient, server), "npu.example.com", "n", Metrics())
     ending, other = (claim_subject(ns, "c", f"uid-{ns}") for ns in ("ending", "other"))
     assert not await events.write(ending, "UnprepareFailed", "a")
     assert await events.write(other, "UnprepareFailed", "a")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.analysis import Explanation, Gap, Kind, Snapshot, State, explain, waiting
+from dra_kubeletplugin.analysis import Explanation, ExplanationState, Gap, ReasonKind, Snapshot, explain, waiting
 from dra_kubeletplugin.analysis.explain import node_feasibility
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.shell.style import Style
@@ -102,45 +102,45 @@ def shared(name: str) -> JSON:
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 LABELLED = {"numa": {"int": 1}}
 OF_THE_POD = {
-    Kind.CLASS_MISSING, Kind.CLAIM_MISSING, Kind.TEMPLATE_MISSING, Kind.ADMIN_LABEL, Kind.CLAIM_ELSEWHERE, Kind.RESERVATION,
-    Kind.BINDING, Kind.TOO_MANY, Kind.GATED, Kind.SCHEDULER_NAME, Kind.NODE_GIVEN, Kind.EXTENDED, Kind.SELECTOR_ERROR,
+    ReasonKind.CLASS_MISSING, ReasonKind.CLAIM_MISSING, ReasonKind.TEMPLATE_MISSING, ReasonKind.ADMIN_LABEL, ReasonKind.CLAIM_ELSEWHERE, ReasonKind.RESERVATION,
+    ReasonKind.BINDING, ReasonKind.TOO_MANY, ReasonKind.GATED, ReasonKind.SCHEDULER_NAME, ReasonKind.NODE_GIVEN, ReasonKind.EXTENDED, ReasonKind.SELECTOR_ERROR,
 }  # fmt: skip
 # What is in the way: the objects, its kind, words of its text or examples, words of what would have to change.
-OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
+OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "the false part of a selector, with the value": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(**SELECTS), pod("c")],
-        Kind.SELECTOR,
+        ReasonKind.SELECTOR,
         f"its selector is false: {MEMORY} (a/g0: memory is 16Gi)",
         f"a selector without {MEMORY}",
     ),
     "a class that selects nothing": (
         [node("a"), pool("a", gpu("g0"), driver="net.example.com"), claim(), pod("c")],
-        Kind.CLASS_SELECTOR,
+        ReasonKind.CLASS_SELECTOR,
         'driver is "net.example.com"',
         "class gpu",
     ),
-    "no slice at all": ([node("a"), claim(), pod("c")], Kind.NO_DEVICES, "no device is published", "a driver"),
+    "no slice at all": ([node("a"), claim(), pod("c")], ReasonKind.NO_DEVICES, "no device is published", "a driver"),
     "fewer devices than asked for": (
         [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
-        Kind.TOO_FEW,
+        ReasonKind.TOO_FEW,
         "no node of these has more than 1",
         "ask for 1 in request r in place of 2",
     ),
     "a claim of another pod": (
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")],
-        Kind.HELD,
+        ReasonKind.HELD,
         "claim default/h of pod default/holder",
         "have to go (on a: claim default/h of pod default/holder)",
     ),
     "a claim that nobody uses": (
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0", users=()), claim(), pod("c")],
-        Kind.HELD,
+        ReasonKind.HELD,
         "claim default/h that no pod uses",
         "have to go",
     ),
     "a taint": (
         [node("a"), pool("a", gpu("g0", taints=[UNHEALTHY])), claim(), pod("c")],
-        Kind.DEVICE_TAINT,
+        ReasonKind.DEVICE_TAINT,
         "gpu.example.com/unhealthy:NoSchedule, which is not tolerated",
         "tolerate gpu.example.com/unhealthy:NoSchedule",
     ),
@@ -162,13 +162,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(selectors=[{"cel": {"expression": "true"}}]),
             pod("c"),
         ],
-        Kind.COUNTERS,
+        ReasonKind.COUNTERS,
         "of gpu-0 it needs 80Gi memory (40Gi left); claim default/h of pod default/holder",
         "have to go (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(capacity={"requests": {"memory": "40Gi"}}), pod("c")],
-        Kind.CAPACITY,
+        ReasonKind.CAPACITY,
         "its memory is less than 40Gi (a/g0: it has 16Gi)",
         "ask for at most 16Gi of memory (on a)",
     ),
@@ -180,7 +180,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(capacity={"requests": {"memory": "40Gi"}}),
             pod("c"),
         ],
-        Kind.CAPACITY,
+        ReasonKind.CAPACITY,
         "20Gi of 80Gi left; claim default/h of pod default/holder",
         "ask for at most 20Gi of memory (on a)",
     ),
@@ -191,25 +191,25 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(count=2, constraints=[{"matchAttribute": f"{DRIVER}/numa"}]),
             pod("c"),
         ],
-        Kind.CONSTRAINT,
+        ReasonKind.CONSTRAINT,
         f"no choice of devices satisfies matchAttribute {DRIVER}/numa",
         "without this constraint of claim c",
     ),
     "two claims for one device": (
         [node("a"), pool("a", gpu("g0")), claim(), claim("d"), pod("c", "d")],
-        Kind.COMPETITION,
+        ReasonKind.COMPETITION,
         "not for all of them together",
         "",
     ),
     "a pool that is not all there": (
         [node("a"), pool("a", gpu("g0"), generation=3, count=2), claim(), pod("c")],
-        Kind.POOL_INCOMPLETE,
+        ReasonKind.POOL_INCOMPLETE,
         f"pool {DRIVER}/a, generation 3: 1 of 2 slices",
         "",
     ),
     "a pool that contradicts itself": (
         [node("a"), pool("a", gpu("g0"), gpu("g0")), claim(), pod("c")],
-        Kind.POOL_INVALID,
+        ReasonKind.POOL_INVALID,
         "duplicate device name g0",
         "",
     ),
@@ -220,19 +220,19 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].uuid == "x"'}}]),
             pod("c"),
         ],
-        Kind.SELECTOR_ERROR,
+        ReasonKind.SELECTOR_ERROR,
         "no such key: uuid",
         f'a selector that asks first: "uuid" in device.attributes["{DRIVER}"] && ...',
     ),
     "a class that is not there": (
         [node("a"), claim(deviceClassName="gpus"), pod("c")],
-        Kind.CLASS_MISSING,
+        ReasonKind.CLASS_MISSING,
         "DeviceClass gpus does not exist",
         "there is gpu",
     ),
     "a claim that is not there": (
         [node("a"), claim("cc"), pod("c")],
-        Kind.CLAIM_MISSING,
+        ReasonKind.CLAIM_MISSING,
         "claim default/c does not exist",
         "there is cc",
     ),
@@ -247,7 +247,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
                 }
             },
         ],
-        Kind.TEMPLATE_MISSING,
+        ReasonKind.TEMPLATE_MISSING,
         "ResourceClaimTemplate default/t does not exist",
         "make it in namespace default",
     ),
@@ -259,61 +259,61 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(adminAccess=True),
             pod("c"),
         ],
-        Kind.ADMIN_LABEL,
+        ReasonKind.ADMIN_LABEL,
         "has not the label resource.kubernetes.io/admin-access=true",
         "kubectl label namespace default",
     ),
     "a claim that is allocated elsewhere": (
         [node("a"), node("b", unschedulable=True), held("c", "b", "g0"), pod("c")],
-        Kind.CLAIM_ELSEWHERE,
+        ReasonKind.CLAIM_ELSEWHERE,
         "allocated for other nodes, and pod default/holder uses it there",
         "",
     ),
     "a claim with all the users that it may have": (
         [node("a"), held("c", "a", "g0", users=tuple(f"u{i}" for i in range(256))), pod("c")],
-        Kind.RESERVATION,
+        ReasonKind.RESERVATION,
         "reserved for 256 pods",
         "one of them has to end",
     ),
     "binding conditions": (
         [node("a"), held("c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"]), pod("c")],
-        Kind.BINDING,
+        ReasonKind.BINDING,
         f"waits for binding conditions: Attached of {DRIVER}/a/g0",
         f"the controller of {DRIVER}",
     ),
     "a binding that failed": (
         [node("a"), failed_binding("the switch is off"), pod("c")],
-        Kind.BINDING,
+        ReasonKind.BINDING,
         'device binding failed: claim=c, reason=BindingFailed, message="the switch is off"',
         f"see what the controller of {DRIVER} says of it; the scheduler gives the devices back, and tries again",
     ),
     "more devices than a claim gets": (
         [node("a"), claim(count=33), pod("c")],
-        Kind.TOO_MANY,
+        ReasonKind.TOO_MANY,
         "asks for 33 devices",
         "several claims",
     ),
     "a scheduling gate": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulingGates=[{"name": "x/y"}])],
-        Kind.GATED,
+        ReasonKind.GATED,
         "x/y",
         "whoever",
     ),
     "a scheduler that nobody is": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulerName="mine")],
-        Kind.SCHEDULER_NAME,
+        ReasonKind.SCHEDULER_NAME,
         "the scheduler mine",
         "start a scheduler named mine",
     ),
     "a node that was given": (
         [node("a"), claim(), pod("c", nodeName="a")],
-        Kind.NODE_GIVEN,
+        ReasonKind.NODE_GIVEN,
         "never allocated",
         "without nodeName",
     ),
     "a cordoned node": (
         [node("a", unschedulable=True), pool("a", gpu("g0")), claim(), pod("c")],
-        Kind.CORDONED,
+        ReasonKind.CORDONED,
         "unschedulable",
         "kubectl uncordon",
     ),
@@ -324,59 +324,59 @@ OBSTACLES: Mapping[str, tuple[list[JSON], Kind, str, str]] = {
             claim(),
             pod("c"),
         ],
-        Kind.NODE_TAINT,
+        ReasonKind.NODE_TAINT,
         "the taint k=v:NoSchedule",
         "kubectl taint node NODE k=v:NoSchedule-",
     ),
     "a node selector": (
         [node("a", labels={"disk": "hdd"}), pool("a", gpu("g0")), claim(), pod("c", nodeSelector={"disk": "ssd"})],
-        Kind.NODE_AFFINITY,
+        ReasonKind.NODE_AFFINITY,
         "nodeSelector disk=ssd is not met (a: it is hdd)",
         "",
     ),
     "a node's resources": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", resources={"requests": {"cpu": "9"}})],
-        Kind.RESOURCES,
+        ReasonKind.RESOURCES,
         "too little cpu (a: 9 wanted, 8 of 8 free)",
         "less cpu",
     ),
     "an extended resource that no class provides": (
         [node("a"), pod(resources={"limits": {"example.com/gpu": "1"}})],
-        Kind.EXTENDED,
+        ReasonKind.EXTENDED,
         "the node has no example.com/gpu",
         "extendedResourceName example.com/gpu",
     ),
-    "no node at all": ([claim(), pod("c")], Kind.NO_NODES, "no nodes", ""),
+    "no node at all": ([claim(), pod("c")], ReasonKind.NO_NODES, "no nodes", ""),
 }
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=name) for name, c in OBSTACLES.items()])
-def test_what_stands_in_the_way_is_named_with_what_would_help(case: tuple[list[JSON], Kind, str, str]) -> None:
+def test_what_stands_in_the_way_is_named_with_what_would_help(case: tuple[list[JSON], ReasonKind, str, str]) -> None:
     objects, kind, said, change = case
     found = asked(*objects)
     shown = " ".join(" ".join(text(found, Style(coloured=False))).split())
-    assert found.state is State.WAITS, shown
+    assert found.state is ExplanationState.WAITS, shown
     assert kind in found.kinds, shown
     assert said in shown
     assert change in shown
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=name) for name, c in OBSTACLES.items() if c[1] not in {Kind.NO_NODES}]
+    "case", [pytest.param(c, id=name) for name, c in OBSTACLES.items() if c[1] not in {ReasonKind.NO_NODES}]
 )
 def test_with_a_node_that_has_everything_only_what_concerns_the_pod_is_left(
-    case: tuple[list[JSON], Kind, str, str],
+    case: tuple[list[JSON], ReasonKind, str, str],
 ) -> None:
     plenty = pool("z", *(gpu(f"z{i}") for i in range(4)))
     nodes = [*case[0], node("z", labels={"disk": "ssd"}), plenty]
-    if case[1] is Kind.RESOURCES:
+    if case[1] is ReasonKind.RESOURCES:
         nodes[-2]["status"]["allocatable"]["cpu"] = "64"
     found = asked(*nodes)
     if case[1] in OF_THE_POD:
-        assert found.state is State.WAITS
+        assert found.state is ExplanationState.WAITS
         assert case[1] in found.kinds
     else:
-        assert (found.state, found.nodes) == (State.FITS, ("z",))
+        assert (found.state, found.nodes) == (ExplanationState.FITS, ("z",))
 
 
 def test_nodes_that_say_the_same_are_one_group_whoever_holds_their_devices() -> None:
@@ -411,13 +411,13 @@ def test_a_selector_that_fails_is_to_ask_for_what_the_device_has_not(expression:
     selectors = [{"cel": {"expression": expression}}]
     found = asked(node("a"), pool("a", gpu("g0")), claim(selectors=selectors), pod("c"))
     [reason] = found.reasons
-    assert reason.kind is Kind.SELECTOR_ERROR and change in reason.change
+    assert reason.kind is ReasonKind.SELECTOR_ERROR and change in reason.change
 
 
 def test_a_pod_that_runs_says_which_devices_it_has_and_where_from() -> None:
     running = pod("c", nodeName="a", status={"phase": "Running"})
     found = asked(node("a"), pool("a", gpu("g0")), held("c", "a", "g0", users=("p",)), running)
-    assert (found.state, found.node) == (State.RUNS, "a")
+    assert (found.state, found.node) == (ExplanationState.RUNS, "a")
     [device] = found.claims[0].devices
     assert (device.device, device.node, device.slice) == ("g0", "a", "a-slice")
 
@@ -428,14 +428,14 @@ def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() ->
         "message": "NodePrepareResources failed", "involvedObject": {"uid": "pods/default/p"},
     }  # fmt: skip
     found = asked(node("a"), held("c", "a", "g0", users=("p",)), pod("c", nodeName="a"), event)
-    assert [r.kind for r in found.reasons] == [Kind.KUBELET]
+    assert [r.kind for r in found.reasons] == [ReasonKind.KUBELET]
     assert "NodePrepareResources failed" in found.summary
 
 
 def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
-    assert (found.state, found.kinds) == (State.UNKNOWN, {Kind.TIMEOUT})
+    assert (found.state, found.kinds) == (ExplanationState.UNKNOWN, {ReasonKind.TIMEOUT})
     assert "the scheduler gives up after 10 s" in found.summary
 
 
@@ -456,10 +456,10 @@ def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone
 
 def test_a_claim_is_explained_by_itself() -> None:
     there = [node("a"), pool("a", gpu("g0"))]
-    assert asked(*there, claim(), what="claim/c").state is State.FITS
-    assert asked(*there, held("c", "a", "g0"), what="claim/c").state is State.RUNS
+    assert asked(*there, claim(), what="claim/c").state is ExplanationState.FITS
+    assert asked(*there, held("c", "a", "g0"), what="claim/c").state is ExplanationState.RUNS
     waits = asked(*there, held("h", "a", "g0"), claim(), pod("c"), what="claim/c")
-    assert waits.state is State.WAITS and Kind.HELD in waits.kinds
+    assert waits.state is ExplanationState.WAITS and ReasonKind.HELD in waits.kinds
     assert any("default/p" in note for note in waits.notes)
 
 
@@ -486,16 +486,16 @@ def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> Non
 @pytest.mark.parametrize(
     ("gone", "state"),
     [
-        ("nodes", State.UNKNOWN),
-        ("deviceclasses", State.UNKNOWN),
-        ("pods", State.UNKNOWN),
-        ("resourceslices", State.UNKNOWN),
-        ("resourceclaims", State.UNKNOWN),
-        ("namespaces", State.FITS),
-        ("resourceclaimtemplates", State.FITS),
+        ("nodes", ExplanationState.UNKNOWN),
+        ("deviceclasses", ExplanationState.UNKNOWN),
+        ("pods", ExplanationState.UNKNOWN),
+        ("resourceslices", ExplanationState.UNKNOWN),
+        ("resourceclaims", ExplanationState.UNKNOWN),
+        ("namespaces", ExplanationState.FITS),
+        ("resourceclaimtemplates", ExplanationState.FITS),
     ],
 )
-def test_what_may_not_be_read_is_not_taken_to_be_absent(gone: str, state: State) -> None:
+def test_what_may_not_be_read_is_not_taken_to_be_absent(gone: str, state: ExplanationState) -> None:
     kinds = {
         "nodes": "Node",
         "deviceclasses": "DeviceClass",
@@ -518,12 +518,12 @@ def test_objects_of_older_versions_are_the_same_objects() -> None:
     old[0]["spec"]["devices"]["requests"] = [{"name": "r", "deviceClassName": "gpu"}]
     device = old[1]["spec"]["devices"][0]
     old[1]["spec"]["devices"] = [{"name": device.pop("name"), "basic": device}]
-    assert explain(Snapshot.of([*old, node("a"), pod("c")]), "p").state is State.FITS
+    assert explain(Snapshot.of([*old, node("a"), pod("c")]), "p").state is ExplanationState.FITS
 
 
 def test_an_object_without_an_objects_form_is_left_out_and_told() -> None:
     odd = pod("c", name="odd", nodeName="a")
     odd["spec"]["containers"] = [{"resources": 3}]
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"), odd)
-    assert found.state is State.FITS
+    assert found.state is ExplanationState.FITS
     assert any("Pod default/odd cannot be read" in n for n in found.notes)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.kube.http1 import Answer, BadAnswerError, header_block, request_bytes
+from dra_kubeletplugin.kube.http1 import MalformedResponseError, ResponseReader, header_block, request_bytes
 
 LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: 1\r\nx-a:  2 \r\n\r\nhello"
 CHUNKS = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
@@ -34,14 +34,14 @@ Read = tuple[int, bytes, bool]
 def ours(data: bytes, cuts: list[int]) -> Read | None:
     """Status, body and whether the connection may be kept; None for what is refused or not whole."""
     body: list[bytes] = []
-    answer = Answer(body.append)
+    answer = ResponseReader(body.append)
     places = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
     try:
         for start, end in itertools.pairwise(places):
             answer.feed(data[start:end])
         if not answer.done:
             answer.end()
-    except (BadAnswerError, ConnectionResetError):
+    except (MalformedResponseError, ConnectionResetError):
         return None
     assert answer.head
     return answer.head.status, b"".join(body), answer.keeps
@@ -116,16 +116,16 @@ def test_what_two_readers_may_read_in_two_ways_is_refused(data: bytes) -> None:
 
 def test_endless_heads_and_chunk_lines_are_refused() -> None:
     for start, more in ((b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (CHUNKS[:55], b"0")):
-        answer = Answer(lambda _: None)
+        answer = ResponseReader(lambda _: None)
         answer.feed(start)
-        with pytest.raises(BadAnswerError):
+        with pytest.raises(MalformedResponseError):
             for _ in range(100_000):
                 answer.feed(more)
 
 
-def read(data: bytes, *, tunnel: bool = False) -> tuple[Answer, bytes]:
+def read(data: bytes, *, tunnel: bool = False) -> tuple[ResponseReader, bytes]:
     body: list[bytes] = []
-    answer = Answer(body.append, tunnel=tunnel)
+    answer = ResponseReader(body.append, tunnel=tunnel)
     answer.feed(data)
     return answer, b"".join(body)
 
@@ -134,11 +134,11 @@ def read(data: bytes, *, tunnel: bool = False) -> tuple[Answer, bytes]:
 def test_a_head_may_be_64_kib_long_and_no_longer(more: int) -> None:
     start = b"HTTP/1.1 204 No Content\r\nX: "
     head = start + b"x" * (64 * 1024 - len(start) + more)
-    whole, held = Answer(print), Answer(print)
+    whole, held = ResponseReader(print), ResponseReader(print)
     if more:
-        with pytest.raises(BadAnswerError, match="head"):
+        with pytest.raises(MalformedResponseError, match="head"):
             whole.feed(head + b"\r\n\r\n")
-        with pytest.raises(BadAnswerError, match="head"):
+        with pytest.raises(MalformedResponseError, match="head"):
             held.feed(head)
     else:
         whole.feed(head + b"\r\n\r\n")
@@ -151,7 +151,7 @@ def test_a_line_between_chunks_may_be_4_kib_long_with_its_end_and_no_longer() ->
     longest = b"0;" + b"x" * (4096 - 4)
     assert read(start + longest + b"\r\n\r\n")[0].done
     assert not read(start + longest + b"x")[0].done
-    with pytest.raises(BadAnswerError, match="too long"):
+    with pytest.raises(MalformedResponseError, match="too long"):
         read(start + longest + b"xx")
 
 
@@ -169,7 +169,7 @@ def test_which_answers_have_no_body_whatever_their_head_says(status: int, tunnel
 
 
 def test_only_100_to_199_but_101_come_before_the_answer() -> None:
-    with pytest.raises(BadAnswerError, match="protocol"):
+    with pytest.raises(MalformedResponseError, match="protocol"):
         read(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
     for status in (100, 102, 199):
         answer, _ = read(b"HTTP/1.1 %d X\r\n\r\n" % status)
@@ -184,7 +184,7 @@ def test_only_100_to_199_but_101_come_before_the_answer() -> None:
 def test_what_is_no_header_is_refused_also_after_the_body(field: bytes, trailer: bool) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
     data = head + b"\r\n0\r\nY: 1\r\n" + field if trailer else head + field
-    with pytest.raises(BadAnswerError):
+    with pytest.raises(MalformedResponseError):
         read(data + b"\r\n\r\n")
     read(data.replace(field, b"X: a\tb") + b"\r\n\r\n")
 

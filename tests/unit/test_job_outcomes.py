@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.localcluster.controllers.job_outcomes import (
     INDEX,
-    Action,
-    Ended,
+    JobAction,
+    PodEnd,
     ended,
     format_indexes,
     parse_indexes,
@@ -73,13 +73,13 @@ def policy(*rules: JSON) -> JSON:
 def test_the_first_rule_that_fits_a_failed_pod_decides(rules: list[JSON], action: str, why: str) -> None:
     found = ended(pod(), policy(*rules))
     assert found is not None
-    assert (found.action, found.why) == (Action(action), why)
+    assert (found.action, found.why) == (JobAction(action), why)
 
 
 def test_a_container_that_ended_well_fits_no_rule() -> None:
     found = ended(pod(code=0), policy({"action": "FailJob", **codes("NotIn", 1)}))
     assert found is not None
-    assert found.action is Action.COUNT
+    assert found.action is JobAction.COUNT
 
 
 def test_a_deleted_pod_has_failed_unless_the_job_waits_for_its_end() -> None:
@@ -91,15 +91,15 @@ def test_a_deleted_pod_has_failed_unless_the_job_waits_for_its_end() -> None:
     assert not found.succeeded
 
 
-def fail(index: str = "", action: Action = Action.COUNT, at: float = 0, why: str = "") -> Ended:
-    return Ended(f"f{index}", index, False, at, action, why)
+def fail(index: str = "", action: JobAction = JobAction.COUNT, at: float = 0, why: str = "") -> PodEnd:
+    return PodEnd(f"f{index}", index, False, at, action, why)
 
 
 def test_ignored_failures_do_not_count_and_one_can_end_the_job() -> None:
-    found = tally([fail(), fail(action=Action.IGNORE)], TEMPLATE)
+    found = tally([fail(), fail(action=JobAction.IGNORE)], TEMPLATE)
     assert found.failed == 1
     assert verdict({**TEMPLATE, "backoffLimit": 1}, found, 0, 0) is None
-    found = tally([fail(action=Action.FAIL_JOB, why="so")], TEMPLATE)
+    found = tally([fail(action=JobAction.FAIL_JOB, why="so")], TEMPLATE)
     end = verdict(TEMPLATE, found, 0, 0)
     assert end is not None
     assert (end.succeeded, end.reason, end.message) == (False, "PodFailurePolicy", "so")
@@ -107,14 +107,14 @@ def test_ignored_failures_do_not_count_and_one_can_end_the_job() -> None:
 
 def test_each_index_has_its_own_limit() -> None:
     spec = {**TEMPLATE, "backoffLimit": 2**31 - 1, "backoffLimitPerIndex": 1, "completions": 3, "maxFailedIndexes": 1}
-    found = tally([fail("0"), fail("0"), fail("1"), Ended("s", "2", True)], spec)
+    found = tally([fail("0"), fail("0"), fail("1"), PodEnd("s", "2", True)], spec)
     assert (found.given_up, found.done) == ({"0"}, {"2"})
     assert verdict(spec, found, 0, 0) is None
-    found = tally([fail("0"), fail("0"), Ended("s", "1", True), Ended("t", "2", True)], spec)
+    found = tally([fail("0"), fail("0"), PodEnd("s", "1", True), PodEnd("t", "2", True)], spec)
     end = verdict(spec, found, 0, 0)
     assert end is not None
     assert (end.reason, end.message) == ("FailedIndexes", "Job has failed indexes")
-    found = tally([fail("0", Action.FAIL_INDEX), fail("1", Action.FAIL_INDEX)], spec)
+    found = tally([fail("0", JobAction.FAIL_INDEX), fail("1", JobAction.FAIL_INDEX)], spec)
     end = verdict(spec, found, 0, 0)
     assert end is not None
     assert end.reason == "MaxFailedIndexesExceeded"
@@ -133,7 +133,7 @@ def test_each_index_has_its_own_limit() -> None:
 )
 def test_a_job_has_succeeded_once_a_rule_of_its_success_policy_is_met(rule: JSON, done: str, met: bool) -> None:
     spec = {**TEMPLATE, "completions": 5, "successPolicy": {"rules": [{"succeededCount": 99}, rule]}}
-    found = tally([Ended(i, i, True) for i in done.split(",")], spec)
+    found = tally([PodEnd(i, i, True) for i in done.split(",")], spec)
     end = verdict(spec, found, 0, 0)
     assert (end is not None) is met
     if end is not None:

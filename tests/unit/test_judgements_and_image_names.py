@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.localcluster.kubelet.image_names import fault
-from dra_kubeletplugin.localcluster.kubelet.probes import Judgement
-from dra_kubeletplugin.localcluster.runtime.interface import Action, Occasion, Verdict
+from dra_kubeletplugin.localcluster.kubelet.probes import ProbeVerdict
+from dra_kubeletplugin.localcluster.runtime.interface import HandlerAction, HandlerOccasion, ProbeResult
 from dra_kubeletplugin.localcluster.runtime.simulated_behavior import outcome_of
 
 _PREFIX = "simulated.dra-kubeletplugin.dev"
@@ -18,9 +18,11 @@ _PREFIX = "simulated.dra-kubeletplugin.dev"
 def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_says(
     answers: list[bool], successes: int, failures: int
 ) -> None:
-    judged = Judgement("c", good=False)
+    judged = ProbeVerdict("c", good=False)
     for answer in answers:
-        judged.answered(answer, {"successThreshold": successes, "failureThreshold": failures}, Occasion.READINESS)
+        judged.answered(
+            answer, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS
+        )
     wanted = False
     for end in range(1, len(answers) + 1):
         run = answers[:end]
@@ -35,12 +37,12 @@ def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_sa
 def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_asks_no_more(
     answers: list[bool], failures: int
 ) -> None:
-    judged = Judgement("c", good=True)
+    judged = ProbeVerdict("c", good=True)
     asked = 0
     for answer in answers:
         if not judged.held:
             asked += 1
-            judged.answered(answer, {"failureThreshold": failures}, Occasion.LIVENESS)
+            judged.answered(answer, {"failureThreshold": failures}, HandlerOccasion.LIVENESS)
     ends = [i for i in range(failures, len(answers) + 1) if not any(answers[i - failures : i])]
     assert asked == (ends[0] if ends else len(answers))
     assert judged.held is bool(ends)
@@ -48,13 +50,13 @@ def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_a
 
 
 def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() -> None:
-    well, badly = Judgement("c", None), Judgement("c", None)
+    well, badly = ProbeVerdict("c", None), ProbeVerdict("c", None)
     probe = {"failureThreshold": 2}
-    assert not badly.answered(False, probe, Occasion.STARTUP)
+    assert not badly.answered(False, probe, HandlerOccasion.STARTUP)
     assert (badly.good, badly.held) == (None, False)
-    assert badly.answered(False, probe, Occasion.STARTUP)
+    assert badly.answered(False, probe, HandlerOccasion.STARTUP)
     assert (badly.good, badly.held) == (False, True)
-    assert well.answered(True, probe, Occasion.STARTUP)
+    assert well.answered(True, probe, HandlerOccasion.STARTUP)
     assert (well.good, well.held) == (True, True)
 
 
@@ -71,16 +73,18 @@ def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() ->
 def test_a_simulated_probe_ends_as_its_annotation_says(text: str, wanted: list[str]) -> None:
     for number, verdict in enumerate(wanted):
         for key in (f"{_PREFIX}/readiness-probe", f"{_PREFIX}/readiness-probe.main"):
-            outcome = outcome_of("main", Action(Occasion.READINESS, {}, 1, number, {key: text}))
-            assert outcome.verdict is Verdict[verdict]
+            outcome = outcome_of("main", HandlerAction(HandlerOccasion.READINESS, {}, 1, number, {key: text}))
+            assert outcome.verdict is ProbeResult[verdict]
             assert key in outcome.text
 
 
 def test_without_an_annotation_nobody_knows_of_a_probe_and_a_hook_is_taken_to_pass() -> None:
-    for occasion in Occasion:
+    for occasion in HandlerOccasion:
         is_probe = occasion.value.endswith("Probe")
-        outcome = outcome_of("main", Action(occasion, {}, 1, annotations={f"{_PREFIX}/readiness-probe.other": "pass"}))
-        assert outcome.verdict is (Verdict.NOBODY if is_probe else Verdict.PASS)
+        outcome = outcome_of(
+            "main", HandlerAction(occasion, {}, 1, annotations={f"{_PREFIX}/readiness-probe.other": "pass"})
+        )
+        assert outcome.verdict is (ProbeResult.NOBODY if is_probe else ProbeResult.PASS)
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_ot
             assert node is not None
             if part.value is not None:
                 found.append((part.line + node.start_mark.line, as_text(part.value)))
-    except stream.Fault:
+    except stream.StreamFault:
         fault = True
     assert (found, fault) == model(text)
 
@@ -290,7 +290,7 @@ def test_json_is_read_one_after_the_other_and_gives_way_to_yaml_after_the_first(
     found, fault = [], False
     try:
         found += [p.value for p in stream.parts(text)]
-    except stream.Fault:
+    except stream.StreamFault:
         fault = True
     if len(values) > 1 and tail:
         assert fault

@@ -19,7 +19,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.plugin import lifecycle as module
-from dra_kubeletplugin.plugin.lifecycle import Probes, begin, bounded, only_error, start_driver
+from dra_kubeletplugin.plugin.lifecycle import Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 
@@ -47,7 +47,7 @@ async def test_each_part_of_a_stop_is_done_in_reverse_whatever_the_others_do(
 
     async with contextlib.AsyncExitStack() as stack:
         for what, stop in (("a", fine), ("b", hangs), ("c", fails)):
-            bounded(stack, what, stop)
+            stop_with_timeout(stack, what, stop)
         assert order == []
     await asyncio.sleep(0)
     assert order in (["fails", "hangs", "cancelled", "fine"], ["fails", "hangs", "fine", "cancelled"])
@@ -87,11 +87,11 @@ async def test_a_driver_that_was_started_is_stopped_and_one_that_was_not_is_a_fa
 
 async def test_one_error_of_a_group_is_itself_and_several_are_a_group() -> None:
     with pytest.raises(KeyError) as e:
-        async with only_error():
+        async with unwrap_single_error():
             raise BaseExceptionGroup("g", [KeyError("one")])
     assert e.value.__suppress_context__
     with pytest.raises(BaseExceptionGroup) as group:
-        async with only_error():
+        async with unwrap_single_error():
             raise BaseExceptionGroup("g", [KeyError("one"), SystemExit(2)])
     assert len(group.value.exceptions) == 2
 
@@ -110,8 +110,8 @@ async def test_background_work_that_ends_ends_all(fault: Exception | None, caplo
 
     jobs: list[asyncio.Task[None]] = []
     with pytest.raises(ValueError if fault else DraError, match="odd" if fault else "'mine' ended by itself"):
-        async with only_error(), asyncio.TaskGroup() as tasks:
-            jobs = begin(tasks, {"mine": ends, "other": lasts})
+        async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
+            jobs = start_tasks(tasks, {"mine": ends, "other": lasts})
             assert [j.get_name() for j in jobs] == ["mine", "other"]
             go_on.set()
     assert jobs[1].cancelled()

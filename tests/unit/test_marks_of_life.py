@@ -20,11 +20,11 @@ import pytest
 
 from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.claims import instances as module
-from dra_kubeletplugin.claims.instances import Opened, Owned, ProcessLock
+from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
 
 pytestmark = pytest.mark.usefixtures("no_leak")
-SOCKET = Owned("/x.sock", 1, 2)
-OPENED = Opened(3, ((1, 2), None, (1, 4)))
+SOCKET = OwnedSocket("/x.sock", 1, 2)
+OPENED = OpenDatabase(3, ((1, 2), None, (1, 4)))
 
 
 def a_clock(seconds: Iterator[float]) -> SimpleNamespace:
@@ -44,8 +44,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def living(folder: Path) -> Iterator[ProcessLock]:
-    lock = ProcessLock(folder)
+def living(folder: Path) -> Iterator[InstanceLock]:
+    lock = InstanceLock(folder)
     lock.acquire()
     try:
         yield lock
@@ -67,9 +67,9 @@ def locked(path: Path, data: bytes) -> Iterator[None]:
 
 
 def test_a_process_lives_from_its_mark_to_its_release(folder: Path) -> None:
-    mine, other = ProcessLock(folder), ProcessLock(folder)
+    mine, other = InstanceLock(folder), InstanceLock(folder)
     assert mine.id.startswith(f"{os.getpid()}-")
-    assert ProcessLock.pid(mine.id) == str(os.getpid())
+    assert InstanceLock.pid(mine.id) == str(os.getpid())
     assert (mine.alive(mine.id), other.alive(mine.id)) == (False, False)
     for _ in range(2):
         mine.acquire()
@@ -87,12 +87,12 @@ def test_a_mark_that_somebody_removed_is_given_up_all_the_same(folder: Path) -> 
     with living(folder) as mine:
         (folder / f"{mine.id}.lock").unlink()
     assert not mine.alive(mine.id)
-    assert Owned("/x") == Owned("/x", 0, 0)
+    assert OwnedSocket("/x") == OwnedSocket("/x", 0, 0)
 
 
 def test_what_is_no_id_lives_not(folder: Path) -> None:
     with living(folder) as mine:
-        other = ProcessLock(folder)
+        other = InstanceLock(folder)
         assert not other.alive("")
         assert not other.alive(f"../{folder.name}/{mine.id}")
         assert not other.alive("1-none")
@@ -107,7 +107,7 @@ def test_others_are_told_with_what_they_have(folder: Path) -> None:
         assert (first.is_newest(), second.is_newest()) == (False, True)
         first.note_records(None)
         assert [o.opened for o in second.others()] == [None]
-    assert ProcessLock(folder).others() == []
+    assert InstanceLock(folder).others() == []
 
 
 def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +133,12 @@ def test_a_clock_that_is_set_between_two_starts_makes_no_older_one_the_newest(
 
 
 def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
-    mine = ProcessLock(folder)
+    mine = InstanceLock(folder)
     mine.own([SOCKET])
     mine.note_records(OPENED)
     assert not folder.exists()
     mine.acquire()
-    assert [o.opened for o in ProcessLock(folder).others()] == [OPENED]
+    assert [o.opened for o in InstanceLock(folder).others()] == [OPENED]
     mine.release()
 
 
@@ -150,7 +150,7 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
         mine.own([])
         mine.note_records(OPENED)
         assert path.stat().st_size == large
-        assert [o.opened for o in ProcessLock(folder).others()] == [OPENED]
+        assert [o.opened for o in InstanceLock(folder).others()] == [OPENED]
         before = path.stat().st_mtime_ns
         writes: list[int] = []
         monkeypatch.setattr(mine, "_write", lambda: writes.append(1))
@@ -160,23 +160,26 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
 
 def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> None:
     with living(folder) as mine, living(folder) as other:
-        other.own([SOCKET, Owned("/y.sock")])
+        other.own([SOCKET, OwnedSocket("/y.sock")])
         copy = (folder / f"{other.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
         (folder / ".2-dead.new").write_bytes(b"")
         (folder / "precious").write_bytes(b"")
         (folder / "folder.lock").mkdir()
         with locked(folder / ".3-alive.new", b""):
-            assert mine.bury() == [SOCKET, Owned("/y.sock")]
+            assert mine.bury() == [SOCKET, OwnedSocket("/y.sock")]
         assert sorted(p.name for p in folder.iterdir()) == sorted(
             [f"{mine.id}.lock", f"{other.id}.lock", ".3-alive.new", "precious", "folder.lock"]
         )
         assert mine.bury() == []
-    assert ProcessLock(folder / "nowhere").bury() == []
+    assert InstanceLock(folder / "nowhere").bury() == []
 
 
 def test_what_the_dead_had_open_is_left_to_who_buries_them_until_that_is_looked_after(folder: Path) -> None:
-    older, others = Opened(1, ((1, 1), (1, 2), (1, 3))), [Opened(i, ((9, i), None, None)) for i in range(20)]
+    older, others = (
+        OpenDatabase(1, ((1, 1), (1, 2), (1, 3))),
+        [OpenDatabase(i, ((9, i), None, None)) for i in range(20)],
+    )
     with living(folder) as dead, living(folder) as mine:
         dead.note_records(OPENED)
         (folder / "1-dead.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
@@ -209,7 +212,7 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
 
     fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
     monkeypatch.setattr(locks, "fcntl", fake)
-    assert ProcessLock(folder).bury() == []
+    assert InstanceLock(folder).bury() == []
     assert path.exists()
 
 
@@ -223,19 +226,19 @@ def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
     with path.open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)))
-        assert ProcessLock(folder).bury() == [Owned("/x")]
+        assert InstanceLock(folder).bury() == [OwnedSocket("/x")]
     assert not path.exists()
 
 
 NO_FILE_LEFT = """
 import errno, os, resource, sys
 from pathlib import Path
-from dra_kubeletplugin.claims.store.folder import Folder
-from dra_kubeletplugin.claims.instances import ProcessLock
+from dra_kubeletplugin.claims.store.folder import RecordFolder
+from dra_kubeletplugin.claims.instances import InstanceLock
 
-living, looking = (ProcessLock(Path(sys.argv[1])) for _ in range(2))
+living, looking = (InstanceLock(Path(sys.argv[1])) for _ in range(2))
 living.acquire()
-folder = Folder(Path(sys.argv[1]) / "records.db", looking, 1)
+folder = RecordFolder(Path(sys.argv[1]) / "records.db", looking, 1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
     while True:
@@ -267,7 +270,7 @@ def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cann
         mine.note_records(OPENED)
         monkeypatch.setattr(module, "_whole", full)
         with pytest.raises(OSError, match="Too many open files"):
-            ProcessLock(folder).others()
+            InstanceLock(folder).others()
 
 
 @pytest.mark.parametrize(
@@ -287,18 +290,18 @@ def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cann
     ],
 )
 def test_a_living_one_lives_whatever_its_file_holds(
-    folder: Path, data: bytes, since: float, opened: Opened | None
+    folder: Path, data: bytes, since: float, opened: OpenDatabase | None
 ) -> None:
     folder.mkdir(parents=True)
     with locked(folder / "1-x.lock", data):
-        (other,) = ProcessLock(folder).others()
+        (other,) = InstanceLock(folder).others()
         assert (other.id, other.since, other.opened) == ("1-x", since, opened)
 
 
 def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "1-x.lock").write_bytes(written(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}'))
-    assert ProcessLock(folder).bury() == [Owned("/c", 0, 3)]
+    assert InstanceLock(folder).bury() == [OwnedSocket("/c", 0, 3)]
 
 
 @pytest.mark.parametrize("good", [1, 10, 11])
@@ -317,7 +320,7 @@ def test_a_file_within_a_write_is_read_ten_times(folder: Path, good: int, monkey
 
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
     with locked(path, whole if good == 1 else torn):
-        (other,) = ProcessLock(folder).others()
+        (other,) = InstanceLock(folder).others()
     assert other.since == (7.5 if good <= 10 else 0.0)
     assert reads == (good if good <= 10 else 11)
 
@@ -338,7 +341,7 @@ def test_a_mark_that_a_cleaner_took_is_made_again(
     names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
     monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, **names))
     with living(folder) as mine:
-        assert ProcessLock(folder).alive(mine.id)
+        assert InstanceLock(folder).alive(mine.id)
 
 
 def test_a_mark_that_cannot_be_made_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +349,7 @@ def test_a_mark_that_cannot_be_made_is_told(folder: Path, monkeypatch: pytest.Mo
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
-    mine = ProcessLock(folder)
+    mine = InstanceLock(folder)
     with pytest.raises(OSError, match="Input/output"):
         mine.acquire()
     assert not mine.alive(mine.id)

@@ -11,8 +11,8 @@ import pytest
 from dra_kubeletplugin._proto import dra_v1_pb2 as v1
 from dra_kubeletplugin._proto import dra_v1beta1_pb2 as v1beta1
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import Answer, ClaimRef
-from dra_kubeletplugin.claims.prepared_devices import PreparedAnswer
+from dra_kubeletplugin.claims import Answer, ClaimIdentity
+from dra_kubeletplugin.claims.prepared_devices import PreparedResult
 from dra_kubeletplugin.errors import RetryableError
 from dra_kubeletplugin.plugin.grpc import NodeService
 
@@ -25,7 +25,7 @@ class Engine:
     def __init__(self, outcome: BaseException | Mapping[str, Answer]) -> None:
         self.outcome = outcome
 
-    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
@@ -41,9 +41,9 @@ def request(pb: Any, *uids: str) -> Any:
     return pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace="n", name=f"c-{u}", uid=u) for u in uids])
 
 
-def device(**fields: Any) -> PreparedAnswer:
+def device(**fields: Any) -> PreparedResult:
     values: dict[str, Any] = {"requests": ["r"], "pool": "p", "device": "d", "cdi_ids": ["v/c=d"], "share_id": None}
-    return PreparedAnswer(**{**values, **fields})
+    return PreparedResult(**{**values, **fields})
 
 
 FAULTS = [
@@ -111,7 +111,7 @@ async def test_the_same_error_has_the_same_text_each_time() -> None:
 
 async def test_a_call_that_the_kubelet_gave_up_ends() -> None:
     class Hanging(Engine):
-        async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+        async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
             await asyncio.Event().wait()
             raise AssertionError
 

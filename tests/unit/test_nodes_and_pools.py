@@ -10,10 +10,10 @@ import pytest
 
 from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.devices.discovery import ask, asked
+from dra_kubeletplugin.devices.discovery import query_devices, request_rescan
 from dra_kubeletplugin.devices.slices.pack import SliceContent
-from dra_kubeletplugin.devices.slices.plan import Frame, Write
-from dra_kubeletplugin.devices.validation import answered
+from dra_kubeletplugin.devices.slices.plan import PoolFrame, SliceWrite
+from dra_kubeletplugin.devices.validation import parse_pools
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.host import Host
@@ -131,21 +131,21 @@ class More(Asynchronous):
 async def test_devices_alone_are_one_pool_named_like_the_node_also_where_pools_adds_to_it(driver: type[Driver]) -> None:
     made = driver()
     made.attach(Host(), Settings(node_name="node-1"), Role.NODE)
-    found: Any = await ask(made, Calls(), "node-1")
+    found: Any = await query_devices(made, Calls(), "node-1")
     assert next((p.name, [d.name for d in p.devices]) for p in found) == ("node-1", ["a"])
-    assert asked(made) == ("pools" if driver is More else "devices")
+    assert request_rescan(made) == ("pools" if driver is More else "devices")
 
 
 async def test_a_driver_with_devices_alone_has_nothing_for_the_controller() -> None:
     made = Plain()
     made.attach(Host(), Settings(), Role.CONTROLLER)
-    assert await ask(made, Calls(), "") == []
+    assert await query_devices(made, Calls(), "") == []
     assert list(await Calls()(made.pools)) == []
 
 
 def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
-    frame = Frame("d" * 63, "p", {}, 1, 1)
-    obj = Write(SliceContent(), None, 0).object(frame, f"{'n' * 62}." * 4, {}, {})
+    frame = PoolFrame("d" * 63, "p", {}, 1, 1)
+    obj = SliceWrite(SliceContent(), None, 0).object(frame, f"{'n' * 62}." * 4, {}, {})
     prefix = obj["metadata"]["generateName"]
     assert len(prefix) <= 248
     assert prefix.endswith("-")
@@ -167,4 +167,4 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
 )  # fmt: skip
 def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_told_with_the_pool(answer: object, says: str) -> None:
     with pytest.raises(DriverError, match=re.escape(says)):
-        answered(answer, "pools", "node")
+        parse_pools(answer, "pools", "node")

@@ -13,12 +13,12 @@ import pytest
 
 import dra_kubeletplugin
 from dra_kubeletplugin import Config, CounterSet, Device, Driver
-from dra_kubeletplugin.devices.health_report_errors import OddReports
-from dra_kubeletplugin.devices.pool_state import Stock, restocked
-from dra_kubeletplugin.devices.validation import Answered
+from dra_kubeletplugin.devices.health_report_errors import RejectedReports
+from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
+from dra_kubeletplugin.devices.validation import ParsedPool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, instead, judging
+from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, judging, replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.resourceapi.nodes import Nodes
@@ -260,7 +260,7 @@ def test_objects_of_any_make_are_looked_into() -> None:
     async def later() -> AsyncIterator[int]:
         yield 1
 
-    assert "async for" in instead(later(), "Device")
+    assert "async for" in replacement_message(later(), "Device")
 
 
 def test_a_vendor_s_line_is_not_the_author_s_where_his_environment_is_within_his_folder(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def sought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str]) -> None:
-    odd, known = OddReports(), {f"gpu-{i}" for i in range(200)}
+    odd, known = RejectedReports(), {f"gpu-{i}" for i in range(200)}
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.tell_strangers(report, known)
     odd.tell_strangers(report, known)
@@ -328,7 +328,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
 
 
 def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
-    odd = OddReports()
+    odd = RejectedReports()
     odd.tell_strangers({"card-1", "card-2"}, {"card-1"})
     assert odd.notes == ["health() tells of card-2, which is no device of this node: it is ignored"]
     odd.tell_strangers({"card-l"}, {"card-1"})
@@ -338,6 +338,6 @@ def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too(
 async def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
     devices = {f"d{i}": Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)}
     sets = {f"card-{i}": CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)}
-    stock = await restocked(Stock("pool"), Answered("pool", Nodes.this(), devices, sets, "", False, {}), {})
+    stock = await updated_pool(PoolState("pool"), ParsedPool("pool", Nodes.this(), devices, sets, "", False, {}), {})
     assert len(stock.left_out) == len(devices)
     assert 0 < len(sought) < 20

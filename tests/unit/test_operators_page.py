@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.analysis import Kind
+from dra_kubeletplugin.analysis import ReasonKind
 from dra_kubeletplugin.analysis.reader import EVERYTHING
 
 PAGE = (Path(__file__).parents[2] / "docs/operators.md").read_text()
@@ -23,8 +23,8 @@ def test_the_program_prints_what_it_promises(capsys: pytest.CaptureFixture[str])
     ]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_of_reason_is_in_the_table(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(ReasonKind))
+def test_every_kind_of_reason_is_in_the_table(kind: ReasonKind) -> None:
     assert f"`{kind}`" in PAGE
 
 

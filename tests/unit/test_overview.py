@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
 from dra_kubeletplugin.analysis import Snapshot
-from dra_kubeletplugin.analysis.explain.background import Reasons, _Found
+from dra_kubeletplugin.analysis.explain.background import BackgroundExplainer, _Found
 from dra_kubeletplugin.analysis.top.arranging import Grouping, Order, arranged, matching, natural
 from dra_kubeletplugin.analysis.top.overview import overview
-from dra_kubeletplugin.analysis.watcher import Follower
+from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.base.http_server.origin import is_from_here
 from dra_kubeletplugin.base.http_server.server import Request
-from dra_kubeletplugin.claims import Record, State, Store
+from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.cli.top import details
 from dra_kubeletplugin.cli.top.table import table
@@ -31,8 +31,8 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.plugin import usage_page
 from dra_kubeletplugin.plugin.status_page import answer
 from dra_kubeletplugin.plugin.status_page import overview as own_overview
-from dra_kubeletplugin.resourceapi.usage.rows import Health, NodeRow, Overview, Use
-from dra_kubeletplugin.resourceapi.usage.usage import Tallier, tally
+from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse, HealthRow, NodeRow, Overview
+from dra_kubeletplugin.resourceapi.usage.usage import UsageCounter, count_usage
 
 JSON = dict[str, Any]
 DRIVER = "toy.example.com"
@@ -86,7 +86,7 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
     slices: list[JSON], allocated: list[list[tuple[str, str]]]
 ) -> None:
     claims = [claim(f"c{i}", *devices, pods=(f"pod-{i}",)) for i, devices in enumerate(allocated)]
-    found = tally(slices, claims)
+    found = count_usage(slices, claims)
     newest = {s["spec"]["pool"]["name"]: 0 for s in slices}
     for s in slices:
         newest[s["spec"]["pool"]["name"]] = max(newest[s["spec"]["pool"]["name"]], s["spec"]["pool"]["generation"])
@@ -102,17 +102,17 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
     assert Counter((h.claim, r.pool, r.name) for r in found.devices for h in r.holders) == Counter(held)
     for row in found.devices:
         published_now = (row.pool, row.name) in published
-        assert row.use is (Use.GONE if not published_now else Use.HELD if row.holders else Use.FREE)
+        assert row.use is (DeviceUse.GONE if not published_now else DeviceUse.HELD if row.holders else DeviceUse.FREE)
 
 
 @given(before=SLICES, after=SLICES, first=CLAIMS, then=CLAIMS)
 def test_a_tally_made_after_another_is_what_it_would_be_alone(
     before: list[JSON], after: list[JSON], first: list[list[tuple[str, str]]], then: list[list[tuple[str, str]]]
 ) -> None:
-    tallier = Tallier()
+    tallier = UsageCounter()
     tallier.tally(before, [claim(f"c{i}", *d) for i, d in enumerate(first)])
     slices, claims = [*before[:2], *after], [claim(f"c{i}", *d) for i, d in enumerate(then)]
-    assert tallier.tally(slices, claims) == tally(slices, claims)
+    assert tallier.tally(slices, claims) == count_usage(slices, claims)
 
 
 def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_from() -> None:
@@ -120,22 +120,26 @@ def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_fro
     parts = [{"name": f"half-{i}", "consumesCounters": counters("gpu-0", memory="40Gi")} for i in range(2)]
     whole = {"name": "whole", "consumesCounters": counters("gpu-0", memory="80Gi")}
     slices = [slice_of("n1", [*parts, whole], of=2), slice_of("", [], pool="n1", of=2, sharedCounters=shared)]
-    found = tally(slices, [claim("c", ("n1", "half-0"))])
-    assert {r.name: r.use for r in found.devices} == {"half-0": Use.HELD, "half-1": Use.FREE, "whole": Use.BLOCKED}
+    found = count_usage(slices, [claim("c", ("n1", "half-0"))])
+    assert {r.name: r.use for r in found.devices} == {
+        "half-0": DeviceUse.HELD,
+        "half-1": DeviceUse.FREE,
+        "whole": DeviceUse.BLOCKED,
+    }
     (counted,) = found.sets
     assert (counted.node, counted.meters[0].taken, counted.meters[0].total, counted.meters[0].share) == (
         "n1", "40Gi", "80Gi", 0.5,
     )  # fmt: skip
-    admin = tally(slices, [claim("c", ("n1", "half-0"), adminAccess=True)])
-    assert {r.name: r.use for r in admin.devices}["whole"] is Use.FREE
+    admin = count_usage(slices, [claim("c", ("n1", "half-0"), adminAccess=True)])
+    assert {r.name: r.use for r in admin.devices}["whole"] is DeviceUse.FREE
     assert admin.devices[0].holders[0].admin
 
 
 def test_a_shared_device_shows_how_much_of_its_capacity_is_taken() -> None:
     device = {"name": "d", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
     claims = [claim(f"c{i}", ("n1", "d"), shareID=str(i), consumedCapacity={"memory": "20Gi"}) for i in range(3)]
-    (row,) = tally([slice_of("n1", [device])], claims).devices
-    assert (row.use, row.meters[0].taken, row.meters[0].share) == (Use.SHARED, "60Gi", 0.75)
+    (row,) = count_usage([slice_of("n1", [device])], claims).devices
+    assert (row.use, row.meters[0].taken, row.meters[0].share) == (DeviceUse.SHARED, "60Gi", 0.75)
     assert row.holders[0].amounts == {"memory": "20Gi"}
 
 
@@ -143,7 +147,7 @@ def test_root_and_numa_node_are_found_by_the_standard_names_and_by_a_drivers_own
     standard = {A + "pcieRoot": {"string": "pci0000:17"}, A + "numaNode": {"int": 1}}
     listed = {A + "numaNode": {"ints": [0, 1]}}
     own = {"gpu.example.com/pcie_root": {"string": "r"}, "numa": {"int": 0}}
-    rows = tally(
+    rows = count_usage(
         [slice_of("n", [{"name": str(i), "attributes": a} for i, a in enumerate((standard, listed, own))])], []
     )
     assert [(r.root, r.numa) for r in rows.devices] == [("pci0000:17", "1"), ("", "0, 1"), ("r", "0")]
@@ -158,8 +162,8 @@ def test_taints_and_what_drivers_say_in_the_claims_status_are_told() -> None:
             "conditions": [{"type": "Link", "status": "False", "reason": "Down", "message": "no\ncarrier"}],
         }
     ]  # fmt: skip
-    (row,) = tally([slice_of("n1", [{"name": "d", "taints": taints}])], [held]).devices
-    assert (row.health, row.taints) == (Health.TAINTED, ("a.example.com/sick=ecc:NoExecute", "b:None"))
+    (row,) = count_usage([slice_of("n1", [{"name": "d", "taints": taints}])], [held]).devices
+    assert (row.health, row.taints) == (HealthRow.TAINTED, ("a.example.com/sick=ecc:NoExecute", "b:None"))
     assert row.holders[0].conditions == ("Link is False: Down: no carrier", "Ready is awaited")
     assert (row.holders[0].network, row.holders[0].pods) == ("eth1 10.0.0.1/24", ("ml/p",))
 
@@ -171,7 +175,7 @@ def test_taints_and_what_drivers_say_in_the_claims_status_are_told() -> None:
 def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -> None:
     odd = slice_of("n2", [{"name": "d"}])
     spoil(odd)
-    found = tally([odd, slice_of("n1", [{"name": "d"}])], [{"metadata": {"name": "c"}, "status": "odd"}])
+    found = count_usage([odd, slice_of("n1", [{"name": "d"}])], [{"metadata": {"name": "c"}, "status": "odd"}])
     assert [r.node for r in found.devices] == ["n1"]
     assert [n.partition(", cannot be read, and is left out: ")[0] for n in found.notes] == [
         "a claim, c",
@@ -180,17 +184,17 @@ def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -
 
 
 def test_a_pool_that_is_not_complete_is_named() -> None:
-    assert "has 1 of 2 slices" in tally([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
+    assert "has 1 of 2 slices" in count_usage([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
 
 
 def test_a_held_device_is_not_gone_while_slices_of_its_pool_are_still_to_come() -> None:
     old = slice_of("n1", [{"name": "d0"}, {"name": "d1"}], pool="p")
     half = slice_of("n1", [{"name": "d0"}], pool="p", generation=2, of=2)
     claims = [claim("c", ("p", "d1"))]
-    uses = {d.name: d.use for d in tally([old, half], claims).devices}
-    assert uses == {"d0": Use.FREE, "d1": Use.HELD}
+    uses = {d.name: d.use for d in count_usage([old, half], claims).devices}
+    assert uses == {"d0": DeviceUse.FREE, "d1": DeviceUse.HELD}
     whole = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
-    assert {d.name: d.use for d in tally([whole], claims).devices} == {"d0": Use.FREE, "d1": Use.GONE}
+    assert {d.name: d.use for d in count_usage([whole], claims).devices} == {"d0": DeviceUse.FREE, "d1": DeviceUse.GONE}
 
 
 def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
@@ -198,7 +202,7 @@ def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
     given["status"]["reservedFor"] = [
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g"}
     ]
-    (row,) = tally([slice_of("n1", [{"name": "d0"}])], [given]).devices
+    (row,) = count_usage([slice_of("n1", [{"name": "d0"}])], [given]).devices
     assert row.holders[0].pods == ("podgroups ml/train",)
     assert "reserved for podgroups ml/train" in "\n".join(details.device(row, []))
 
@@ -210,7 +214,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
     )
     await inventory.set_health({}, inventory._clock())
     found = own_overview("n1", DRIVER, inventory, [])
-    assert {d.name: d.health for d in found.devices} == {"d0": Health.TAINTED, "d1": Health.HEALTHY}
+    assert {d.name: d.health for d in found.devices} == {"d0": HealthRow.TAINTED, "d1": HealthRow.HEALTHY}
     assert found.count.bad == 1
 
 
@@ -283,7 +287,9 @@ def rows_of(number: int) -> Overview:
         | ({"taints": [{"key": "sick", "effect": "NoSchedule"}]} if i == 3 else {})
         for i in range(number)
     ]
-    return Overview("cluster", tally([slice_of("n1", devices)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices)
+    return Overview(
+        "cluster", count_usage([slice_of("n1", devices)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices
+    )
 
 
 def test_groups_and_orders_count_as_people_do() -> None:
@@ -371,7 +377,7 @@ def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, statu
 async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: str, here: bool) -> None:
     asked = replace(request("/"), peer=peer)
     assert is_from_here(asked) is here
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), Store.__new__(Store), [])
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), RecordStore.__new__(RecordStore), [])
     assert found.status == (200 if here else 403)
     assert here or b"kubectl port-forward" in found.body
 
@@ -383,7 +389,7 @@ async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_th
     headers: dict[str, str],
 ) -> None:
     asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), Store.__new__(Store), [])
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), RecordStore.__new__(RecordStore), [])
     assert found.status == 403
 
 
@@ -403,8 +409,8 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
     record = Record("u1", "ml", "c", State.PREPARED, "boot", doc=doc, error="s3cret")
     found = own_overview("n1", DRIVER, inventory, [record], ["a note"])
     assert {d.name: (d.use, d.health, d.message) for d in found.devices} == {
-        "d0": (Use.HELD, Health.HEALTHY, ""), "d1": (Use.FREE, Health.UNHEALTHY, "ECC errors"),
-        "d2": (Use.FREE, Health.HEALTHY, ""),
+        "d0": (DeviceUse.HELD, HealthRow.HEALTHY, ""), "d1": (DeviceUse.FREE, HealthRow.UNHEALTHY, "ECC errors"),
+        "d2": (DeviceUse.FREE, HealthRow.HEALTHY, ""),
     }  # fmt: skip
     assert [h.claim + " " + h.state for d in found.devices for h in d.holders] == ["ml/c prepared"]
     assert found.notes[0] == "a note"
@@ -416,7 +422,7 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
 
 
 async def test_reasons_do_not_grow_with_the_changes_of_a_pod_that_waits_for_ever() -> None:
-    reasons = Reasons(cast(Follower, None))
+    reasons = BackgroundExplainer(cast(ClusterWatcher, None))
     for i in range(3000):
         reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)
         reasons._tell({"u1": f"likeness {i}"})

@@ -12,23 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.devices.slices.digest import digest
-from dra_kubeletplugin.devices.slices.pack import Held, SliceContent, pack
-from dra_kubeletplugin.devices.slices.plan import Frame, Plan, first_frame, found, make_plan
-from dra_kubeletplugin.devices.validation import Parcel, parcel
+from dra_kubeletplugin.devices.slices.pack import PublishedDevice, SliceContent, pack
+from dra_kubeletplugin.devices.slices.plan import PoolFrame, WritePlan, existing_slice, first_frame, make_plan
+from dra_kubeletplugin.devices.validation import EncodedDevice, encode_device
 
 names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
 
 
-def devices(of: list[str], tainted: set[str]) -> list[Parcel]:
+def devices(of: list[str], tainted: set[str]) -> list[EncodedDevice]:
     taint = [{"key": "k", "effect": "NoSchedule"}]
-    return [parcel({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
+    return [encode_device({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
 
 
 @given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))
 def test_slices_respect_limits_hold_every_device_once_and_keep_it_in_place(
     first: list[str], second: list[str], tainted: set[str]
 ) -> None:
-    before = {f"s{i}": Held([d.name for d in c.devices]) for i, c in enumerate(pack(devices(first, set())))}
+    before = {f"s{i}": PublishedDevice([d.name for d in c.devices]) for i, c in enumerate(pack(devices(first, set())))}
     contents = pack(devices(second, tainted), (), before)
     assert sorted(d.name for c in contents for d in c.devices) == sorted(second)
     for content in contents:
@@ -45,15 +45,15 @@ def test_an_empty_pool_is_one_slice_without_devices() -> None:
     assert content.devices == []
 
 
-def sized(n: int, kind: int) -> Parcel:
+def sized(n: int, kind: int) -> EncodedDevice:
     """Devices of several kinds, so that each of the limits is met: number, bytes, counters."""
     size, consumed, most = ((50, 0, 128), (9_000, 0, 128), (400, 64, 64), (100_000, 0, 128), (60, 0, 64))[kind]
-    return Parcel(f"d{n}", b"x" * (size + n % 7), consumed, most)
+    return EncodedDevice(f"d{n}", b"x" * (size + n % 7), consumed, most)
 
 
-def held(contents: list[SliceContent], step: object = "") -> dict[str, Held]:
+def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedDevice]:
     return {
-        c.key or f"s{step}-{i:05}": Held([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
+        c.key or f"s{step}-{i:05}": PublishedDevice([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
         for i, c in enumerate(contents)
     }
 
@@ -61,7 +61,7 @@ def held(contents: list[SliceContent], step: object = "") -> dict[str, Held]:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.integers(0, 2**32), st.sampled_from([64, 128]))
 def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: list[int], seed: int, full: int) -> None:
-    random, before = Random(seed), dict[str, Held]()
+    random, before = Random(seed), dict[str, PublishedDevice]()
     for step, count in enumerate(counts):
         order = [sized(n, random.randrange(5)) for n in sorted(random.sample(range(300), count))]
         sets = [{"name": f"c{n}"} for n in random.sample(range(40), random.randrange(40))]
@@ -129,7 +129,7 @@ def test_a_new_device_stands_beside_the_one_before_it_where_there_is_room() -> N
     before = held(pack(order))
     del before["s-00000"].devices[-1]  # type: ignore[attr-defined]
     missing = order[127]
-    fresh = Parcel("d9", b"x", 0, 128)
+    fresh = EncodedDevice("d9", b"x", 0, 128)
     order = [*order[:5], fresh, *(d for d in order[5:] if d is not missing)]
     after = held(pack(order, (), before))
     assert after["s-00000"].devices[4:7] == ["d8", "d9", "d10"]
@@ -161,15 +161,15 @@ def _seconds(work: Callable[[], object]) -> float:
 # --- planning -------------------------------------------------------------------------------------
 
 
-def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Plan:
-    known = [found(o) for o in existing]
+def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> WritePlan:
+    known = [existing_slice(o) for o in existing]
     frame = first_frame(contents, known, "d.example.com", "n", {"nodeName": "n"})
     digests = {s.name: s.digest for s in known}
     changed = {c.key for c in contents if c.key and digests[c.key] != frame.digest(c)}
     return make_plan(contents, known, frame, changed)
 
 
-def stored(plan: Plan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def stored(plan: WritePlan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the server has after a plan."""
     gone = {s.name for s in (*plan.first, *plan.last)}
     updated = {w.over.name: w.object(plan.frame, "n", {}, {}) for w in plan.writes if w.over}
@@ -186,14 +186,18 @@ def test_any_sequence_of_changes_leaves_one_complete_generation(history: list[li
     existing: list[dict[str, Any]] = []
     generation = 0
     for step in history:
-        before = {o["metadata"]["name"]: Held([d["name"] for d in o["spec"].get("devices", [])]) for o in existing}
+        before = {
+            o["metadata"]["name"]: PublishedDevice([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
+        }
         existing = stored(planned(pack(devices(step, set()), (), before), existing), existing)
         pools = [o["spec"]["pool"] for o in existing]
         assert {p["generation"] for p in pools} == {pools[0]["generation"]}
         assert {p["resourceSliceCount"] for p in pools} == {len(existing)}
         assert pools[0]["generation"] >= generation
         generation = pools[0]["generation"]
-        before = {o["metadata"]["name"]: Held([d["name"] for d in o["spec"].get("devices", [])]) for o in existing}
+        before = {
+            o["metadata"]["name"]: PublishedDevice([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
+        }
         assert planned(pack(devices(step, set()), (), before), existing).count == 0
 
 
@@ -201,7 +205,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     first = pack(devices(["a", "b"], {"a"}))
     existing = stored(planned(first, []), [])
     existing[0]["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
-    contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: Held(["a", "b"])})
+    contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedDevice(["a", "b"])})
     plan = planned(contents, existing)
     assert (len(plan.writes), plan.count, plan.anew) == (1, 1, False)
     spec = plan.writes[0].object(plan.frame, "n", {}, {})["spec"]
@@ -214,7 +218,7 @@ def test_a_slice_is_the_same_where_only_times_empty_fields_and_the_order_of_fiel
     of: list[str], tainted: set[str], random: Random
 ) -> None:
     (content, *_) = pack(devices(of, tainted))
-    frame = Frame("d.example.com", "n", {"nodeName": "n"}, 1, 1)
+    frame = PoolFrame("d.example.com", "n", {"nodeName": "n"}, 1, 1)
     spec = frame.spec(content, {})
     assert digest(spec) == frame.digest(content)
     for device in spec["devices"]:

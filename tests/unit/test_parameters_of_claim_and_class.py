@@ -11,7 +11,7 @@ import yaml
 
 from dra_kubeletplugin import Config
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.driver.config.objects import Reader, faults, faults_with_classes
+from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
 from dra_kubeletplugin.resourceapi.conversion import convert
 
 DRIVER = "acme.example.com"
@@ -45,7 +45,7 @@ class Plain(Config):
     mode: str = ""
 
 
-READERS = [Reader(DRIVER, [Acme]), Reader("plain.example.com", [Plain])]
+READERS = [ConfigReader(DRIVER, [Acme]), ConfigReader("plain.example.com", [Plain])]
 
 
 def entry(fields: JSON, *requests: str, driver: str = DRIVER) -> JSON:
@@ -121,7 +121,7 @@ def test_where_only_one_is_at_hand_nothing_is_said_of_what_is_missing() -> None:
     half = entry({"burst": True})
     assert told(claim(half)) == []
     assert told(claim(half, r="other"), device_class(entry({"speed": 0}))) == []
-    assert faults(claim(half), READERS) == faults(device_class(half), READERS) == []
+    assert config_faults(claim(half), READERS) == config_faults(device_class(half), READERS) == []
 
 
 def test_what_is_wrong_with_one_of_the_two_alone_is_told_once() -> None:

@@ -13,7 +13,13 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from dra_kubeletplugin.localcluster.runtime.handlers import perform
-from dra_kubeletplugin.localcluster.runtime.interface import Action, ContainerError, Occasion, Outcome, Verdict
+from dra_kubeletplugin.localcluster.runtime.interface import (
+    ContainerError,
+    HandlerAction,
+    HandlerOccasion,
+    Outcome,
+    ProbeResult,
+)
 from tests.ports import refusing_port
 
 ADDRESS = "127.0.0.1"
@@ -56,7 +62,7 @@ async def ask(handler: dict[str, Any], timeout: float = 60, session: Session | N
             raise ContainerError(f"exec: {command[0]}: not found")
         return session
 
-    return await perform(Action(Occasion.READINESS, handler, timeout), run, connect, ADDRESS)
+    return await perform(HandlerAction(HandlerOccasion.READINESS, handler, timeout), run, connect, ADDRESS)
 
 
 @contextlib.asynccontextmanager
@@ -83,20 +89,20 @@ async def serving(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[tupl
 
 async def test_a_command_passes_or_fails_with_its_exit_code_and_tells_its_output() -> None:
     handler = {"exec": {"command": ["check"]}}
-    assert await ask(handler, session=Session(b"fine", 0)) == Outcome(Verdict.PASS, "fine")
-    assert await ask(handler, session=Session(b"cold", 3)) == Outcome(Verdict.FAIL, "cold")
+    assert await ask(handler, session=Session(b"fine", 0)) == Outcome(ProbeResult.PASS, "fine")
+    assert await ask(handler, session=Session(b"cold", 3)) == Outcome(ProbeResult.FAIL, "cold")
 
 
 async def test_a_command_that_takes_too_long_fails_and_is_ended() -> None:
     session = Session(b"", None)
     found = await ask({"exec": {"command": ["cat", "a b"]}}, 0.05, session)
-    assert found == Outcome(Verdict.FAIL, "command \"cat 'a b'\" timed out")
+    assert found == Outcome(ProbeResult.FAIL, "command \"cat 'a b'\" timed out")
     assert session.closed
 
 
 async def test_a_command_that_cannot_be_started_is_no_answer() -> None:
     found = await ask({"exec": {"command": ["gone"]}})
-    assert found == Outcome(Verdict.ERROR, "rpc error: code = Unknown desc = exec: gone: not found")
+    assert found == Outcome(ProbeResult.ERROR, "rpc error: code = Unknown desc = exec: gone: not found")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,7 @@ async def test_a_status_below_400_passes(status: int, verdict: str) -> None:
         headers = [{"name": "X-A", "value": "b"}, {"name": "Host", "value": "example.com"}]
         found = await ask({"httpGet": {"port": port, "path": "/ready?a=1", "httpHeaders": headers}})
     text = "" if verdict == "PASS" else f"HTTP probe failed with statuscode: {status}"
-    assert found == Outcome(Verdict[verdict], text)
+    assert found == Outcome(ProbeResult[verdict], text)
     lines = heads[0].decode().split("\r\n")
     assert lines[0] == "GET /ready?a=1 HTTP/1.1"
     assert {"X-A: b", "Host: example.com", "User-Agent: kube-probe/1.36"} <= set(lines)
@@ -124,7 +130,7 @@ async def test_a_redirect_is_followed_on_the_same_host_and_counts_as_success_els
 
     async with serving(answer) as (port, heads):
         assert (await ask({"httpGet": {"port": port, "path": "/"}})).text == "HTTP probe failed with statuscode: 500"
-        assert (await ask({"httpGet": {"port": port, "path": "/away"}})).verdict is Verdict.PASS
+        assert (await ask({"httpGet": {"port": port, "path": "/away"}})).verdict is ProbeResult.PASS
         assert "stopped after 10 redirects" in (await ask({"httpGet": {"port": port, "path": "/loop"}})).text
         assert len(heads) == 2 + 1 + 11
 
@@ -132,26 +138,26 @@ async def test_a_redirect_is_followed_on_the_same_host_and_counts_as_success_els
 async def test_a_server_that_is_silent_talks_nonsense_or_is_not_there_fails() -> None:
     async with serving(lambda _: None) as (port, _):
         found = await ask({"httpGet": {"port": port}}, 0.1)
-        assert found.verdict is Verdict.FAIL
+        assert found.verdict is ProbeResult.FAIL
         assert "context deadline exceeded" in found.text
     async with serving(lambda _: b"\x00\x01 nonsense\r\n\r\n") as (port, _):
-        assert (await ask({"httpGet": {"port": port}})).verdict is Verdict.FAIL
+        assert (await ask({"httpGet": {"port": port}})).verdict is ProbeResult.FAIL
     with refusing_port(ADDRESS) as port:
         refused = f"dial tcp {ADDRESS}:{port}: connect: connection refused"
         found = await ask({"httpGet": {"port": port}})
-        assert found == Outcome(Verdict.FAIL, f'Get "http://{ADDRESS}:{port}/": {refused}')
-        assert await ask({"tcpSocket": {"port": port}}) == Outcome(Verdict.FAIL, refused)
+        assert found == Outcome(ProbeResult.FAIL, f'Get "http://{ADDRESS}:{port}/": {refused}')
+        assert await ask({"tcpSocket": {"port": port}}) == Outcome(ProbeResult.FAIL, refused)
 
 
 async def test_a_connection_is_enough_for_a_tcp_probe() -> None:
     with socket.create_server((ADDRESS, 0)) as server:
-        assert await ask({"tcpSocket": {"port": server.getsockname()[1]}}) == Outcome(Verdict.PASS)
+        assert await ask({"tcpSocket": {"port": server.getsockname()[1]}}) == Outcome(ProbeResult.PASS)
 
 
 @pytest.mark.parametrize("kind", ["httpGet", "tcpSocket"])
 async def test_another_host_is_no_answer_since_it_cannot_be_reached(kind: str) -> None:
     found = await ask({kind: {"port": 80, "host": "10.1.2.3"}})
-    assert found.verdict is Verdict.ERROR
+    assert found.verdict is ProbeResult.ERROR
     assert "leave `host` out" in found.text
 
 
@@ -163,9 +169,9 @@ async def test_a_health_service_is_believed() -> None:
     await server.start()
     try:
         await servicer.set("down", health_pb2.HealthCheckResponse.NOT_SERVING)
-        assert await ask({"grpc": {"port": port, "service": ""}}) == Outcome(Verdict.PASS)
+        assert await ask({"grpc": {"port": port, "service": ""}}) == Outcome(ProbeResult.PASS)
         down = await ask({"grpc": {"port": port, "service": "down"}})
-        assert down == Outcome(Verdict.FAIL, 'service unhealthy (responded with "NOT_SERVING")')
+        assert down == Outcome(ProbeResult.FAIL, 'service unhealthy (responded with "NOT_SERVING")')
         unknown = await ask({"grpc": {"port": port, "service": "who"}})
         assert unknown.text.startswith("error: health rpc probe failed: rpc error: code = NOT_FOUND")
     finally:

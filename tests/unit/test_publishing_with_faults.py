@@ -26,9 +26,9 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import NodeScope
-from dra_kubeletplugin.devices.slices.sync import Superseded, Syncer
+from dra_kubeletplugin.devices.slices.sync import SupersededError, Syncer
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
-from dra_kubeletplugin.devices.slices.write_lock import Turn
+from dra_kubeletplugin.devices.slices.write_lock import WriteLock
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import SLICES
 
@@ -173,7 +173,7 @@ class Writer:
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
             self.server, self.inventory, scope, Metrics(), TaintTimes(), lambda: self.leads,  # type: ignore[arg-type]
-            turn=Turn(self.instances),
+            turn=WriteLock(self.instances),
         )  # fmt: skip
 
     async def answer(self, answer: Answer) -> None:
@@ -187,7 +187,7 @@ class Writer:
     async def try_once(self) -> bool:
         try:
             await self.sync()
-        except (ApiError, Superseded):
+        except (ApiError, SupersededError):
             return False
         return True
 

@@ -117,7 +117,7 @@ def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str,
     else:
         with pytest.raises(QuantityError):
             Quantity(text)
-        with pytest.raises(schema.DecodeError):
+        with pytest.raises(schema.SchemaDecodeError):
             schema.decode({"spec": server}, "ResourceSlice")
     with pytest.raises(QuantityError):
         parse(text)  # as CEL reads it

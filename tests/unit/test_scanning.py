@@ -17,13 +17,13 @@ import pytest
 
 from dra_kubeletplugin import Device, Driver
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.discovery import DeviceScan, Pace
+from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
 from dra_kubeletplugin.devices.inventory import Held, Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host.fake import sysfs as described
 
-QUICK = Pace(interval=0.05, hang=0.2, quiet=0.01, burst=0.05, apart=0.01, retry=0.01)
+QUICK = Intervals(interval=0.05, hang=0.2, quiet=0.01, burst=0.05, apart=0.01, retry=0.01)
 
 
 class Scripted(Driver):
@@ -53,11 +53,11 @@ async def nothing_held() -> Held:
 
 @contextlib.asynccontextmanager
 async def scanning(
-    tmp_path: Path, answer: Callable[[int], Any], pace: Pace = QUICK, held: Any = nothing_held
-) -> AsyncIterator[tuple[DeviceScan, Scripted, Inventory]]:
+    tmp_path: Path, answer: Callable[[int], Any], pace: Intervals = QUICK, held: Any = nothing_held
+) -> AsyncIterator[tuple[DeviceDiscovery, Scripted, Inventory]]:
     driver, inventory = Scripted(answer), Inventory("node")
     sysfs = described.build(tmp_path / "sys", {"functions": []})
-    scan = DeviceScan(driver, Calls(), inventory, held, Metrics(), sysfs, pace)
+    scan = DeviceDiscovery(driver, Calls(), inventory, held, Metrics(), sysfs, pace)
     task = asyncio.create_task(scan.run())
     try:
         yield scan, driver, inventory
@@ -154,7 +154,7 @@ async def test_looks_never_overlap_and_what_was_seen_last_is_in_force(tmp_path: 
 
 
 async def test_events_every_100_ms_neither_put_looks_off_for_ever_nor_cause_one_each(tmp_path: Path) -> None:
-    async with scanning(tmp_path, lambda _: [Device("a")], Pace(interval=60)) as (scan, driver, _):
+    async with scanning(tmp_path, lambda _: [Device("a")], Intervals(interval=60)) as (scan, driver, _):
         assert await scan.first_look(60)
         async with asyncio.timeout(60):
             while len(driver.looks) < 3:
@@ -229,7 +229,7 @@ async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_a
 
 
 def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_say_that_devices_changed(tmp_path: Path) -> None:
-    async def life() -> DeviceScan:
+    async def life() -> DeviceDiscovery:
         async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
             assert await scan.first_look(60)
         return scan

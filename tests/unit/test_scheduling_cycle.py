@@ -14,14 +14,14 @@ from dra_kubeletplugin.resourceapi import node_selectors
 from dra_kubeletplugin.resourceapi.label_selectors import selected
 from dra_kubeletplugin.scheduling.framework import devices, node_info, pod_info, scoring, unsupported
 from dra_kubeletplugin.scheduling.framework.cache import Cache
-from dra_kubeletplugin.scheduling.framework.cycle import Cycle, Snapshot
+from dra_kubeletplugin.scheduling.framework.cycle import Cycle, CycleSnapshot
 from dra_kubeletplugin.scheduling.framework.devices import PodClaims
 from dra_kubeletplugin.scheduling.framework.extended import class_names, requests_of
-from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, Allocations, TakesLong
+from dra_kubeletplugin.scheduling.framework.node_allocation import AllocationMemory, AllocationSlow, NodeAllocator
 from dra_kubeletplugin.scheduling.framework.node_info import NodeInfo
 from dra_kubeletplugin.scheduling.framework.pod_info import PodInfo
 from dra_kubeletplugin.scheduling.framework.preemption import Victims, preempt
-from dra_kubeletplugin.scheduling.framework.status import Diagnosis, Plugin, Rejection, SchedulerError
+from dra_kubeletplugin.scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError
 
 JSON = dict[str, Any]
 DRIVER = "d.example.com"
@@ -44,16 +44,18 @@ def cycle_of(
     p: PodInfo, nodes: Sequence[NodeInfo], claims: PodClaims | None = None, cache: Cache | None = None
 ) -> Cycle:
     known = cache or Cache()
-    allocations = Allocations(
+    allocations = NodeAllocator(
         AllocationMemory(), known.slices.slices, known.classes, known.claims.use, len(nodes), limit=10.0
     )
-    return Cycle(p, Snapshot(nodes, {"default": {}, "other": {"team": "x"}}, {}), claims or PodClaims(), allocations)
+    return Cycle(
+        p, CycleSnapshot(nodes, {"default": {}, "other": {"team": "x"}}, {}), claims or PodClaims(), allocations
+    )
 
 
 def told(p: PodInfo, *nodes: NodeInfo) -> str:
     """What the event would say of the nodes, and nothing if one of them takes the pod."""
     cycle = cycle_of(p, nodes)
-    return "" if cycle.feasible() else str(Diagnosis(len(nodes), cycle.rejected))
+    return "" if cycle.feasible() else str(NodeDiagnosis(len(nodes), cycle.rejected))
 
 
 def anti_affinity(app: str, key: str = "kubernetes.io/hostname", **term: Any) -> JSON:
@@ -362,7 +364,7 @@ def test_a_pod_that_was_promised_room_keeps_it_from_others_of_its_priority() -> 
     promised, late, higher = pod("promised", cpu="6"), pod("late", cpu="4"), pod("higher", cpu="4", priority=1)
     for p, fits in ((late, False), (higher, True)):
         cycle = cycle_of(p, [full])
-        cycle.snapshot = Snapshot([full], {}, {"a": [promised]})
+        cycle.snapshot = CycleSnapshot([full], {}, {"a": [promised]})
         assert bool(cycle.feasible()) is fits
 
 
@@ -452,8 +454,8 @@ def test_what_was_found_for_a_node_holds_only_as_long_as_nothing_changes_there()
     def found() -> list[str]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
-        allocations = Allocations(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
-        return [n.name for n in Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations).feasible()]
+        allocations = NodeAllocator(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        return [n.name for n in Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations).feasible()]
 
     assert found() == ["a", "b"]
     cache.claims.observe(allocated("x", "d0", "a"))
@@ -510,8 +512,8 @@ def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
     assert isinstance(claims, PodClaims)
     nodes = [node(f"n{i}") for i in range(3)]
     slices, use = cache.slices.slices, cache.claims.use
-    allocations = Allocations(AllocationMemory(), slices, cache.classes, use, 3, limit=limit, patience=patience)
-    return Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations)
+    allocations = NodeAllocator(AllocationMemory(), slices, cache.classes, use, 3, limit=limit, patience=patience)
+    return Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations)
 
 
 def test_the_time_for_all_nodes_is_bounded() -> None:
@@ -522,7 +524,7 @@ def test_the_time_for_all_nodes_is_bounded() -> None:
 
 def test_a_search_that_takes_longer_than_a_moment_is_told_from_one_without_result() -> None:
     cycle = hard_to_place(0.1, patience=0.01)
-    with pytest.raises(TakesLong):
+    with pytest.raises(AllocationSlow):
         cycle.feasible()
     assert not cycle.rejected
     cycle.allocations.take_time()
@@ -599,8 +601,8 @@ def test_a_node_that_has_the_resource_itself_needs_no_devices() -> None:
 def test_rejections_name_the_plugin_that_decides_what_may_help() -> None:
     cycle = cycle_of(pod("p", cpu="9"), [node("a"), node("b", unschedulable=True)])
     cycle.feasible()
-    assert Diagnosis(2, cycle.rejected).plugins == {Plugin.FIT, Plugin.NODE_UNSCHEDULABLE}
-    assert str(Diagnosis(0)) == "no nodes available to schedule pods"
+    assert NodeDiagnosis(2, cycle.rejected).plugins == {Plugin.FIT, Plugin.NODE_UNSCHEDULABLE}
+    assert str(NodeDiagnosis(0)) == "no nodes available to schedule pods"
 
 
 def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
@@ -627,8 +629,8 @@ def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
     def found() -> dict[str, object]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
-        allocations = Allocations(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
-        Cycle(with_claims("c"), Snapshot(nodes, {}, {}), claims, allocations).feasible()
+        allocations = NodeAllocator(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations).feasible()
         [by_node] = memory.found.values()
         return dict(by_node)
 

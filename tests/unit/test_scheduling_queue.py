@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.localcluster.scheduler.queue import Entry, SchedulingQueue
+from dra_kubeletplugin.localcluster.scheduler.queue import QueuedPod, SchedulingQueue
 from dra_kubeletplugin.scheduling.framework import node_info, pod_info
 from dra_kubeletplugin.scheduling.framework.pod_info import PodInfo
-from dra_kubeletplugin.scheduling.framework.queueing_hints import Change, Kind, of_node, of_placed_pod, of_waiting_pod
+from dra_kubeletplugin.scheduling.framework.queueing_hints import (
+    ChangeKind,
+    ClusterChange,
+    of_node,
+    of_placed_pod,
+    of_waiting_pod,
+)
 from dra_kubeletplugin.scheduling.framework.status import Plugin
 
 JSON = dict[str, Any]
@@ -54,7 +60,7 @@ async def waiting(queue: SchedulingQueue) -> list[str]:
             return names
 
 
-async def rejected(queue: SchedulingQueue, p: PodInfo, rejectors: frozenset[Plugin] = DEVICES) -> Entry:
+async def rejected(queue: SchedulingQueue, p: PodInfo, rejectors: frozenset[Plugin] = DEVICES) -> QueuedPod:
     queue.add(p)
     entry = await queue.pop()
     queue.failed(entry, rejectors)
@@ -81,28 +87,28 @@ async def test_a_pod_that_goes_is_not_tried() -> None:
 @pytest.mark.parametrize(
     ("rejector", "change", "again"),
     [
-        (Plugin.DEVICES, Change(Kind.SLICE), True),
-        (Plugin.DEVICES, Change(Kind.CLASS), True),
-        (Plugin.DEVICES, Change(Kind.NODE_ADDED), True),
-        (Plugin.DEVICES, Change(Kind.NODE_RESOURCES), False),
-        (Plugin.DEVICES, Change(Kind.POD_GONE), False),
-        (Plugin.DEVICES, Change(Kind.CLAIM, claim("other", allocated=True), claim("other")), True),
-        (Plugin.DEVICES, Change(Kind.CLAIM, None, claim("other", allocated=True)), False),
-        (Plugin.DEVICES, Change(Kind.CLAIM, claim("mine"), claim("mine", allocated=True)), True),
-        (Plugin.DEVICES, Change(Kind.CLAIM, claim("mine"), claim("mine")), False),
-        (Plugin.FIT, Change(Kind.POD_GONE), True),
-        (Plugin.FIT, Change(Kind.SLICE), False),
-        (Plugin.FIT, Change(Kind.CLASS), True),
-        (Plugin.TAINTS, Change(Kind.NODE_TAINTS), True),
-        (Plugin.TAINTS, Change(Kind.NODE_LABELS), False),
-        (Plugin.NODE_AFFINITY, Change(Kind.NODE_LABELS), True),
-        (Plugin.POD_AFFINITY, Change(Kind.POD_ADDED), True),
-        (Plugin.UNSUPPORTED, Change(Kind.NODE_ADDED), False),
-        (Plugin.UNSUPPORTED, Change(Kind.OWN, pod="p"), True),
-        (Plugin.TAINTS, Change(Kind.OWN, pod="another"), False),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.SLICE), True),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.CLASS), True),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.NODE_ADDED), True),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.NODE_RESOURCES), False),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.POD_GONE), False),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.CLAIM, claim("other", allocated=True), claim("other")), True),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.CLAIM, None, claim("other", allocated=True)), False),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.CLAIM, claim("mine"), claim("mine", allocated=True)), True),
+        (Plugin.DEVICES, ClusterChange(ChangeKind.CLAIM, claim("mine"), claim("mine")), False),
+        (Plugin.FIT, ClusterChange(ChangeKind.POD_GONE), True),
+        (Plugin.FIT, ClusterChange(ChangeKind.SLICE), False),
+        (Plugin.FIT, ClusterChange(ChangeKind.CLASS), True),
+        (Plugin.TAINTS, ClusterChange(ChangeKind.NODE_TAINTS), True),
+        (Plugin.TAINTS, ClusterChange(ChangeKind.NODE_LABELS), False),
+        (Plugin.NODE_AFFINITY, ClusterChange(ChangeKind.NODE_LABELS), True),
+        (Plugin.POD_AFFINITY, ClusterChange(ChangeKind.POD_ADDED), True),
+        (Plugin.UNSUPPORTED, ClusterChange(ChangeKind.NODE_ADDED), False),
+        (Plugin.UNSUPPORTED, ClusterChange(ChangeKind.OWN, pod="p"), True),
+        (Plugin.TAINTS, ClusterChange(ChangeKind.OWN, pod="another"), False),
     ],
 )
-async def test_a_rejected_pod_waits_for_what_may_help(rejector: Plugin, change: Change, again: bool) -> None:
+async def test_a_rejected_pod_waits_for_what_may_help(rejector: Plugin, change: ClusterChange, again: bool) -> None:
     queue = made()
     await rejected(queue, pod("p", claims=("mine",)), frozenset({rejector}))
     queue.move(change)
@@ -114,10 +120,10 @@ async def test_what_changes_while_a_pod_is_tried_is_not_missed() -> None:
     queue.add(pod("p"))
     queue.add(pod("q"))
     p, q = await queue.pop(), await queue.pop()
-    queue.move(Change(Kind.POD_GONE))
+    queue.move(ClusterChange(ChangeKind.POD_GONE))
     queue.failed(p, DEVICES)
     assert await waiting(queue) == [], "a pod that went frees no devices"
-    queue.move(Change(Kind.SLICE))
+    queue.move(ClusterChange(ChangeKind.SLICE))
     queue.failed(q, DEVICES)
     assert await waiting(queue) == ["p", "q"]
 
@@ -136,7 +142,7 @@ async def test_an_error_makes_a_pod_pause_longer_each_time(monkeypatch: pytest.M
     for _ in range(3):
         entry = await queue.pop()
         queue.failed(entry, frozenset())
-        queue.move(Change(Kind.SLICE))
+        queue.move(ClusterChange(ChangeKind.SLICE))
         pauses.append(entry.not_before - now())
         assert await waiting(queue) == [], "no change ends the pause"
         slept += 1000
@@ -151,15 +157,15 @@ async def test_a_gated_pod_is_tried_once_its_gate_is_gone() -> None:
     queue.add(pod("p"))
     queue.add(pod("q", claims=("mine",)))
     for change in (
-        Change(Kind.SLICE),
-        Change(Kind.NODE_ADDED),
-        Change(Kind.CLAIM, claim("x", allocated=True), claim("x")),
+        ClusterChange(ChangeKind.SLICE),
+        ClusterChange(ChangeKind.NODE_ADDED),
+        ClusterChange(ChangeKind.CLAIM, claim("x", allocated=True), claim("x")),
     ):
         queue.move(change)
     assert await waiting(queue) == []
     gate.names = {}
-    queue.update(pod("p", labels={"a": "b"}), [Change(Kind.OWN, pod="p")])
-    queue.move(Change(Kind.CLAIM, None, claim("mine")))
+    queue.update(pod("p", labels={"a": "b"}), [ClusterChange(ChangeKind.OWN, pod="p")])
+    queue.move(ClusterChange(ChangeKind.CLAIM, None, claim("mine")))
     assert await waiting(queue) == ["p", "q"]
 
 
@@ -168,9 +174,9 @@ async def test_a_claim_that_is_named_later_wakes_its_pod() -> None:
     gate.names = {"p": Plugin.DEVICES}
     queue = made(gate)
     queue.add(pod("p"))
-    queue.update(pod("p", claims=("made",)), [Change(Kind.OWN, pod="p")])
+    queue.update(pod("p", claims=("made",)), [ClusterChange(ChangeKind.OWN, pod="p")])
     gate.names = {}
-    queue.move(Change(Kind.CLAIM, None, claim("made")))
+    queue.move(ClusterChange(ChangeKind.CLAIM, None, claim("made")))
     assert await waiting(queue) == ["p"]
 
 
@@ -184,9 +190,9 @@ def node(labels: JSON | None = None, heartbeat: str = "1", **spec: Any) -> node_
 
 def test_a_heartbeat_is_no_change_of_a_node() -> None:
     assert of_node(node(), node(heartbeat="2")) == []
-    assert [c.kind for c in of_node(None, node())] == [Kind.NODE_ADDED]
-    assert [c.kind for c in of_node(node(), node({"a": "b"}))] == [Kind.NODE_LABELS]
-    assert [c.kind for c in of_node(node(), node(unschedulable=True))] == [Kind.NODE_TAINTS]
+    assert [c.kind for c in of_node(None, node())] == [ChangeKind.NODE_ADDED]
+    assert [c.kind for c in of_node(node(), node({"a": "b"}))] == [ChangeKind.NODE_LABELS]
+    assert [c.kind for c in of_node(node(), node(unschedulable=True))] == [ChangeKind.NODE_TAINTS]
 
 
 def test_our_own_condition_is_no_change_of_a_waiting_pod() -> None:
@@ -194,7 +200,7 @@ def test_our_own_condition_is_no_change_of_a_waiting_pod() -> None:
     after.pod["status"] = {"conditions": [{"type": "PodScheduled"}], "nominatedNodeName": "n"}
     assert of_waiting_pod(before, after) == []
     after.pod["status"] = {"resourceClaimStatuses": [{"name": "c"}]}
-    assert [c.kind for c in of_waiting_pod(before, after)] == [Kind.OWN]
+    assert [c.kind for c in of_waiting_pod(before, after)] == [ChangeKind.OWN]
     on_node = pod("p", spec={"nodeName": "n"})
-    assert [c.kind for c in of_placed_pod(before, on_node)] == [Kind.POD_ADDED]
+    assert [c.kind for c in of_placed_pod(before, on_node)] == [ChangeKind.POD_ADDED]
     assert of_placed_pod(on_node, on_node) == []

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from dra_kubeletplugin import Capacity, Config, Quantity, RequestPolicy, Version
 from dra_kubeletplugin.driver.config.json_schema import json_schema
-from dra_kubeletplugin.driver.config.parameters import judge
+from dra_kubeletplugin.driver.config.parameters import validate
 from dra_kubeletplugin.errors import ConfigError
 
 
@@ -138,7 +138,7 @@ def test_the_schema_of_a_type_says_what_the_config_says(of: Any, layered: bool) 
     def agree(value: Any) -> None:
         assume(not (layered and value is None))  # a layer's null gives the field its default back
         try:
-            judge({"f": value}, [kind], "d.example.com", "x")
+            validate({"f": value}, [kind], "d.example.com", "x")
             refused = ""
         except ConfigError as e:
             refused = e.message

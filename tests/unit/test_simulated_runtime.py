@@ -13,14 +13,14 @@ from dra_kubeletplugin.localcluster.runtime.interface import (
     ContainerConfig,
     ContainerError,
     ContainerRuntime,
+    ContainerState,
     LogOptions,
     Mount,
     Role,
     Sandbox,
-    State,
 )
 from dra_kubeletplugin.localcluster.runtime.simulated import SimulatedRuntime
-from dra_kubeletplugin.localcluster.runtime.simulated_behavior import PREFIX, Part, part_of
+from dra_kubeletplugin.localcluster.runtime.simulated_behavior import PREFIX, Behavior, part_of
 
 SANDBOX = Sandbox("default", "pod", "uid", "pod", Path("/nowhere"))
 DEVICE = "example.com/gpu=one"
@@ -43,7 +43,7 @@ async def test_a_container_runs_with_its_devices_until_it_ends(runtime: Simulate
     mount = Mount(Path("/host/data"), "/data", read_only=True)
     config = ContainerConfig("main", Role.MAIN, 0, "busybox", env=(("A", "b"),), cdi_devices=(DEVICE,), mounts=(mount,))
     status = await runtime.start(SANDBOX, config)
-    assert status.state is State.RUNNING
+    assert status.state is ContainerState.RUNNING
     assert status.simulated
     spec = runtime.spec("uid", "main")
     assert spec["process"]["env"][-2:] == ["A=b", "GPU=one"]
@@ -59,13 +59,13 @@ async def test_a_container_runs_with_its_devices_until_it_ends(runtime: Simulate
     runtime.end("uid", "main", 3)
     assert await heard == "uid"
     ended = runtime.statuses("uid")["main"]
-    assert (ended.state, ended.exit_code, ended.reason) == (State.EXITED, 3, "Error")
+    assert (ended.state, ended.exit_code, ended.reason) == (ContainerState.EXITED, 3, "Error")
     assert b"GPU=one" in b"".join([part async for part in runtime.logs("uid", "main", LogOptions())])
 
 
 async def test_an_init_container_ends_at_once(runtime: SimulatedRuntime) -> None:
     status = await runtime.start(SANDBOX, ContainerConfig("init", Role.INIT, 0, "busybox"))
-    assert (status.state, status.exit_code) == (State.EXITED, 0)
+    assert (status.state, status.exit_code) == (ContainerState.EXITED, 0)
 
 
 async def test_a_device_that_cannot_be_resolved_is_told_in_containerds_words(runtime: SimulatedRuntime) -> None:
@@ -90,7 +90,7 @@ async def test_what_is_removed_or_lost_in_a_reboot_is_not_known(runtime: Simulat
             Sandbox("default", uid, uid, uid, Path("/nowhere")), ContainerConfig("m", Role.MAIN, 0, "i")
         )
     await runtime.stop("a", "m", 0)
-    assert runtime.statuses("a")["m"].state is State.EXITED
+    assert runtime.statuses("a")["m"].state is ContainerState.EXITED
     await runtime.remove("a")
     assert runtime.pods() == {"b"}
     await runtime.reboot()
@@ -122,29 +122,29 @@ def pod(restart_policy: str = "Never", **annotations: str) -> Sandbox:
 @pytest.mark.parametrize(
     ("sandbox", "container", "part"),
     [
-        (pod("Always"), asked(Role.MAIN, 0, "sleep", "5"), Part(None)),
-        (pod(), asked(Role.MAIN, 0, "sleep", "5"), Part(5.0)),
-        (pod("OnFailure"), asked(Role.MAIN, 0, "sh", "-c", "sleep 1.5; nvidia-smi; sleep 1m"), Part(61.5)),
-        (pod(), asked(Role.MAIN, 0, "sleep", "infinity"), Part(None)),
-        (pod(), asked(Role.MAIN, 0, "tail", "-f", "/dev/null"), Part(None)),
-        (pod(), asked(Role.MAIN, 0, "/pause"), Part(None)),
-        (pod(), asked(Role.MAIN, 0, "nvidia-smi"), Part(1.0)),
-        (pod(), asked(Role.SIDECAR, 0, "sleep", "5"), Part(None)),
-        (pod(), asked(Role.INIT, 0, "sleep", "5"), Part(0.0)),
-        (pod(), asked(Role.MAIN, 0, "sh", "-c", "sleep 2; exit 3"), Part(2.0, 3)),
-        (pod(), asked(Role.MAIN, 0, "sh", "-c", "exit 3 || true"), Part(1.0, 0)),
-        (pod(), asked(Role.MAIN, 0, "/bin/false"), Part(1.0, 1)),
-        (pod(exit_code="0"), asked(Role.MAIN, 0, "false"), Part(1.0, 0)),
-        (pod("Always", duration="1m30s"), asked(), Part(90.0)),
-        (pod(duration="forever"), asked(), Part(None)),
-        (pod("Always", exit_code="3"), asked(), Part(1.0, 3)),
-        (pod(duration="250ms", exit_code="1,0"), asked(), Part(0.25, 1)),
-        (pod(duration="250ms", exit_code="1, 0"), asked(attempt=7), Part(0.25, 0)),
-        (pod(**{"duration": "1s", "duration.main": "2s", "exit-code.other": "x"}), asked(), Part(2.0)),
+        (pod("Always"), asked(Role.MAIN, 0, "sleep", "5"), Behavior(None)),
+        (pod(), asked(Role.MAIN, 0, "sleep", "5"), Behavior(5.0)),
+        (pod("OnFailure"), asked(Role.MAIN, 0, "sh", "-c", "sleep 1.5; nvidia-smi; sleep 1m"), Behavior(61.5)),
+        (pod(), asked(Role.MAIN, 0, "sleep", "infinity"), Behavior(None)),
+        (pod(), asked(Role.MAIN, 0, "tail", "-f", "/dev/null"), Behavior(None)),
+        (pod(), asked(Role.MAIN, 0, "/pause"), Behavior(None)),
+        (pod(), asked(Role.MAIN, 0, "nvidia-smi"), Behavior(1.0)),
+        (pod(), asked(Role.SIDECAR, 0, "sleep", "5"), Behavior(None)),
+        (pod(), asked(Role.INIT, 0, "sleep", "5"), Behavior(0.0)),
+        (pod(), asked(Role.MAIN, 0, "sh", "-c", "sleep 2; exit 3"), Behavior(2.0, 3)),
+        (pod(), asked(Role.MAIN, 0, "sh", "-c", "exit 3 || true"), Behavior(1.0, 0)),
+        (pod(), asked(Role.MAIN, 0, "/bin/false"), Behavior(1.0, 1)),
+        (pod(exit_code="0"), asked(Role.MAIN, 0, "false"), Behavior(1.0, 0)),
+        (pod("Always", duration="1m30s"), asked(), Behavior(90.0)),
+        (pod(duration="forever"), asked(), Behavior(None)),
+        (pod("Always", exit_code="3"), asked(), Behavior(1.0, 3)),
+        (pod(duration="250ms", exit_code="1,0"), asked(), Behavior(0.25, 1)),
+        (pod(duration="250ms", exit_code="1, 0"), asked(attempt=7), Behavior(0.25, 0)),
+        (pod(**{"duration": "1s", "duration.main": "2s", "exit-code.other": "x"}), asked(), Behavior(2.0)),
     ],
 )
 def test_how_long_a_container_lasts_is_annotated_or_guessed(
-    sandbox: Sandbox, container: ContainerConfig, part: Part
+    sandbox: Sandbox, container: ContainerConfig, part: Behavior
 ) -> None:
     assert part_of(sandbox, container) == part
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.analysis import Kind, Simulation, Snapshot, explain, simulate
+from dra_kubeletplugin.analysis import ReasonKind, Simulation, Snapshot, explain, simulate
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
@@ -44,7 +44,7 @@ def test_pods_that_fit_have_nodes_and_devices_and_the_rest_an_explanation() -> N
         f"r: gpu.example.com/n{i}/g{k}" for i in range(2) for k in range(2)
     )
     assert fit.stopped is not None
-    assert Kind.HELD in fit.stopped.kinds
+    assert ReasonKind.HELD in fit.stopped.kinds
 
 
 BARE = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w"}, "spec": POD_SPEC}
@@ -142,7 +142,7 @@ def test_what_stops_a_pod_need_not_be_a_device() -> None:
     }
     [fit] = run(workload("Deployment", spec=spec)).workloads
     assert fit.stopped is not None
-    assert fit.stopped.kinds == {Kind.RESOURCES}
+    assert fit.stopped.kinds == {ReasonKind.RESOURCES}
 
 
 def _spec(change: Callable[[JSON], Any]) -> JSON:
@@ -209,8 +209,8 @@ def test_of_partitions_it_is_said_once_who_holds_them_and_once_that_counters_are
     assert fit.stopped is not None
     [group] = fit.stopped.groups
     for request in group.requests:
-        assert {(r.kind, r.devices) for r in request.reasons} == {(Kind.HELD, 4), (Kind.COUNTERS, 8)}
-        [counters] = [r for r in request.reasons if r.kind is Kind.COUNTERS]
+        assert {(r.kind, r.devices) for r in request.reasons} == {(ReasonKind.HELD, 4), (ReasonKind.COUNTERS, 8)}
+        [counters] = [r for r in request.reasons if r.kind is ReasonKind.COUNTERS]
         assert (
             counters.examples[0].detail == "of card it needs 1 slice-0 (0 left); claim default/h of pod default/holder"
         )

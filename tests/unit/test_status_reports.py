@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import DeviceStatus
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.device_status import ClaimKey, StatusReports
+from dra_kubeletplugin.claims.device_status import ClaimKey, DeviceStatusReporter
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 
 
 async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> None:
-    reports = StatusReports(None, "d", "m", Metrics())  # type: ignore[arg-type]
+    reports = DeviceStatusReporter(None, "d", "m", Metrics())  # type: ignore[arg-type]
     refused, sent = asyncio.Event(), []
 
     async def write(_: ClaimKey, wanted: dict[Any, DeviceStatus], *__: Any) -> bool:
@@ -97,7 +97,7 @@ def test_a_claim_that_is_none_is_an_error_of_the_server_s_and_not_ours(data: st.
             return {"status": body["status"]}
 
     async def report() -> None:
-        reports = StatusReports(Client(), "d", "m", Metrics())  # type: ignore[arg-type]
+        reports = DeviceStatusReporter(Client(), "d", "m", Metrics())  # type: ignore[arg-type]
         with contextlib.suppress(ApiError):
             await reports.write(ClaimKey("ns", "c", "u"), {("p", "a", ""): DeviceStatus(data={"x": 2})})
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.instances import ProcessLock
-from dra_kubeletplugin.claims.store.folder import Folder
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.store.folder import RecordFolder
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.plugin.grpc import UnixServer, remove_dead, remove_stale
 from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
@@ -44,7 +44,7 @@ def remove_spec(folder: Path) -> None:
 
 
 def mark(folder: Path) -> None:
-    lock = ProcessLock(folder)
+    lock = InstanceLock(folder)
     lock.id = INSTANCE
     lock.acquire()
     lock.bury()
@@ -52,7 +52,7 @@ def mark(folder: Path) -> None:
 
 
 def ask(folder: Path) -> None:
-    lock = ProcessLock(folder)
+    lock = InstanceLock(folder)
     assert not lock.alive(INSTANCE)
     assert lock.others() == []
     lock.bury()
@@ -69,7 +69,7 @@ def remove_lock(folder: Path) -> None:
 
 
 def lock_repair(folder: Path) -> None:
-    with Folder(folder / "records.db", ProcessLock(folder), 1.0).locked():
+    with RecordFolder(folder / "records.db", InstanceLock(folder), 1.0).locked():
         pass
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.devices.slices.write_lock import Turn
+from dra_kubeletplugin.devices.slices.write_lock import WriteLock
 
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from dra_kubeletplugin.devices.slices.write_lock import Turn
+from dra_kubeletplugin.devices.slices.write_lock import WriteLock
 
 async def main():
-    async with Turn(Path(sys.argv[1])).taken():
+    async with WriteLock(Path(sys.argv[1])).taken():
         print("has it", flush=True)
         sys.stdin.read()
 
@@ -32,7 +32,7 @@ async def test_a_turn_lasts_until_the_process_ends_that_has_it(tmp_path: Path) -
     assert await other.stdout.readline() == b"has it\n"
 
     async def take() -> float:
-        async with Turn(tmp_path).taken():
+        async with WriteLock(tmp_path).taken():
             return time.monotonic()
 
     waiting = asyncio.create_task(take())
@@ -47,7 +47,7 @@ async def test_a_turn_lasts_until_the_process_ends_that_has_it(tmp_path: Path) -
 async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
     inside = 0
 
-    async def work(turn: Turn) -> None:
+    async def work(turn: WriteLock) -> None:
         nonlocal inside
         for _ in range(5):
             async with turn.taken():
@@ -58,15 +58,15 @@ async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(4):
-            tasks.create_task(work(Turn(tmp_path)))
+            tasks.create_task(work(WriteLock(tmp_path)))
 
 
 async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_long(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    turn = Turn(tmp_path, longest=1)
+    turn = WriteLock(tmp_path, longest=1)
     async with (
-        Turn(tmp_path).taken(),
+        WriteLock(tmp_path).taken(),
         asyncio.timeout(100),
     ):  # it is waited for once, and not before each of 1000 writes
         for _ in range(1000):
@@ -78,11 +78,11 @@ async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_lo
 
 
 async def test_without_the_folder_work_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with Turn(tmp_path / "missing").taken():
+    async with WriteLock(tmp_path / "missing").taken():
         pass
     assert "No such file" in caplog.text
     with pytest.raises(ValueError, match="mine"):
-        async with Turn(tmp_path).taken():
+        async with WriteLock(tmp_path).taken():
             raise ValueError("mine")
-    async with asyncio.timeout(30), Turn(tmp_path).taken():
+    async with asyncio.timeout(30), WriteLock(tmp_path).taken():
         pass

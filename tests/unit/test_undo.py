@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims.undo_steps import RecordUndo, run_undo
+from dra_kubeletplugin.claims.undo_steps import UndoRecorder, run_undo
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.driver.data import MAX_DATA_BYTES, plain_json
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError
@@ -74,16 +74,16 @@ async def disk() -> Disk:
     return Disk()
 
 
-def claim_of(undo: RecordUndo) -> Claim:
+def claim_of(undo: UndoRecorder) -> Claim:
     return Claim(namespace="ns", name="n", uid="u", devices=(), _undo=undo)
 
 
-def undo_on(disk: Disk) -> tuple[RecordUndo, Claim]:
-    undo = RecordUndo(Steps(), asyncio.get_running_loop(), disk.save)
+def undo_on(disk: Disk) -> tuple[UndoRecorder, Claim]:
+    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save)
     return undo, claim_of(undo)
 
 
-async def finished(undo: RecordUndo) -> None:
+async def finished(undo: UndoRecorder) -> None:
     async with asyncio.timeout(BOUND):
         await undo.settle()
     undo.check()

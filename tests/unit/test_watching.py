@@ -11,7 +11,7 @@ import pytest
 
 from dra_kubeletplugin.localcluster.apiserver import watching
 from dra_kubeletplugin.localcluster.apiserver.kinds import Registry
-from dra_kubeletplugin.localcluster.apiserver.requests import Target
+from dra_kubeletplugin.localcluster.apiserver.requests import RequestInfo
 from dra_kubeletplugin.localcluster.apiserver.storage import Storage
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
@@ -26,7 +26,7 @@ class Reader:
         self.choice = choice
         kind = Registry(Features.of()).by_kind("v1", "ConfigMap")
         assert kind is not None
-        self.target = Target(kind, "v1", "", "", "")
+        self.target = RequestInfo(kind, "v1", "", "", "")
         self.copies: dict[str, str] = {}
         self.version = 0
 
@@ -40,7 +40,7 @@ class Reader:
     async def connection(self) -> None:
         """One watch of some lines; between two of them there is time for writes, and for a bookmark to be due."""
         initial = not self.version
-        wish = watching.Wish(self.version, initial, initial, True, None, 60.0)
+        wish = watching.WatchOptions(self.version, initial, initial, True, None, 60.0)
         lines = watching.events(self.storage, self.target, lambda _: True, wish)
         for _ in range(self.choice.randrange(1, 6)):
             for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
@@ -75,7 +75,7 @@ async def test_a_slow_reader_whose_connection_is_cut_sees_everything(
     for _ in range(15):
         await reader.connection()
     there = {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in storage.list(reader.target.kind.storage)}
-    wish = watching.Wish(reader.version, False, False, True, None, 60.0)
+    wish = watching.WatchOptions(reader.version, False, False, True, None, 60.0)
     lines = watching.events(storage, reader.target, lambda _: True, wish)
     async with asyncio.timeout(30):
         while reader.version < storage.version:

@@ -12,9 +12,9 @@ import pytest
 
 from dra_kubeletplugin.base.telemetry.logs import operation
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.inflight import Flights, Work, own
+from dra_kubeletplugin.claims.inflight import ClaimTasks, Work, as_dra_error
 from dra_kubeletplugin.claims.store import batch as module
-from dra_kubeletplugin.claims.store.batch import Batcher, Rendezvous
+from dra_kubeletplugin.claims.store.batch import Batcher, BatchWindow
 from dra_kubeletplugin.errors import DraError, RecordsError
 
 
@@ -215,7 +215,7 @@ async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -
 
 
 async def test_a_meeting_begins_when_all_have_come_or_left() -> None:
-    meeting = Rendezvous(3, patience=60)
+    meeting = BatchWindow(3, patience=60)
     tasks = [asyncio.create_task(meeting.meet(who)) for who in "aab"]
     await asyncio.sleep(0.01)
     assert not any(t.done() for t in tasks), "one of three is missing, who came twice counts once"
@@ -227,7 +227,7 @@ async def test_a_meeting_begins_when_all_have_come_or_left() -> None:
 async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leaves_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await asyncio.wait_for(Rendezvous(2, patience=0.01).meet("a"), 30)
+    await asyncio.wait_for(BatchWindow(2, patience=0.01).meet("a"), 30)
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
@@ -237,7 +237,7 @@ async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leave
         return timers[-1]
 
     monkeypatch.setattr(loop, "call_later", later)
-    meeting = Rendezvous(3, patience=60)
+    meeting = BatchWindow(3, patience=60)
     await asyncio.gather(*(meeting.meet(who) for who in "abc"))
     assert [t.cancelled() for t in timers] == [True]
     await meeting.meet("d")
@@ -254,7 +254,7 @@ def in_flight(metrics: Metrics) -> float:
 
 async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_do() -> None:
     metrics = Metrics()
-    flights = Flights(metrics)
+    flights = ClaimTasks(metrics)
     order: list[str] = []
     go_on = asyncio.Event()
 
@@ -294,7 +294,7 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
 
 
 async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
-    flights = Flights(Metrics())
+    flights = ClaimTasks(Metrics())
 
     async def fail() -> None:
         raise DraError("no")
@@ -313,7 +313,7 @@ async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_be
 
 @pytest.mark.parametrize("grace", [60.0, 0.01])
 async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: pytest.LogCaptureFixture) -> None:
-    flights = Flights(Metrics())
+    flights = ClaimTasks(Metrics())
     go_on = asyncio.Event()
 
     async def wait() -> str:
@@ -340,7 +340,7 @@ async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: py
 
 
 async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    flights = Flights(Metrics())
+    flights = ClaimTasks(Metrics())
     go_on = asyncio.Event()
 
     async def stubborn() -> None:
@@ -360,5 +360,5 @@ async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog
 
 def test_a_fault_of_ours_is_told_without_its_insides() -> None:
     mine = DraError("mine")
-    assert own(mine) is mine
-    assert str(own(KeyError("x"))).startswith("a fault inside the plugin: ")
+    assert as_dra_error(mine) is mine
+    assert str(as_dra_error(KeyError("x"))).startswith("a fault inside the plugin: ")

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dra_kubeletplugin.analysis import Explanation, Kind, State, explain, take, with_events
+from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, explain, take, with_events
 from dra_kubeletplugin.kube.resource import NODES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
@@ -16,42 +16,48 @@ from .stories import JSON, LONGEST, NAMESPACE, replay
 from .test_scenarios import NOT_YET, STORIES
 
 _DEVICES = {
-    Kind.NO_DEVICES,
-    Kind.TOO_FEW,
-    Kind.CLASS_SELECTOR,
-    Kind.SELECTOR,
-    Kind.CAPACITY,
-    Kind.DEVICE_TAINT,
-    Kind.HELD,
-    Kind.COUNTERS,
-    Kind.POOL_INCOMPLETE,
-    Kind.CONSTRAINT,
-    Kind.COMPETITION,
-    Kind.NOT_HERE,
+    ReasonKind.NO_DEVICES,
+    ReasonKind.TOO_FEW,
+    ReasonKind.CLASS_SELECTOR,
+    ReasonKind.SELECTOR,
+    ReasonKind.CAPACITY,
+    ReasonKind.DEVICE_TAINT,
+    ReasonKind.HELD,
+    ReasonKind.COUNTERS,
+    ReasonKind.POOL_INCOMPLETE,
+    ReasonKind.CONSTRAINT,
+    ReasonKind.COMPETITION,
+    ReasonKind.NOT_HERE,
 }
 # The scheduler's words for what a node says, and for what ends its look at all nodes.
 OF_NODES = {
     "cannot allocate all claims": _DEVICES,
-    "invalid resource pools were encountered": {Kind.POOL_INVALID},
-    "resourceclaim not available on the node": {Kind.CLAIM_ELSEWHERE},
-    "node(s) didn't match pod anti-affinity rules": {Kind.POD_AFFINITY},
-    "node(s) were unschedulable": {Kind.CORDONED},
-    "node(s) had untolerated taint(s)": {Kind.NODE_TAINT},
-    "node(s) didn't match Pod's node affinity/selector": {Kind.NODE_AFFINITY},
-    "Insufficient": {Kind.RESOURCES, Kind.EXTENDED},
+    "invalid resource pools were encountered": {ReasonKind.POOL_INVALID},
+    "resourceclaim not available on the node": {ReasonKind.CLAIM_ELSEWHERE},
+    "node(s) didn't match pod anti-affinity rules": {ReasonKind.POD_AFFINITY},
+    "node(s) were unschedulable": {ReasonKind.CORDONED},
+    "node(s) had untolerated taint(s)": {ReasonKind.NODE_TAINT},
+    "node(s) didn't match Pod's node affinity/selector": {ReasonKind.NODE_AFFINITY},
+    "Insufficient": {ReasonKind.RESOURCES, ReasonKind.EXTENDED},
 }
 OF_ALL = {
-    "device class": {Kind.CLASS_MISSING},
-    "CEL runtime error": {Kind.SELECTOR_ERROR},
-    "is currently being updated": {Kind.POOL_INCOMPLETE},
-    "scheduling gates": {Kind.GATED},
-    "status.reservedFor": {Kind.RESERVATION},
-    "field is immutable": {Kind.BY_HAND},
-    "waiting for binding conditions": {Kind.BINDING},
-    "failed to create ResourceClaim": {Kind.ADMIN_LABEL, Kind.TEMPLATE_MISSING, Kind.CLAIM_NOT_MADE},
-    "create ResourceClaim": {Kind.ADMIN_LABEL, Kind.TEMPLATE_MISSING, Kind.CLAIM_NOT_MADE},
+    "device class": {ReasonKind.CLASS_MISSING},
+    "CEL runtime error": {ReasonKind.SELECTOR_ERROR},
+    "is currently being updated": {ReasonKind.POOL_INCOMPLETE},
+    "scheduling gates": {ReasonKind.GATED},
+    "status.reservedFor": {ReasonKind.RESERVATION},
+    "field is immutable": {ReasonKind.BY_HAND},
+    "waiting for binding conditions": {ReasonKind.BINDING},
+    "failed to create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
+    "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
 }
-_UNTOLD = {Kind.CLAIM_MISSING, Kind.CLAIM_DELETED, Kind.TEMPLATE_MISSING, Kind.CLAIM_NOT_MADE, Kind.ADMIN_LABEL}
+_UNTOLD = {
+    ReasonKind.CLAIM_MISSING,
+    ReasonKind.CLAIM_DELETED,
+    ReasonKind.TEMPLATE_MISSING,
+    ReasonKind.CLAIM_NOT_MADE,
+    ReasonKind.ADMIN_LABEL,
+}
 
 
 def waiting(after: JSON) -> list[str]:
@@ -76,9 +82,9 @@ async def test_a_pod_that_waits_is_explained_as_kubernetes_did(story: JSON) -> N
             found = explain(await with_events(cluster.client, snapshot, NAMESPACE, uid), name, NAMESPACE)
             judged += 1
             repeated = after["pods"][name] == before["pods"].get(name)
-            if repeated and found.state is State.FITS:
+            if repeated and found.state is ExplanationState.FITS:
                 await tried_again(cluster, name, found.nodes)
-            elif repeated and (gone := {r.text for r in found.reasons if r.kind is Kind.CLAIM_MISSING}):
+            elif repeated and (gone := {r.text for r in found.reasons if r.kind is ReasonKind.CLAIM_MISSING}):
                 there = {c["metadata"]["name"] for c in snapshot.claims}
                 assert not any(f"/{c} " in text for text in gone for c in there), gone
             else:
@@ -104,7 +110,7 @@ def judge(found: Explanation, pod: str, after: JSON) -> None:
     ]
     told = said or " ".join(e["message"] for e in about)
     shown = json.dumps({"said": told, "summary": found.summary, "kinds": sorted(found.kinds)}, indent=1)
-    assert found.state is State.WAITS, shown
+    assert found.state is ExplanationState.WAITS, shown
     assert found.summary, shown
     wanted = [kinds for words, kinds in OF_ALL.items() if words in told]
     if wanted:
@@ -118,13 +124,13 @@ def judge(found: Explanation, pod: str, after: JSON) -> None:
         assert len(nodes) == number, f"{number} x {sorted(kinds)}: {nodes}\n{shown}"
 
 
-def first(group: object) -> Kind | None:
+def first(group: object) -> ReasonKind | None:
     """The first reason of a group's nodes, which is the one that the scheduler tells."""
     reasons = [*group.reasons, *(r for q in group.requests for r in q.reasons)]  # type: ignore[attr-defined]
     return reasons[0].kind if reasons else None
 
 
-def counted(said: str) -> list[tuple[int, set[Kind]]]:
+def counted(said: str) -> list[tuple[int, set[ReasonKind]]]:
     """``0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims.`` as numbers of nodes and kinds."""
     clauses = said.partition(" nodes are available: ")[2].partition(". ")[0]
     found = []

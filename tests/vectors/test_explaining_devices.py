@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from dra_kubeletplugin.analysis import Explanation, Kind, Snapshot, State, explain
+from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, Snapshot, explain
 from dra_kubeletplugin.analysis.explain.device_reasons import taint_text
 from dra_kubeletplugin.scheduling.cel import CelError, CompileError, Device, compile_selector
 from dra_kubeletplugin.scheduling.cel.parts import unmet, without
@@ -18,13 +18,13 @@ _DRA = "resource.k8s.io/v1"
 _NODE = {"allocatable": {"cpu": "8", "pods": "110"}}
 # The words of an error that ends the look at all nodes.
 _FATAL = {
-    "could not retrieve device class": {Kind.CLASS_MISSING},
-    "CEL": {Kind.SELECTOR_ERROR},
-    "exceeds the claim limit": {Kind.TOO_MANY},
-    "is currently being updated": {Kind.POOL_INCOMPLETE},
-    "is currently invalid": {Kind.POOL_INVALID},
-    "invalid resource pools": {Kind.POOL_INVALID},
-    "a claim constraint would not be satisfied": {Kind.CONSTRAINT, Kind.OTHER},
+    "could not retrieve device class": {ReasonKind.CLASS_MISSING},
+    "CEL": {ReasonKind.SELECTOR_ERROR},
+    "exceeds the claim limit": {ReasonKind.TOO_MANY},
+    "is currently being updated": {ReasonKind.POOL_INCOMPLETE},
+    "is currently invalid": {ReasonKind.POOL_INVALID},
+    "invalid resource pools": {ReasonKind.POOL_INVALID},
+    "a claim constraint would not be satisfied": {ReasonKind.CONSTRAINT, ReasonKind.OTHER},
 }
 
 
@@ -51,9 +51,9 @@ def test_what_was_allocated_fits_and_what_was_not_has_a_reason(case: JSON) -> No
     found, expected = asked(case), case["expect"]
     shown = json.dumps({"expected": expected, "summary": found.summary, "kinds": sorted(found.kinds)})[:2000]
     if expected.get("results"):
-        assert found.state is State.FITS, shown
+        assert found.state is ExplanationState.FITS, shown
         return
-    assert found.state is State.WAITS, shown
+    assert found.state is ExplanationState.WAITS, shown
     assert found.summary, shown
     if "error" in expected:
         wanted = next((kinds for words, kinds in _FATAL.items() if words in expected["error"]), None)
@@ -61,10 +61,10 @@ def test_what_was_allocated_fits_and_what_was_not_has_a_reason(case: JSON) -> No
         assert found.kinds & wanted, shown
     else:
         assert found.kinds, shown
-        assert Kind.OTHER not in found.kinds, shown
+        assert ReasonKind.OTHER not in found.kinds, shown
         for change in found.changes:
             if changed := with_change(case, change.text):
-                assert asked(changed).state is State.FITS, f"{change.text}: {shown}"
+                assert asked(changed).state is ExplanationState.FITS, f"{change.text}: {shown}"
 
 
 def with_change(case: JSON, text: str) -> JSON | None:

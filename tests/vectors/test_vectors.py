@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cdi import minimum_version
-from dra_kubeletplugin.cdi.cache import CdiCache, InjectError
+from dra_kubeletplugin.cdi.cache import CdiCache, CdiInjectError
 from dra_kubeletplugin.localcluster.apiserver import dropped_fields, strategy
 from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
 from dra_kubeletplugin.resourceapi import defaulting
@@ -204,7 +204,7 @@ def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> 
                 assert least[name] == version, name
         try:
             assert cache.inject(case["oci"], case["devices"]) == expect.get("oci")
-        except InjectError as e:
+        except CdiInjectError as e:
             assert "injectError" in expect, str(e)
             assert (e.unresolved or None) == expect.get("unresolved")
 

@@ -6,42 +6,42 @@
 
 from .explain.explain import explain, waiting
 from .explain.model import (
-    Change,
     ClaimState,
     Example,
     Explanation,
+    ExplanationState,
     HeldDevice,
-    Kind,
     NodeGroup,
     Reason,
+    ReasonKind,
     RequestOnNodes,
-    State,
+    SuggestedChange,
 )
 from .files import from_files
 from .reader import take, with_events
 from .simulate.simulate import Fit, Placement, Simulation, simulate
 from .snapshot import Gap, Snapshot
-from .top.live import Live
+from .top.live import LiveOverview
 from .top.overview import Overview, overview
 
 __all__ = [
-    "Change",
     "ClaimState",
     "Example",
     "Explanation",
+    "ExplanationState",
     "Fit",
     "Gap",
     "HeldDevice",
-    "Kind",
-    "Live",
+    "LiveOverview",
     "NodeGroup",
     "Overview",
     "Placement",
     "Reason",
+    "ReasonKind",
     "RequestOnNodes",
     "Simulation",
     "Snapshot",
-    "State",
+    "SuggestedChange",
     "explain",
     "from_files",
     "overview",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..scheduling.cel.mentions import mentions
 
 JSON = Mapping[str, Any]
@@ -21,7 +21,7 @@ _CLOSE = 0.75
 _OWN = {"attributes": "attribute", "capacity": "capacity"}
 
 
-class Published:
+class KnownNames:
     """Names of attributes and capacities, by the domain in which selectors find them."""
 
     def __init__(self, slices: Iterable[JSON]) -> None:
@@ -46,7 +46,7 @@ class Published:
         """What a selector names and no device has, in domains that are known."""
         for kind, domain, name in mentions(expression):
             if domain not in self.names:
-                if meant := near(domain, self.names, _CLOSE):
+                if meant := did_you_mean(domain, self.names, _CLOSE):
                     yield f"no device has {kind} of {domain!r}{meant}"
                 continue
             there = self.names[domain]
@@ -57,11 +57,11 @@ class Published:
                 yield f"{name!r} of {domain} is in device.{other}, not in device.{kind}"
             else:
                 known = ", ".join(sorted(there[kind])) or "none"
-                yield f"no device has the {_OWN[kind]} {name!r} of {domain}{near(name, there[kind]) or f': there are {known}'}"
+                yield f"no device has the {_OWN[kind]} {name!r} of {domain}{did_you_mean(name, there[kind]) or f': there are {known}'}"
 
 
-def doubts(
-    obj: JSON, objects: Sequence[JSON], published: Published, classes: Collection[str] = ()
+def near_name_warnings(
+    obj: JSON, objects: Sequence[JSON], published: KnownNames, classes: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Path and sentence for each name in ``obj`` that is nearly one in ``objects``, of what is ``published``, or of the ``classes`` that
     a driver brings.
@@ -74,7 +74,7 @@ def doubts(
             names[kind].add(str(meta.get("name")))
     for path, key, value in _texts(obj, ""):
         if (kind := _REFERENCES.get(key)) is not None and value not in names[kind]:
-            if meant := near(value, names[kind], _CLOSE):
+            if meant := did_you_mean(value, names[kind], _CLOSE):
                 where = "these files or beside the driver" if classes and kind == "DeviceClass" else "these files"
                 yield path, f"no {kind} {value!r} in {where}{meant}"
         elif key == "expression":

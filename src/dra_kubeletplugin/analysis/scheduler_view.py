@@ -6,14 +6,14 @@ import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..base.text import listed
+from ..base.text import join_names
 from ..kube.resource import CLASSES, NODES
 from ..scheduling.allocator.allocator import TIME_LIMIT
 from ..scheduling.allocator.pools import DeviceId, PoolKey, key_of
 from ..scheduling.framework import extended, pod_info
 from ..scheduling.framework.cache import Cache
 from ..scheduling.framework.claim_cache import reserved_for, results_of
-from ..scheduling.framework.node_allocation import AllocationMemory, Allocations
+from ..scheduling.framework.node_allocation import AllocationMemory, NodeAllocator
 from ..scheduling.framework.slice_cache import Slices
 from .snapshot import Snapshot
 
@@ -21,7 +21,7 @@ JSON = dict[str, Any]
 _PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
 
 
-class Scene:
+class SchedulerView:
     """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -53,7 +53,7 @@ class Scene:
         else:
             self.cache.nominate(info, info.nominated)
 
-    def seen_with(self, snapshot: Snapshot) -> Scene:
+    def seen_with(self, snapshot: Snapshot) -> SchedulerView:
         """The same, of a snapshot that differs in events alone."""
         out = copy.copy(self)
         out.snapshot = snapshot
@@ -78,10 +78,10 @@ class Scene:
         self._holders = None
         self.cache.claims.forget(claim)
 
-    def allocations(self, limit: float = TIME_LIMIT) -> Allocations:
+    def allocations(self, limit: float = TIME_LIMIT) -> NodeAllocator:
         """For one look at all nodes. ``limit``: seconds for one of them."""
         nodes = len(self.snapshot.nodes) or 1
-        return Allocations(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
+        return NodeAllocator(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
 
     def holders(self, device: DeviceId) -> list[JSON]:
         """Claims that have a device, or a share of it."""
@@ -107,7 +107,7 @@ def name_of(obj: Mapping[str, Any]) -> str:
 def told(claim: JSON) -> str:
     """``claim ml/a of pod ml/a-0``."""
     users = users_of(claim)
-    return f"claim {name_of(claim)} " + (f"of {listed(users, 1)}" if users else "that no pod uses")
+    return f"claim {name_of(claim)} " + (f"of {join_names(users, 1)}" if users else "that no pod uses")
 
 
 def users_of(claim: JSON) -> list[str]:

@@ -35,7 +35,7 @@ class _Kind:
     listed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Follower:
+class ClusterWatcher:
     """Follows while :meth:`run` runs. ``version`` grows with whatever changes.
 
     Args:
@@ -157,4 +157,4 @@ class Follower:
             kind.odd[uid] = f"{head['kind']} {obj['metadata']['name']} cannot be read, and is left out: {describe(e)}"
 
 
-__all__ = ["Follower"]
+__all__ = ["ClusterWatcher"]

@@ -9,7 +9,7 @@ _LOOKS = 5
 _MOMENT = 0.002  # seconds between two looks; who only looks has a lock for a hundredth of that
 
 
-def taken(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
     """Takes the lock of the open file ``fd``; False where somebody living has it.
 
     Who asks whether its owner lives, or takes a dead one's file away, has it for a moment: that one is waited for.
@@ -27,4 +27,4 @@ def taken(fd: int) -> bool:
     return False
 
 
-__all__ = ["taken"]
+__all__ = ["try_lock"]

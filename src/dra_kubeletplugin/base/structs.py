@@ -14,7 +14,7 @@ _SAID = (
 )
 
 
-class NamedStruct(msgspec.StructMeta):
+class NamedStructMeta(msgspec.StructMeta):
     """Of classes that authors make objects of."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:

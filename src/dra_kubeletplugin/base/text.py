@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 _LONGEST_NAME = 512  # that is looked for: whatever is longer is no misspelt one
 
 
-def listed(names: Iterable[str], most: int = 3) -> str:
+def join_names(names: Iterable[str], most: int = 3) -> str:
     """``a, b, c and 7 more``."""
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
 
 
-def first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:
+def join_first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:
     """The first of the sentences, ``most`` of them and as many as ``limit`` bytes hold, but one at least, and how many more there are."""
     sizes = itertools.accumulate(len(s.encode(errors="replace")) for s in sentences)
     told = max(1, sum(size <= limit for size in itertools.islice(sizes, most)))
@@ -28,7 +28,7 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """``, did you mean 'x'?``, of the ``known`` names; or nothing."""
     if len(name) > _LONGEST_NAME:
         return ""

@@ -17,7 +17,7 @@ from .spec import spec_faults
 DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
-class InjectError(Exception):
+class CdiInjectError(Exception):
     """Devices cannot be injected; ``unresolved`` names those that were not found."""
 
     def __init__(self, message: str, unresolved: Sequence[str] = ()) -> None:
@@ -73,11 +73,11 @@ class CdiCache:
     def inject(self, oci: Mapping[str, Any] | None, names: Sequence[str], dev: Path = Path("/dev")) -> dict[str, Any]:
         """A copy of ``oci`` with the devices' edits; device nodes are looked up below ``dev``.
 
-        Raises :class:`InjectError` when a name is unknown or a device node is not on the host.
+        Raises :class:`CdiInjectError` when a name is unknown or a device node is not on the host.
         """
         unresolved = [n for n in names if n not in self.devices]
         if unresolved:
-            raise InjectError(f"unresolvable CDI devices {', '.join(unresolved)}", unresolved)
+            raise CdiInjectError(f"unresolvable CDI devices {', '.join(unresolved)}", unresolved)
         out: dict[str, Any] = copy.deepcopy(dict(oci or {"ociVersion": ""}))
         edits: list[Mapping[str, Any]] = []
         seen: set[Path] = set()
@@ -89,8 +89,8 @@ class CdiCache:
             edits.append(device["containerEdits"])
         try:
             _apply(out, edits, dev)
-        except InjectError as e:
-            raise InjectError(f"failed to inject devices: {e}") from None
+        except CdiInjectError as e:
+            raise CdiInjectError(f"failed to inject devices: {e}") from None
         return out
 
 
@@ -192,13 +192,13 @@ def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
         if complete:
             return out
         why = (e.strerror or str(e)).lower()
-        raise InjectError(f'failed to stat CDI host device "{source}": {why}') from None
+        raise CdiInjectError(f'failed to stat CDI host device "{source}": {why}') from None
     if out.get("fileMode") is None and mode is not None:
         out["fileMode"] = mode
     if complete:
         return out
     if out.get("type") and out["type"] != kind:
-        raise InjectError(f'CDI device ("{out["path"]}", "{source}"), host type mismatch ({out["type"]}, {kind})')
+        raise CdiInjectError(f'CDI device ("{out["path"]}", "{source}"), host type mismatch ({out["type"]}, {kind})')
     out["type"] = kind
     if kind != "p" and not out.get("major"):
         out["major"], out["minor"] = major, minor

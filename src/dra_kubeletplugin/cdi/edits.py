@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..base.structs import NamedStruct
+from ..base.structs import NamedStructMeta
 from ..errors import InvalidSpecError, describe, printable
 from .spec import check_edits, check_types
 
@@ -16,7 +16,7 @@ _NO_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, t
 _BIND = frozenset({"bind", "rbind"})
 
 
-class _Edit(msgspec.Struct, metaclass=NamedStruct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
         """Raises :class:`InvalidSpecError` for a value that JSON does not have."""
         try:

@@ -1,8 +1,8 @@
 """The prepared-claim engine: verify, guard, record, prepare, undo, unprepare, reconcile."""
 
-from .engine import Answer, ClaimRef
-from .manager import Claims
+from .engine import Answer, ClaimIdentity
+from .manager import ClaimManager
 from .record import Record, State
-from .store.store import Store
+from .store.store import RecordStore
 
-__all__ = ["Answer", "ClaimRef", "Claims", "Record", "State", "Store"]
+__all__ = ["Answer", "ClaimIdentity", "ClaimManager", "Record", "RecordStore", "State"]

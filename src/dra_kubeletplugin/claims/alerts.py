@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from ..base.settings import DNS_SUBDOMAIN
 from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
-from ..kube.event_recorder import Events, Subject, claim_subject, node_subject
-from .record import Record, State, Unreadable
+from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
+from .record import Record, State, UnreadableRecord
 from .store.rows import Row
 
 _AGAIN = 60.0  # seconds between looks where no health changes
 _NEXT = 1.0  # seconds after a look that could not read the records
-Trouble = tuple[Subject, str, str]  # the claim, a reason, a sentence
+Alert = tuple[Subject, str, str]  # the claim, a reason, a sentence
 
 
-class Troubles:
+class Alerts:
     """One instance's. Each is told when it begins, and once more when it came back.
 
     Args:
@@ -32,7 +32,7 @@ class Troubles:
 
     def __init__(
         self,
-        events: Events,
+        events: EventRecorder,
         inventory: Inventory,
         node: str,
         rows: Callable[[], Awaitable[Sequence[Row]]],
@@ -43,7 +43,7 @@ class Troubles:
         self._node = node_subject(node)
         self._rows = rows
         self._repaired = repaired
-        self._told: set[Trouble] = set()
+        self._told: set[Alert] = set()
         self._told_of_records = 0
 
     async def run(self) -> None:
@@ -71,9 +71,9 @@ class Troubles:
             self._events.tell_claim(*trouble)
         self._told = found
 
-    def _found(self, rows: Sequence[Row]) -> Iterator[Trouble]:
+    def _found(self, rows: Sequence[Row]) -> Iterator[Alert]:
         for row in rows:
-            if isinstance(row, Unreadable):
+            if isinstance(row, UnreadableRecord):
                 if claim := _subject_of(row):
                     yield (
                         claim,
@@ -99,7 +99,7 @@ class Troubles:
                 )
 
 
-def _subject_of(row: Unreadable) -> Subject | None:
+def _subject_of(row: UnreadableRecord) -> Subject | None:
     """The claim, where the row still says which it is."""
     namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
     named = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)

@@ -65,7 +65,7 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)
 
 
-class Files:
+class ClaimFiles:
     """The files of claims. ``specs`` and ``metadata`` name them. All methods block, and are called in the thread of the records.
 
     Raise :class:`RecordsError` where they say nothing else.

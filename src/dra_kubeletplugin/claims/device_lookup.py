@@ -11,19 +11,19 @@ from ..resourceapi.amounts import Capacity
 from ..resourceapi.quantity import Quantity
 from .capacity import Supply, draws_of, takes_json
 from .record import allocated_json
-from .remote_devices import Found
+from .remote_devices import RemoteDevice
 
 JSON = dict[str, Any]
 
 
-class Known(Supply):
+class DeviceLookup(Supply):
     """For one claim. Its questions may be asked from the thread of the records: what they read is replaced, never changed."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._found: dict[tuple[str, str], Found] = {}
+        self._found: dict[tuple[str, str], RemoteDevice] = {}
 
-    def add(self, pool: str, found: Found) -> None:
+    def add(self, pool: str, found: RemoteDevice) -> None:
         """A device of another process's pool."""
         self._found[pool, found.device.name] = found
 

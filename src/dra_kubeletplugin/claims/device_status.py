@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..base.telemetry.metrics import Metrics
-from ..driver.status import DeviceStatus, Reported, StatusSink
+from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
 from ..errors import ApiError, describe
 from ..kube import KubeClient, Resource
 from ..resourceapi.defaulting import now
@@ -65,7 +65,7 @@ class _Pending:
             one(written)
 
 
-class StatusReports:
+class DeviceStatusReporter:
     """Reports of one driver in one role. Made on the event loop; :meth:`say` from any thread.
 
     ``fault`` is why reports do not arrive now, empty where they do.
@@ -89,7 +89,7 @@ class StatusReports:
         """Where the reports of one claim go."""
         return _ClaimStatus(self, claim)
 
-    def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> Reported:
+    def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Takes reports; they are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
@@ -114,7 +114,7 @@ class StatusReports:
         def block() -> bool:
             return ended.wait(_WAIT) and result[0]
 
-        return Reported(wait, block)
+        return ReportedStatus(wait, block)
 
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
@@ -266,11 +266,11 @@ class StatusReports:
 
 
 class _ClaimStatus(StatusSink):
-    def __init__(self, reports: StatusReports, claim: ClaimKey) -> None:
+    def __init__(self, reports: DeviceStatusReporter, claim: ClaimKey) -> None:
         self._reports = reports
         self._claim = claim
 
-    def report(self, key: DeviceKey, status: DeviceStatus) -> Reported:
+    def report(self, key: DeviceKey, status: DeviceStatus) -> ReportedStatus:
         return self._reports.say(self._claim, {key: status})
 
 

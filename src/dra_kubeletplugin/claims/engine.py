@@ -33,21 +33,21 @@ from ..errors import (
     printable,
 )
 from . import metadata_files
-from .claim_files import Files
-from .device_status import ClaimKey, StatusReports
-from .inflight import Flights, Work, own
-from .prepared_devices import PreparedAnswer, answer, complete
-from .record import Fence, InFlight, Record, State
-from .rollback import Undoing
+from .claim_files import ClaimFiles
+from .device_status import ClaimKey, DeviceStatusReporter
+from .inflight import ClaimTasks, Work, as_dra_error
+from .prepared_devices import PreparedResult, complete, prepared_result
+from .record import Fence, InFlightRecords, Record, State
+from .rollback import Rollback
 from .store import rows
-from .store.batch import Rendezvous
-from .store.store import Mode, Store
-from .transitions import Busy, Fresh, Judge, Repeat, Stale, Undo, Undone, Verdict
-from .undo_steps import RecordUndo
-from .verification import ClaimRef, Verified, Verifier
+from .store.batch import BatchWindow
+from .store.store import Mode, RecordStore
+from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders, Transitions
+from .undo_steps import UndoRecorder
+from .verification import ClaimIdentity, VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
-Answer = Sequence[PreparedAnswer] | DraError
+Answer = Sequence[PreparedResult] | DraError
 _POLL = 0.05  # seconds between looks at a claim that another process works on
 _ROUNDS = 20  # how often obstacles (stale records, stale holders) are cleared before giving up
 _TELL_AGAIN = 600.0  # seconds
@@ -66,19 +66,19 @@ class Engine:
         self,
         driver: Driver,
         calls: Calls,
-        store: Store,
-        files: Files,
+        store: RecordStore,
+        files: ClaimFiles,
         verifier: Verifier,
-        judge: Judge,
-        flights: Flights,
-        in_flight: InFlight,
-        undoing: Undoing,
+        judge: Transitions,
+        flights: ClaimTasks,
+        in_flight: InFlightRecords,
+        undoing: Rollback,
         metrics: Metrics,
         *,
         call_timeout: float,
         lock_wait: float,
         changed: Callable[[], None],
-        reports: StatusReports,
+        reports: DeviceStatusReporter,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -99,21 +99,21 @@ class Engine:
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
-    async def prepare(self, refs: Sequence[ClaimRef]) -> dict[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
         """An answer for every claim, by UID, within ``call_timeout``. Never raises."""
-        meeting = Rendezvous(len({r.uid for r in refs}))
+        meeting = BatchWindow(len({r.uid for r in refs}))
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, meeting), meeting)
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> dict[str, Answer]:
+    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
         """An empty answer, or an error, for every claim, by UID. Never asks the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
     async def _all(
         self,
         work: Work,
-        refs: Sequence[ClaimRef],
-        do: Callable[[ClaimRef], Awaitable[Any]],
-        meeting: Rendezvous | None,
+        refs: Sequence[ClaimIdentity],
+        do: Callable[[ClaimIdentity], Awaitable[Any]],
+        meeting: BatchWindow | None,
     ) -> dict[str, Answer]:
         with operation() as op:
             if self.flights.ending:
@@ -161,11 +161,11 @@ class Engine:
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
         # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
-        return without_frames(own(error)) if error else task.result() or ()
+        return without_frames(as_dra_error(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
 
-    async def _prepare(self, ref: ClaimRef, meeting: Rendezvous) -> Sequence[PreparedAnswer]:
+    async def _prepare(self, ref: ClaimIdentity, meeting: BatchWindow) -> Sequence[PreparedResult]:
         try:
             if not is_uid(ref.uid):
                 raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
@@ -183,21 +183,21 @@ class Engine:
                 ref.uid, ref.namespace, ref.name, State.PREPARING, self.judge.boot_id, self.judge.process.id, dict(doc)
             )
             match await self._begin(record, verified):
-                case Repeat(found):
+                case AlreadyPrepared(found):
                     return await self._repeat(found)
-                case Fresh():
+                case Prepare():
                     return await self._prepare_fresh(record, ref, verified)
-                case Undo(found) as marked:
+                case RollBack(found) as marked:
                     text = f"claim {found.shown} has an earlier record: rolling it back first"
                     self.undoing.retries.log(found.uid, text, level=logging.INFO)
                     await self.undoing.undo(marked)
-                case Stale(holders):
+                case StaleHolders(holders):
                     await self.undoing.free(holders)
-                case Busy(found):
+                case InProgress(found):
                     await self._wait_for_other(found)
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
-    async def _look_up(self, ref: ClaimRef) -> Verified | Record:
+    async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """The claim as the API server has it, or the record that answers while the server does not."""
         loop = asyncio.get_running_loop()
         second_look: asyncio.Task[None] | None = None
@@ -231,12 +231,12 @@ class Engine:
         row = await self.store.get(uid)
         return row if isinstance(row, Record) and self.judge.answers(row) else None
 
-    async def _begin(self, record: Record, verified: Verified) -> Verdict:
+    async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
         """In one transaction: what there is already decides, else the record is written and devices are held."""
 
-        def begin(db: Connection) -> Verdict:
+        def begin(db: Connection) -> Decision:
             verdict = self.judge.begin(db, record, verified.fault, verified.supply)
-            if isinstance(verdict, Fresh):
+            if isinstance(verdict, Prepare):
                 self.in_flight.put(record)
             return verdict
 
@@ -246,7 +246,9 @@ class Engine:
             self.in_flight.drop(record.uid)
             raise
 
-    async def _prepare_fresh(self, record: Record, ref: ClaimRef, verified: Verified) -> Sequence[PreparedAnswer]:
+    async def _prepare_fresh(
+        self, record: Record, ref: ClaimIdentity, verified: VerifiedClaim
+    ) -> Sequence[PreparedResult]:
         async def save(steps: list[dict[str, Any]]) -> None:
             record.doc["undo"] = steps
             if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
@@ -256,7 +258,7 @@ class Engine:
             self.in_flight.put(record)
 
         fence = record.fence
-        undo = RecordUndo(self.driver, asyncio.get_running_loop(), save)
+        undo = UndoRecorder(self.driver, asyncio.get_running_loop(), save)
         key = ClaimKey(ref.namespace, ref.name, ref.uid)
         claim = Claim(
             namespace=ref.namespace,
@@ -296,7 +298,7 @@ class Engine:
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
                 )
         except Exception as e:
-            error = own(e)
+            error = as_dra_error(e)
             found = await self.undoing.take_back(record, error)
             if found is None:
                 raise error from e
@@ -307,7 +309,7 @@ class Engine:
         self.changed()
         if told:
             self.reports.say(key, told)
-        return answer(record)
+        return prepared_result(record)
 
     def _commit(self, db: Connection, record: Record, fence: Fence) -> bool:
         done = rows.update(db, record, fence)
@@ -315,11 +317,11 @@ class Engine:
             self.files.note(record)
         return done
 
-    async def _repeat(self, record: Record) -> Sequence[PreparedAnswer]:
+    async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
         """Answers from the record; a CDI file that was lost or damaged since comes back first."""
         if await self.undoing.mend(record):
             log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
-        return answer(record)
+        return prepared_result(record)
 
     async def _wait_for_other(self, record: Record) -> None:
         """Waits while another living process works on the claim.
@@ -339,16 +341,16 @@ class Engine:
 
     # --- unprepare ------------------------------------------------------------------------------
 
-    async def _unprepare(self, ref: ClaimRef) -> None:
+    async def _unprepare(self, ref: ClaimIdentity) -> None:
         for _ in range(_ROUNDS):
             match await self.undoing.unprepare(ref.uid):
-                case Busy(found):
+                case InProgress(found):
                     await self._wait_for_other(found)
                     continue
-                case Undo(found) as marked:
+                case RollBack(found) as marked:
                     await self.undoing.undo(marked)
                     log.info("unprepared claim %s", found.shown)
-                case Undone(found):
+                case RolledBack(found):
                     log.info("unprepared claim %s", found.shown)
             return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
@@ -358,4 +360,4 @@ class Engine:
         await self.flights.end(grace)
 
 
-__all__ = ["Answer", "ClaimRef", "Engine"]
+__all__ = ["Answer", "ClaimIdentity", "Engine"]

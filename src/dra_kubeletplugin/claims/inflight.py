@@ -30,18 +30,18 @@ class Work(enum.Enum):
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _ClaimTask:
     work: Work
     task: asyncio.Task[Any]
 
 
-class Flights:
+class ClaimTasks:
     """Flights outlive the calls that began them; only :meth:`end` ends one early."""
 
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("in_flight", lambda: len(self._last))
         self.ending = False  # nothing new is to be started
-        self._last: dict[str, _Flight] = {}  # the newest of each claim; earlier ones are waited for by it
+        self._last: dict[str, _ClaimTask] = {}  # the newest of each claim; earlier ones are waited for by it
         self._all: set[asyncio.Task[Any]] = set()
 
     def __contains__(self, uid: object) -> bool:
@@ -76,7 +76,7 @@ class Flights:
                 raise
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")
-        flight = _Flight(work, task)
+        flight = _ClaimTask(work, task)
         self._last[uid] = flight
         self._all.add(task)
 
@@ -110,7 +110,7 @@ class Flights:
                 log.warning("%d of them do not let themselves be cancelled", len(stuck))
 
 
-def own(e: BaseException) -> DraError:
+def as_dra_error(e: BaseException) -> DraError:
     """How a flight failed. Errors pass; what is none is a fault of ours, told without its insides and logged with them."""
     if isinstance(e, DraError):
         return e

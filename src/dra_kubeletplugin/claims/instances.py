@@ -22,7 +22,7 @@ import msgspec
 
 from ..base import forks
 from ..base.files import NOT_NOW, named
-from ..base.flock import taken
+from ..base.flock import try_lock
 
 _SUFFIX = ".lock"
 _READS = 10  # half a millisecond apart; a write takes a hundredth of one
@@ -31,7 +31,7 @@ _UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is ju
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnedSocket:
     """A socket of an instance. ``inode`` is 0 where it was not known yet."""
 
     path: str
@@ -39,7 +39,7 @@ class Owned:
     inode: int = 0
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenDatabase(msgspec.Struct, frozen=True):
     """The record database that an instance has open, see :class:`Connection`."""
 
     generation: int
@@ -48,9 +48,9 @@ class Opened(msgspec.Struct, frozen=True):
 
 class _Content(msgspec.Struct):
     since: float = 0.0  # seconds since boot
-    opened: Opened | None = None
-    left: list[Opened] = []
-    sockets: list[Owned] = []
+    opened: OpenDatabase | None = None
+    left: list[OpenDatabase] = []
+    sockets: list[OwnedSocket] = []
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Instance:
 
     id: str
     since: float
-    opened: Opened | None
+    opened: OpenDatabase | None
 
 
-class ProcessLock:
+class InstanceLock:
     """The lock of this process, in ``folder``; ``id`` names it in records."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,14 +97,14 @@ class ProcessLock:
         self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._write()
 
-    def note_records(self, opened: Opened | None) -> None:
+    def note_records(self, opened: OpenDatabase | None) -> None:
         """Notes which record database this instance has open."""
         if self._content.opened != opened:
             self._content.opened = opened
             self._write()
 
     @property
-    def left(self) -> list[Opened]:
+    def left(self) -> list[OpenDatabase]:
         """What those had open that were buried: they died with it."""
         return self._content.left
 
@@ -114,7 +114,7 @@ class ProcessLock:
             self._content.left = []
             self._write()
 
-    def own(self, sockets: Iterable[Owned]) -> None:
+    def own(self, sockets: Iterable[OwnedSocket]) -> None:
         """Notes which sockets are this instance's, in place of those noted before."""
         self._content.sockets = list(sockets)
         self._write()
@@ -160,14 +160,14 @@ class ProcessLock:
         """Whether no other living instance was started after this one."""
         return all((o.since, o.id) < (self._content.since, self.id) for o in self.others())
 
-    def bury(self) -> list[Owned]:
+    def bury(self) -> list[OwnedSocket]:
         """Takes the files of dead instances away; answers the sockets that they may have left."""
-        left: list[Owned] = []
+        left: list[OwnedSocket] = []
         for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:
             with contextlib.suppress(OSError):
                 fd = forks.open_file(path, os.O_RDWR)
                 try:
-                    if not taken(fd):
+                    if not try_lock(fd):
                         continue
                     content = _read(path)
                     left += content.sockets

@@ -16,25 +16,25 @@ from ..driver import Driver, MetadataUpdate
 from ..driver.calls import Calls
 from ..errors import DraError, RecordsError
 from ..kube import KubeClient
-from ..kube.event_recorder import Events
-from .alerts import Troubles
-from .claim_files import Files
-from .device_status import StatusReports
-from .engine import Answer, ClaimRef, Engine
-from .inflight import Flights
-from .instances import ProcessLock
+from ..kube.event_recorder import EventRecorder
+from .alerts import Alerts
+from .claim_files import ClaimFiles
+from .device_status import DeviceStatusReporter
+from .engine import Answer, ClaimIdentity, Engine
+from .inflight import ClaimTasks
+from .instances import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
 from .reconcile import Reconciler
-from .record import InFlight, Record, Unreadable
-from .remote_devices import Elsewhere
-from .rollback import Undoing
+from .record import InFlightRecords, Record, UnreadableRecord
+from .remote_devices import SliceLookup
+from .rollback import Rollback
 from .rollback_retries import retry_note
-from .store.database import Keeper
+from .store.database import RecordDatabase
 from .store.recovery import Recovery
 from .store.rows import Row
-from .store.store import Store
-from .transitions import Judge
+from .store.store import RecordStore
+from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _MEASURE = 2.0  # seconds that a probe waits for the records
 _MAX_NOTES = 20  # claims whose rollback fails that readiness names
 
 
-class Claims:
+class ClaimManager:
     """The claims of one driver on one node: calls of the kubelet go in, everything else goes on by itself.
 
     ``process`` is the mark of life of this instance, taken before and released after. ``changed`` is called when devices were
@@ -60,28 +60,28 @@ class Claims:
         client: KubeClient,
         inventory: Inventory,
         settings: Settings,
-        process: ProcessLock,
+        process: InstanceLock,
         boot_id: str,
         metrics: Metrics,
         changed: Callable[[], None] = lambda: None,
-        events: Events | None = None,
+        events: EventRecorder | None = None,
     ) -> None:
         self.metrics = metrics
         self.settings = settings
         name, wait = settings.driver_name, settings.lock_wait
-        in_flight = InFlight()
+        in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
-        self.flights = Flights(metrics)
-        self.files = Files(specs, MetadataFiles(settings.plugin_dir, specs))
-        self.keeper = Keeper(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = Store(self.keeper)
-        judge = Judge(name, process, boot_id, self.flights.prepares, settings.node_name)
+        self.flights = ClaimTasks(metrics)
+        self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs))
+        self.keeper = RecordDatabase(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
+        self.store = RecordStore(self.keeper)
+        judge = Transitions(name, process, boot_id, self.flights.prepares, settings.node_name)
         refuse = settings.unhealthy_policy == "refuse"
-        self.reports = StatusReports(client, name, f"{name}/{settings.node_name}", metrics)
-        elsewhere = Elsewhere(client, name, settings.node_name, lambda: bool(process.others()))
+        self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
+        elsewhere = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
         verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
-        events = events or Events(client, name, settings.node_name, metrics)
-        undoing = Undoing(
+        events = events or EventRecorder(client, name, settings.node_name, metrics)
+        undoing = Rollback(
             driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events,
             patience=settings.call_timeout / 2,
         )  # fmt: skip
@@ -97,16 +97,16 @@ class Claims:
         # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
         patience = settings.call_timeout / 2
         self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
-        self.troubles = Troubles(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
+        self.troubles = Alerts(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
         self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
-    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
         """See :meth:`Engine.prepare`."""
         return await self.engine.prepare(refs)
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, Answer]:
+    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 
@@ -233,7 +233,9 @@ class Claims:
 def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
     """What is wrong with records, and with rollbacks of claims."""
     yield from (
-        f"the record of claim {row.shown} cannot be read: {row.reason}" for row in rows if isinstance(row, Unreadable)
+        f"the record of claim {row.shown} cannot be read: {row.reason}"
+        for row in rows
+        if isinstance(row, UnreadableRecord)
     )
     failing = [(row, note) for row in rows if isinstance(row, Record) and (note := retry_note(row))]
     for row, note in failing[:_MAX_NOTES]:

@@ -19,12 +19,12 @@ from typing import Any
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
 from . import metadata_files
-from .claim_files import Files
-from .inflight import Flights, Work, own
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks, Work, as_dra_error
 from .record import Record, State
 from .store import rows
-from .store.store import Job, Store
-from .transitions import Judge
+from .store.store import FollowUp, RecordStore
+from .transitions import Transitions
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between looks at a claim that another instance prepares
@@ -34,7 +34,9 @@ _MORE = 5.0  # seconds above the patience after which a thread gives up too; the
 class MetadataUpdates:
     """Updates of one driver's claims in one process. ``patience`` is how many seconds one waits for other work on its claim."""
 
-    def __init__(self, store: Store, files: Files, judge: Judge, flights: Flights, *, patience: float) -> None:
+    def __init__(
+        self, store: RecordStore, files: ClaimFiles, judge: Transitions, flights: ClaimTasks, *, patience: float
+    ) -> None:
         self.store = store
         self.files = files
         self.judge = judge
@@ -78,7 +80,7 @@ class MetadataUpdates:
         if task.cancelled():
             raise StoppingError("update_metadata(): the plugin is shutting down")
         if error := task.exception():
-            raise own(error)
+            raise as_dra_error(error)
         found: int = task.result()
         return found
 
@@ -87,7 +89,7 @@ class MetadataUpdates:
         while True:
             done = await self.store.do(
                 lambda db: self._record(db, update),
-                then=lambda done: Job(lambda db: self._write(db, update)) if done else done,
+                then=lambda done: FollowUp(lambda db: self._write(db, update)) if done else done,
             )
             if isinstance(done, int) and done is not False:
                 log.info("metadata of claim %s, request %s: generation %d", update.uid, update.request, done)

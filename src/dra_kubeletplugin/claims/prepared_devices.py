@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
-from ..driver.diagnostics.author_errors import forgotten, instead, instead_of_item
+from ..driver.diagnostics.author_errors import forgotten, instead_of_item, replacement_message
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
 from ..host import Host
 from .record import Record, allocated_json, identity, request_names
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\d+")
 _Key = tuple[str, str, str | None, str]  # pool, device, share, request
 
 
-class PreparedAnswer(NamedTuple):
+class PreparedResult(NamedTuple):
     """One device as the kubelet is told of it."""
 
     requests: Sequence[str]
@@ -35,10 +35,10 @@ class PreparedAnswer(NamedTuple):
     share_id: str | None
 
 
-def answer(record: Record) -> list[PreparedAnswer]:
+def prepared_result(record: Record) -> list[PreparedResult]:
     """What a prepared record says to the kubelet."""
     return [
-        PreparedAnswer(
+        PreparedResult(
             request_names([d.get("request", "")]), d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")
         )
         for d in record.devices
@@ -87,7 +87,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     shown = f"claim {claim.namespace}/{claim.name}"
     given: dict[_Key, PreparedDevice] = {}
     if not is_a(prepared, Iterable):
-        hint = instead(prepared, "PreparedDevice", of="device.prepared()")
+        hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
     for p in prepared:
         if not is_a(p, PreparedDevice):
@@ -148,7 +148,7 @@ def _near(missing: Path) -> str:
     except OSError:
         return ""
     kind = _NUMBER.sub("", missing.name)
-    return near(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
+    return did_you_mean(missing.name, [n for n in there if _NUMBER.sub("", n) != kind], 0.75)
 
 
 def _seen(path: str, dev: Path) -> Path | None:

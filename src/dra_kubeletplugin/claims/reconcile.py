@@ -24,13 +24,13 @@ from ..errors import (
     describe,
     printable,
 )
-from .claim_files import Files
-from .inflight import Flights
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks
 from .record import Record, State
-from .rollback import Undoing
-from .store.store import Store
-from .transitions import Judge
-from .verification import ClaimRef, Verifier
+from .rollback import Rollback
+from .store.store import RecordStore
+from .transitions import Transitions
+from .verification import ClaimIdentity, Verifier
 
 log = logging.getLogger(__name__)
 _FAILURES = 3  # questions to the API server that fail before a pass asks no more
@@ -39,7 +39,7 @@ _Key = tuple[str, float]  # a record's claim, and when it was made: one claim ma
 
 
 @dataclass
-class Report:
+class ReconcileReport:
     """What one pass did, by claim UID."""
 
     undone: list[str] = field(default_factory=list)
@@ -66,11 +66,11 @@ class Reconciler:
 
     def __init__(
         self,
-        undoing: Undoing,
-        store: Store,
-        files: Files,
-        flights: Flights,
-        judge: Judge,
+        undoing: Rollback,
+        store: RecordStore,
+        files: ClaimFiles,
+        flights: ClaimTasks,
+        judge: Transitions,
         verifier: Verifier,
         metrics: Metrics,
         *,
@@ -86,7 +86,7 @@ class Reconciler:
         self.metrics = metrics
         self.grace = grace
         self.patience = patience
-        self.last: Report | None = None
+        self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read when they were last asked for
         self._was_away = False  # the kubelet, when it was last asked for
@@ -105,12 +105,12 @@ class Reconciler:
             except DraError as e:
                 log.warning("reconciling failed, trying again in %gs: %s", interval, e)
 
-    async def once(self, *, ask_server: bool = True) -> Report:
+    async def once(self, *, ask_server: bool = True) -> ReconcileReport:
         """One pass. Without ``ask_server`` only what this node knows by itself: that is what a start needs.
 
         Raises :class:`RecordsError` where the records or the CDI files cannot be read.
         """
-        report = Report()
+        report = ReconcileReport()
         with operation():
             records = await self.store.all()
             await self._leftovers(records, report)
@@ -123,12 +123,12 @@ class Reconciler:
         self.last = report
         return report
 
-    async def _leftovers(self, records: list[Record], report: Report) -> None:
+    async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
         """Unfinished work of dead processes, and undo that failed before."""
         unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
         await self._all(unfinished, self.undoing.tidy, report.undone, report)
 
-    async def _files(self, records: list[Record], report: Report) -> None:
+    async def _files(self, records: list[Record], report: ReconcileReport) -> None:
         """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
         prepared = [r.uid for r in records if self.judge.answers(r)]
         await self._all(prepared, self.undoing.mend_file, report.files_restored, report)
@@ -147,7 +147,7 @@ class Reconciler:
         # A clock that was set back leaves files from the future.
         return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
-    async def _claims(self, records: list[Record], report: Report) -> None:
+    async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period, while
         the kubelet is there and does not do it."""
         now = time.monotonic()
@@ -191,7 +191,7 @@ class Reconciler:
 
         Raises :class:`ApiUnavailableError`.
         """
-        claim = await self.verifier.fetch(ClaimRef(record.namespace, record.name, record.uid))
+        claim = await self.verifier.fetch(ClaimIdentity(record.namespace, record.name, record.uid))
         has = claim is not None and self.verifier.has(claim, record)
         if claim is not None and not has and self.verifier.may_be_in_use(claim, record):
             self._leave(record)
@@ -238,7 +238,7 @@ class Reconciler:
             )
 
     async def _all(
-        self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: Report
+        self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: ReconcileReport
     ) -> None:
         """Works on claims side by side, but for those that are worked on already."""
         tasks: Mapping[str, asyncio.Task[Any]] = {

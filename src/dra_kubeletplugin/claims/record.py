@@ -131,7 +131,7 @@ class Fence:
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableRecord:
     """A row that this version cannot read. It stays as it is, and its devices stay held."""
 
     uid: str
@@ -144,7 +144,7 @@ class Unreadable:
         return f"{namespace}/{name} (UID {self.uid})"
 
 
-class InFlight:
+class InFlightRecords:
     """Records that this process works on, as it last wrote them: what must come back should the database be lost."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Found:
+class RemoteDevice:
     """A device, and the counter sets from which it draws: counter set → counter → amount."""
 
     device: Device
@@ -113,7 +113,7 @@ class _Pool:
         return {c["name"]: read_counters(c["counters"]) for s in self.slices for c in s.get("sharedCounters") or ()}
 
 
-class _Look(Generic[T]):
+class _SharedRequest(Generic[T]):
     """An answer that is shared: asked for once by all who want one that is young enough, and let go of soon."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
@@ -141,7 +141,7 @@ class _Look(Generic[T]):
             self._task = None
 
 
-class Elsewhere:
+class SliceLookup:
     """Args:
     others: whether another instance of the plugin lives on this node: only then are slices of this node another's.
     """
@@ -152,12 +152,12 @@ class Elsewhere:
         self._node = node
         self._others = others
         # Slices of other nodes are nobody's business here, and there may be thousands: those of no single node, then ours.
-        self._anywhere: _Look[Mapping[str, _Pool]] = _Look(functools.partial(self._pools, ""))
-        self._here: _Look[Mapping[str, _Pool]] = _Look(functools.partial(self._pools, node))
-        self._labels: _Look[JSON | None] = _Look(self._this_node)
+        self._anywhere: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
+        self._here: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
+        self._labels: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
         self._told = False  # that the node may not be read
 
-    async def find(self, shown: str, pool: str, name: str, asked: float) -> Found:
+    async def find(self, shown: str, pool: str, name: str, asked: float) -> RemoteDevice:
         """``shown`` names the claim in messages; ``asked`` is when its first device was looked for, in the event loop's time.
 
         Raises :class:`ApiUnavailableError` where the API server does not tell, :class:`DevicesUnknownError` while the pool is
@@ -198,7 +198,7 @@ class Elsewhere:
             raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
         return _Condition("Ready", "True") not in (status.conditions or ())
 
-    async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> Found | None:
+    async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
         """None where there is no such device for this node; where that is ``sure`` and the pool is known, what it is instead."""
         looks = [self._anywhere, self._here] if self._others() else [self._anywhere]
         for look in looks:
@@ -272,8 +272,8 @@ def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
         raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
 
 
-def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> Found:
+def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> RemoteDevice:
     if any(t["key"] == GONE.key for t in raw.get("taints") or ()):
         raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: its taint says so")
     device = read_device(raw)
-    return Found(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})
+    return RemoteDevice(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})

@@ -18,20 +18,20 @@ from ..base.telemetry.metrics import Metrics
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
-from ..kube.event_recorder import Events, claim_subject
-from .claim_files import Files
-from .inflight import Flights, Work, own
-from .record import Fence, InFlight, Record
+from ..kube.event_recorder import EventRecorder, claim_subject
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks, Work, as_dra_error
+from .record import Fence, InFlightRecords, Record
 from .rollback_retries import RollbackRetries
 from .store import rows
-from .store.store import Job, Mode, Operation, Store
-from .transitions import Judge, Nothing, Repeat, Undo, Undone, Verdict
+from .store.store import FollowUp, Mode, Operation, RecordStore
+from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack, Transitions
 from .undo_steps import has_undo, run_undo
 
 log = logging.getLogger(__name__)
 
 
-class Undoing:
+class Rollback:
     """The undo half of the engine, for the claims of one driver in one process.
 
     ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed. ``patience`` is how many
@@ -42,14 +42,14 @@ class Undoing:
         self,
         driver: Driver,
         calls: Calls,
-        store: Store,
-        files: Files,
-        judge: Judge,
-        flights: Flights,
-        in_flight: InFlight,
+        store: RecordStore,
+        files: ClaimFiles,
+        judge: Transitions,
+        flights: ClaimTasks,
+        in_flight: InFlightRecords,
         metrics: Metrics,
         changed: Callable[[], None],
-        events: Events,
+        events: EventRecorder,
         *,
         patience: float,
     ) -> None:
@@ -66,42 +66,42 @@ class Undoing:
         self.patience = patience
         self.retries = RollbackRetries()
 
-    async def judged(self, judge: Operation[Verdict], mode: Mode = Mode.WRITE) -> Verdict:
+    async def judged(self, judge: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
         """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
         return await self.store.do(judge, mode, then=self._without_spec)
 
-    async def unprepare(self, uid: str) -> Verdict:
+    async def unprepare(self, uid: str) -> Decision:
         """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
 
         Raises :class:`DraError`.
         """
 
-        def end(db: Connection) -> Verdict:
+        def end(db: Connection) -> Decision:
             verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
-            if isinstance(verdict, Nothing):
+            if isinstance(verdict, NothingToDo):
                 self._clear(db, uid)
                 # Should the driver tell of this claim later, it is known to be over.
                 self.judge.remember_end(db, uid)
             return verdict
 
-        def then(verdict: Verdict) -> Verdict | Job:
+        def then(verdict: Decision) -> Decision | FollowUp:
             verdict = self._without_spec(verdict)
-            if not isinstance(verdict, Undo) or verdict.fault or has_undo(self.driver, verdict.record.steps):
+            if not isinstance(verdict, RollBack) or verdict.fault or has_undo(self.driver, verdict.record.steps):
                 return verdict
-            fence, undone = verdict.record.fence, Undone(verdict.record)
-            return Job(lambda db: self._drop(db, fence), then=lambda _: undone)
+            fence, undone = verdict.record.fence, RolledBack(verdict.record)
+            return FollowUp(lambda db: self._drop(db, fence), then=lambda _: undone)
 
         try:
             verdict = await self.store.do(end, then=then)
         except DraError:
             self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
             raise
-        if isinstance(verdict, Undone):
+        if isinstance(verdict, RolledBack):
             self._undone(verdict.record)
         return verdict
 
-    def _without_spec(self, verdict: Verdict) -> Verdict:
-        if not isinstance(verdict, Undo):
+    def _without_spec(self, verdict: Decision) -> Decision:
+        if not isinstance(verdict, RollBack):
             return verdict
         self.in_flight.put(verdict.record)
         try:
@@ -110,7 +110,7 @@ class Undoing:
             return dataclasses.replace(verdict, fault=e)
         return verdict
 
-    async def undo(self, marked: Undo) -> None:
+    async def undo(self, marked: RollBack) -> None:
         """The hardware, then the record, after the CDI spec.
 
         Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
@@ -131,7 +131,7 @@ class Undoing:
             await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
             self.metrics.inc("undo_failures_total")
-            error = own(e)
+            error = as_dra_error(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
             record.doc = {**record.doc, "retryAt": time.time() + pause}
@@ -180,17 +180,17 @@ class Undoing:
     async def take_back(self, record: Record, error: DraError) -> Record | None:
         """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
 
-        def take_back(db: Connection) -> Verdict:
+        def take_back(db: Connection) -> Decision:
             verdict = self.judge.take_back(db, record)
-            if isinstance(verdict, Nothing):
+            if isinstance(verdict, NothingToDo):
                 self._clear(db, record.uid)
             return verdict
 
         try:
             match await self.judged(take_back):
-                case Undo() as marked:
+                case RollBack() as marked:
                     await self.undo(marked)
-                case Repeat(found):
+                case AlreadyPrepared(found):
                     self.in_flight.drop(record.uid)
                     return found
                 case _:
@@ -249,7 +249,7 @@ class Undoing:
     async def _tidy(
         self,
         uid: str,
-        judge: Callable[[Connection], Verdict],
+        judge: Callable[[Connection], Decision],
         is_over: Callable[[], Awaitable[bool]] | None = None,
         *,
         work: Work = Work.TIDY,
@@ -258,9 +258,9 @@ class Undoing:
             if is_over and not await is_over():
                 return False
             verdict = await self.judged(judge)
-            if isinstance(verdict, Undo):
+            if isinstance(verdict, RollBack):
                 await self.undo(verdict)
-            return isinstance(verdict, Undo)
+            return isinstance(verdict, RollBack)
 
         done: bool = await self._run(uid, do, work)
         return done
@@ -305,7 +305,7 @@ class Undoing:
         try:
             return await asyncio.shield(task)
         except Exception as e:  # one claim's fault is not the others'
-            raise own(e) from e
+            raise as_dra_error(e) from e
 
 
 async def _caught(work: Awaitable[None]) -> DraError | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from .capacity import Supply, shortage
-from .instances import ProcessLock
-from .record import Record, State, Unreadable
+from .instances import InstanceLock
+from .record import Record, State, UnreadableRecord
 from .store import rows
 
 log = logging.getLogger(__name__)
@@ -23,21 +23,21 @@ ENDED = "ended:"  # + UID of a claim that was unprepared before the driver told 
 
 
 @dataclass(frozen=True)
-class Fresh:
+class Prepare:
     """The record is written and the devices are held: prepare."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Repeat:
+class AlreadyPrepared:
     """Prepared already, as it should be."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Undo:
+class RollBack:
     """Marked as ours: undo it, then ask again. ``fault`` is why its CDI spec is still there."""
 
     record: Record
@@ -45,42 +45,42 @@ class Undo:
 
 
 @dataclass(frozen=True)
-class Undone:
+class RolledBack:
     """It was marked, and is gone: nothing of it concerned the driver."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Busy:
+class InProgress:
     """Another living process works on it."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Stale:
+class StaleHolders:
     """Claims that hold devices and run no more: from before a reboot, or of a dead process's unfinished work."""
 
     holders: list[Record]
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NothingToDo:
     """There is no record."""
 
 
-Verdict = Fresh | Repeat | Undo | Undone | Busy | Stale | Nothing
+Decision = Prepare | AlreadyPrepared | RollBack | RolledBack | InProgress | StaleHolders | NothingToDo
 
 
-class Judge:
+class Transitions:
     """Judges for one process in one boot. Its methods are operations: they run inside a transaction.
 
     ``prepares`` says whether this process prepares a claim now. ``node`` is the node's name; empty where it is not known.
     """
 
     def __init__(
-        self, driver: str, process: ProcessLock, boot_id: str, prepares: Callable[[str], bool], node: str = ""
+        self, driver: str, process: InstanceLock, boot_id: str, prepares: Callable[[str], bool], node: str = ""
     ) -> None:
         self.driver = driver
         self.process = process
@@ -88,7 +88,7 @@ class Judge:
         self.prepares = prepares
         self.node = node
 
-    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Verdict:
+    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Decision:
         """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
 
         Raises ``fault``, :class:`DeviceHeldError` naming the holders, of a device or of what is needed of its counters and
@@ -111,13 +111,13 @@ class Judge:
         except rows.HeldByError as e:
             stale = [h for h in e.holders if isinstance(h, Record) and self._is_stale(h)]
             if len(stale) == len(e.holders):
-                return Stale(stale)
+                return StaleHolders(stale)
             raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
         stale = self._check_left(db, wanted, supply)
         if stale:
-            return Stale(stale)
+            return StaleHolders(stale)
         rows.insert_free(db, self.driver, wanted)  # that nobody has its devices was looked at just now
-        return Fresh(wanted)
+        return Prepare(wanted)
 
     def _check_node(self, db: sqlite3.Connection) -> None:
         """A node's pools are named after it, so after a change of its name the records hold the same devices under other pools.
@@ -151,47 +151,47 @@ class Judge:
             raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
         return list(stale.values())
 
-    def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Verdict:
+    def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
         if self.answers(found) and found.same_allocation(wanted):
             # That it was asked for tells another instance, which found the claim gone just before, that it is not.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
                 rows.update(db, found, fence)
-            return Repeat(found)
+            return AlreadyPrepared(found)
         if self.is_others(found):
-            return Busy(found)
+            return InProgress(found)
         return self._mark(db, found)
 
-    def end(self, db: sqlite3.Connection, uid: str, known: Callable[[], Record | None]) -> Verdict:
+    def end(self, db: sqlite3.Connection, uid: str, known: Callable[[], Record | None]) -> Decision:
         """For an unprepare. ``known`` is what else tells of the claim, asked only where the record does not."""
         row = rows.read(db, uid)
         if not isinstance(row, Record):
             record = known()
             if record is None:
                 self.readable(row)
-                return Nothing()
+                return NothingToDo()
             return self._adopt(db, record)
-        return Busy(row) if self.is_others(row) else self._mark(db, row)
+        return InProgress(row) if self.is_others(row) else self._mark(db, row)
 
     def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
         """While the driver has not said yet what its hardware knows: the kubelet was told that this claim is over."""
         if rows.has_meta(db, RECOVER):
             rows.set_meta(db, ENDED + uid, "")
 
-    def take_back(self, db: sqlite3.Connection, ours: Record) -> Verdict:
+    def take_back(self, db: sqlite3.Connection, ours: Record) -> Decision:
         """For a prepare of ours that cannot be completed, whatever became of its record meanwhile."""
         row = rows.read(db, ours.uid)
         if row is None:
             return self._adopt(db, ours)
         if not isinstance(row, Record):
-            return Nothing()
+            return NothingToDo()
         if row.owner == self.process.id:
             return self._mark(db, row)
         # The write that seemed to fail was done, or another instance has taken the claim over and answers for it.
-        return Repeat(row) if self.answers(row) and row.same_allocation(ours) else Busy(row)
+        return AlreadyPrepared(row) if self.answers(row) and row.same_allocation(ours) else InProgress(row)
 
-    def _adopt(self, db: sqlite3.Connection, record: Record) -> Verdict:
+    def _adopt(self, db: sqlite3.Connection, record: Record) -> Decision:
         """Undoes what no row tells of, unless its devices are another claim's by now: those are left alone, and its files go."""
         rows.forget(db, record.uid)
         record.state, record.owner = State.UNPREPARING, self.process.id
@@ -199,27 +199,27 @@ class Judge:
             rows.insert(db, self.driver, record)
         except rows.HeldByError as e:
             log.error("claim %s left something behind that is not undone: %s", record.shown, e)
-            return Nothing()
-        return Undo(record)
+            return NothingToDo()
+        return RollBack(record)
 
-    def reclaim(self, db: sqlite3.Connection, seen: Record) -> Verdict:
+    def reclaim(self, db: sqlite3.Connection, seen: Record) -> Decision:
         """For a prepared claim that the API server does not have any more, if it is still the one that was looked at."""
         row = rows.read(db, seen.uid)
         if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
-            return Nothing()
-        return self._mark(db, row) if row.fence == seen.fence else Nothing()
+            return NothingToDo()
+        return self._mark(db, row) if row.fence == seen.fence else NothingToDo()
 
-    def tidy(self, db: sqlite3.Connection, uid: str) -> Verdict:
+    def tidy(self, db: sqlite3.Connection, uid: str) -> Decision:
         """For what a dead process left, or an undo that failed. Prepared claims are left alone."""
         row = rows.read(db, uid)
         if not isinstance(row, Record) or row.state is State.PREPARED or self.is_others(row):
-            return Nothing()
+            return NothingToDo()
         return self._mark(db, row)
 
-    def free(self, db: sqlite3.Connection, uid: str) -> Verdict:
+    def free(self, db: sqlite3.Connection, uid: str) -> Decision:
         """For a hold that looked stale: it is judged again."""
         row = rows.read(db, uid)
-        return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else Nothing()
+        return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
 
     def answers(self, record: Record) -> bool:
         """Whether a repetition may be answered from the record alone."""
@@ -231,7 +231,7 @@ class Judge:
 
     def readable(self, row: rows.Row | None) -> Record | None:
         """Raises :class:`RecordUnreadableError`."""
-        if isinstance(row, Unreadable):
+        if isinstance(row, UnreadableRecord):
             raise RecordUnreadableError(
                 f"the record of claim {row.shown} cannot be read ({row.reason}) and its devices stay held: use the plugin "
                 f"version that wrote it, or, when its pod is gone, `dra claims forget {row.uid}`"
@@ -247,7 +247,7 @@ class Judge:
             return False
         return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
 
-    def _mark(self, db: sqlite3.Connection, found: Record) -> Verdict:
+    def _mark(self, db: sqlite3.Connection, found: Record) -> Decision:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return Undo(found) if rows.mark(db, found, fence) else Nothing()
+        return RollBack(found) if rows.mark(db, found, fence) else NothingToDo()

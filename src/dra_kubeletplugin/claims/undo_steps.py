@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
 from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
@@ -25,7 +25,7 @@ _MOST = 1_000  # steps of one claim; its record is written with each
 _SAVE_WAIT = 60.0  # seconds that a plain prepare waits for its step; the store gives up long before
 
 
-class RecordUndo(UndoRegistrar):
+class UndoRecorder(UndoRegistrar):
     """Puts the steps of one prepare on record. Made on the thread of ``loop``; registered with from any thread.
 
     ``save`` is called on the loop after each registration, at once, with all steps so far in the order of registration: also one
@@ -216,7 +216,7 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     method = getattr(driver, name, None)
     if not callable(method):
         known = [n.removeprefix("undo_") for n in dir(type(driver)) if n.startswith("undo_")]
-        return f"{cls} has no method {printable(name)}(claim, **data)" + near(step, known)
+        return f"{cls} has no method {printable(name)}(claim, **data)" + did_you_mean(step, known)
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
@@ -229,10 +229,10 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
         for given in data:
             if given not in parameters and not any_name:
                 return f"{cls}.{printable(name)} has no parameter {given!r}" + (
-                    near(given, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
+                    did_you_mean(given, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
                 )
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""
 
 
-__all__ = ["RecordUndo", "has_undo", "run_undo"]
+__all__ = ["UndoRecorder", "has_undo", "run_undo"]

@@ -38,9 +38,9 @@ from ..resourceapi.conversion import convert
 from ..resourceapi.encoded import config_entries, from_json
 from ..resourceapi.types import Device
 from .capacity import Supply
-from .device_lookup import Known
+from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
-from .remote_devices import Elsewhere
+from .remote_devices import SliceLookup
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for one claim
@@ -49,7 +49,7 @@ _LARGE_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class ClaimRef:
+class ClaimIdentity:
     """A claim as the kubelet names it."""
 
     namespace: str
@@ -61,7 +61,7 @@ class ClaimRef:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedClaim:
     """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care.
 
     ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
@@ -101,7 +101,7 @@ class _Fields(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedClaim:
     """A claim as the API server sent it, and the fields that are read here, of known shape."""
 
     object: EncodedClaim | JSON
@@ -132,7 +132,7 @@ class Verifier:
         self,
         client: KubeClient,
         inventory: Inventory,
-        elsewhere: Elsewhere,
+        elsewhere: SliceLookup,
         driver: Driver,
         name: str,
         *,
@@ -147,7 +147,7 @@ class Verifier:
         self._resolver = Resolver(driver, name)
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
-    async def fetch(self, ref: ClaimRef) -> Fetched | None:
+    async def fetch(self, ref: ClaimIdentity) -> FetchedClaim | None:
         """The claim; None where it is gone.
 
         Raises :class:`ApiUnavailableError` for every other response than the claim or "not found".
@@ -156,7 +156,7 @@ class Verifier:
             return claim
 
     @contextlib.asynccontextmanager
-    async def _reading(self, ref: ClaimRef) -> AsyncIterator[Fetched | None]:
+    async def _reading(self, ref: ClaimIdentity) -> AsyncIterator[FetchedClaim | None]:
         """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: each may take 20 ms."""
         try:
             resource = await self.client.dra("resourceclaims")
@@ -175,12 +175,12 @@ class Verifier:
         async with self._large:
             yield await asyncio.to_thread(_fetched, ref, resource, answer)
 
-    def has(self, claim: Fetched, record: Record) -> bool:
+    def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
         now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
         return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
 
-    def may_be_in_use(self, claim: Fetched, record: Record) -> bool:
+    def may_be_in_use(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a pod of this node may have what was prepared, though the claim has other devices of this node by now.
 
         A kubelet that knows a claim as prepared starts the next pod with what it was told then, and asks nobody: so it is where
@@ -190,7 +190,7 @@ class Verifier:
         found = claim.results(self.name) if claim.uid == record.uid and claim.reserved_for else []
         return any(here is None or r.pool in here for r in found)
 
-    async def verify(self, ref: ClaimRef) -> Verified:
+    async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
         """Reads the claim and resolves its devices.
 
         Raises :class:`ClaimError` where the claim itself is wrong; what is wrong with its devices is ``fault``.
@@ -198,7 +198,7 @@ class Verifier:
         async with self._reading(ref) as claim:
             return await self._verified(ref, claim)
 
-    async def _verified(self, ref: ClaimRef, claim: Fetched | None) -> Verified:
+    async def _verified(self, ref: ClaimIdentity, claim: FetchedClaim | None) -> VerifiedClaim:
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
         if claim.uid != ref.uid:
@@ -210,7 +210,7 @@ class Verifier:
                 f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
             )
         results = claim.results(self.name)
-        supply = Known(self.inventory)
+        supply = DeviceLookup(self.inventory)
         asked = (
             asyncio.get_running_loop().time()
         )  # one look is new enough for all devices of a claim, however long it takes
@@ -220,19 +220,19 @@ class Verifier:
             for result in results:
                 devices.append(await self._device(ref, result, resolved, supply, asked))
                 entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
-            return Verified(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
+            return VerifiedClaim(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
-            return Verified({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
+            return VerifiedClaim({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(
         self,
-        ref: ClaimRef,
+        ref: ClaimIdentity,
         result: AllocationResult,
         resolved: Mapping[str, Resolved | DraError],
-        supply: Known,
+        supply: DeviceLookup,
         asked: float,
     ) -> AllocatedDevice:
         name = result.device
@@ -254,7 +254,7 @@ class Verifier:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return result.allocated(device, chosen, source, consumed)
 
-    def _own(self, ref: ClaimRef, result: AllocationResult) -> Device | None:
+    def _own(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
         """A device of the inventory; None where only others can know of its pool."""
         name, pool = result.device, result.pool
         device = self.inventory.get(name, pool)
@@ -272,7 +272,7 @@ class Verifier:
         return device
 
 
-def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse) -> Fetched:
+def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> FetchedClaim:
     """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
     try:
         fields: _Fields = from_json(answer.body, _Fields)
@@ -285,4 +285,4 @@ def _fetched(ref: ClaimRef, resource: Resource, answer: HttpResponse) -> Fetched
             f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
         ) from None
     status = fields.status or _Status()
-    return Fetched(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
+    return FetchedClaim(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())

@@ -11,9 +11,9 @@ from pathlib import Path
 from ..base.settings import Settings, load
 from ..base.terminal import indented
 from ..cdi import ClaimSpecs
-from ..claims.instances import ProcessLock
+from ..claims.instances import InstanceLock
 from ..claims.metadata_files import MetadataFiles
-from ..claims.record import Unreadable
+from ..claims.record import UnreadableRecord
 from ..claims.rollback_retries import retry_note
 from ..claims.store.offline import forget, read_rows
 from ..claims.store.rows import Row
@@ -65,7 +65,7 @@ def _files(settings: Settings, drivers: Iterable[str]) -> Iterator[ClaimFile]:
 
 
 def _row(driver: str, r: Row) -> tuple[str, ...]:
-    if isinstance(r, Unreadable):
+    if isinstance(r, UnreadableRecord):
         return (driver, r.shown.partition(" ")[0], r.uid, "Unreadable", "?", "?", r.reason)
     devices = ",".join(d["device"] + (f"/{d['shareID'][:8]}" if d.get("shareID") else "") for d in r.devices)
     minutes = int((datetime.now(UTC).timestamp() - r.created) // 60)
@@ -75,7 +75,7 @@ def _row(driver: str, r: Row) -> tuple[str, ...]:
 
 
 def _claim(driver: str, r: Row) -> RecordedClaim:
-    if isinstance(r, Unreadable):
+    if isinstance(r, UnreadableRecord):
         namespace, _, name = r.shown.partition(" ")[0].partition("/")
         return RecordedClaim(driver, r.uid, namespace, name, "Unreadable", (), "", "", 0, r.reason, False, r.raw)
     devices = tuple(
@@ -100,10 +100,10 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         record = next((r for r in read_rows(path, settings.lock_wait) if r.uid == args.uid), None)
         if record is None:
             continue
-        if isinstance(record, Unreadable):
+        if isinstance(record, UnreadableRecord):
             _say(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
         else:
-            processes = ProcessLock(path.parent / "processes")
+            processes = InstanceLock(path.parent / "processes")
             if record.owner and processes.alive(record.owner):
                 raise SettingsError(
                     f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..base.settings import Settings, load
 from ..base.text import counted
 from ..cdi import ClaimSpecs
-from ..claims.instances import ProcessLock
+from ..claims.instances import InstanceLock
 from ..claims.metadata_files import MetadataFiles
 from ..claims.store.offline import read_rows
 from ..errors import ApiError, SettingsError
@@ -82,7 +82,7 @@ def _sockets(settings: Settings) -> Iterator[Path]:
 
 def _alive(settings: Settings) -> list[Path]:
     """Marks of life of plugins that live, also of one that has no sockets yet."""
-    processes = ProcessLock(settings.plugin_dir / "processes")
+    processes = InstanceLock(settings.plugin_dir / "processes")
     return [p for p in processes.folder.glob("*.lock") if processes.alive(p.stem)]
 
 

@@ -19,10 +19,10 @@ from .serving import serve
 from .shell.driver_options import given_own, together, variables
 from .shell.exit_codes import Exit
 from .shell.options import given
-from .shell.signals import Stop
+from .shell.signals import StopSignal
 
 
-async def cut_when_lost(process: Controller, stop: Stop) -> None:
+async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
     """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too.
 
     Until then it returns memory of large claims to the kernel.
@@ -39,13 +39,13 @@ async def cut_when_lost(process: Controller, stop: Stop) -> None:
 def controller(
     target: str | type[Driver],
     args: argparse.Namespace,
-    beside: Callable[[Controller, Stop], Awaitable[object]] = cut_when_lost,
+    beside: Callable[[Controller, StopSignal], Awaitable[object]] = cut_when_lost,
 ) -> NoReturn:
     """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the controller serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
-    stop = Stop()
+    stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
     settings, options = together(

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..base.text import listed
+from ..base.text import join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
@@ -46,7 +46,7 @@ def deploy(args: argparse.Namespace) -> int:
             values = values_of(source, paths, doubts, driver)
             if driver is None and (unjudged := sorted(values.options.keys() - framework_options())):
                 doubts.append(
-                    f"options: the driver's own, {listed(unjudged)}, are not judged: give the driver with --driver"
+                    f"options: the driver's own, {join_names(unjudged)}, are not judged: give the driver with --driver"
                 )
             write_driver(source, values, out, args.base)
             for doubt in doubts:

@@ -13,7 +13,7 @@ from ..analysis import from_files
 from ..base.settings import Settings
 from ..devices.inventory import Inventory
 from ..devices.slices.pack import pack
-from ..devices.slices.plan import Frame
+from ..devices.slices.plan import PoolFrame
 from ..driver import Driver, Role, make
 from ..errors import SettingsError
 from ..host import Host
@@ -137,7 +137,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     for pool in inventory.contents():
         contents = pack(pool.devices, pool.counter_sets, full=inventory.full)
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else dict(pool.nodes.of_slice(settings.node_name))
-        frame = Frame(settings.driver_name, pool.name, nodes, 1, len(contents))
+        frame = PoolFrame(settings.driver_name, pool.name, nodes, 1, len(contents))
         for i, content in enumerate(contents):
             name = f"{pool.name}-{settings.driver_name}-{i:05x}"
             spec = frame.spec(content, {})

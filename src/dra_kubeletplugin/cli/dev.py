@@ -20,7 +20,7 @@ from ..localcluster.cluster import LocalCluster, simulated
 from ..localcluster.dev import manifests
 from ..localcluster.dev.control import ControlServer
 from ..localcluster.dev.drivers import DriverFailed
-from ..localcluster.dev.environment import Around, Environment, environment
+from ..localcluster.dev.environment import DevEnvironment, EnvironmentOptions, environment
 from ..localcluster.dev.handlers import REFUSALS, act
 from ..localcluster.dev.hosts import NodeHost
 from ..localcluster.runtime.interface import ContainerError, ContainerRuntime
@@ -150,7 +150,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
                 task.cancel()
 
 
-def _around(style: Style, progress: Progress) -> Around:
+def _around(style: Style, progress: Progress) -> EnvironmentOptions:
     def say(text: str) -> None:
         progress.done()
         tell(text, sys.stdout)
@@ -159,7 +159,7 @@ def _around(style: Style, progress: Progress) -> Around:
         progress.done()
         tell(f"{style.dim(place)} {line}")
 
-    return Around(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
+    return EnvironmentOptions(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _why_none(host: NodeHost) -> str:
@@ -168,7 +168,7 @@ def _why_none(host: NodeHost) -> str:
     return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
 
 
-async def _welcome(on: Environment, style: Style) -> str:
+async def _welcome(on: DevEnvironment, style: Style) -> str:
     cluster = on.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
     # Their devices may be of no node.

@@ -19,8 +19,8 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from ..base.settings import ControllerSettings, Settings
-from ..devices.discovery import DeviceScan
-from ..devices.health_monitor import HealthWatch
+from ..devices.discovery import DeviceDiscovery
+from ..devices.health_monitor import HealthMonitor
 from ..driver import Driver, load_driver
 from ..driver.contract import Health
 from ..errors import DraError, NotReadyError
@@ -34,7 +34,7 @@ from .shell.driver_options import add_own_options
 from .shell.exit_handling import report
 from .shell.options import add_settings
 from .shell.parsing import Parser
-from .shell.signals import Stop
+from .shell.signals import StopSignal
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 NODE, CONTROLLER = "node", "controller"
@@ -48,7 +48,7 @@ _LOOK = 0.5  # seconds between two looks at what keeps it
 _PATIENCE = 1.5  # seconds in which a driver's methods fail until it is given up
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _HealthOverride(msgspec.Struct, frozen=True):
     """What `dra dev health` says of a device."""
 
     healthy: bool | None
@@ -73,27 +73,27 @@ def steered(driver: type[Driver], file: Path) -> type[Driver]:
     return told_besides(driver, told)
 
 
-def _told(file: Path) -> dict[str, _Told]:
+def _told(file: Path) -> dict[str, _HealthOverride]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, _Told])
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, _HealthOverride])
     except FileNotFoundError:
         return {}
 
 
-class _Servant(Protocol):
+class _SteeredDriver(Protocol):
     """A plugin or a controller."""
 
     async def ready(self, timeout: float | None = None) -> None: ...
 
     @property
-    def scan(self) -> DeviceScan: ...
+    def scan(self) -> DeviceDiscovery: ...
 
     async def not_ready(self) -> list[str]: ...
 
     async def notes(self) -> list[str]: ...
 
 
-async def _tell(process: _Servant, health: HealthWatch | None = None) -> None:
+async def _tell(process: _SteeredDriver, health: HealthMonitor | None = None) -> None:
     """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then what is odd: of its
     first report of health too, unless that takes long."""
     file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
@@ -118,12 +118,12 @@ async def _tell(process: _Servant, health: HealthWatch | None = None) -> None:
         await asyncio.sleep(began + _LOOK - clock())
 
 
-async def _beside_plugin(plugin: Plugin, stop: Stop) -> None:
+async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
     await _tell(plugin, plugin.health if plugin.driver.reports_health else None)
     await tidy(plugin, stop)
 
 
-async def _beside_controller(process: Controller, stop: Stop) -> None:
+async def _beside_controller(process: Controller, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_tell(process))
         tasks.create_task(cut_when_lost(process, stop))

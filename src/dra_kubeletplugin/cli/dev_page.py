@@ -14,7 +14,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from ..analysis.top.live import Live
+from ..analysis.top.live import LiveOverview
 from ..base.http_server.server import PROBES, HttpServer, Request, Response
 from ..errors import DraError, QuestionError, describe
 from ..kube import ApiConfig, KubeClient
@@ -41,7 +41,7 @@ class DevPage:
         self._url = ""
         self._links: set[str] = set()
         self._tokens: set[str] = set()
-        self._live: asyncio.Future[Live | None] | None = None
+        self._live: asyncio.Future[LiveOverview | None] | None = None
         self._following: set[asyncio.Task[None]] = set()  # one that ends may be beside the one that begins
         self._stay: asyncio.Timeout | None = None  # when it is followed no longer
         self._fault = ""
@@ -103,7 +103,7 @@ class DevPage:
 
     # --- what is shown --------------------------------------------------------------------------
 
-    async def _followed(self) -> Live | None:
+    async def _followed(self) -> LiveOverview | None:
         """None where the API server does not answer; ``_fault`` says why."""
         loop = asyncio.get_running_loop()
         if self._stay is not None and self._stay.expired():  # it is ending
@@ -117,10 +117,10 @@ class DevPage:
             task.add_done_callback(self._following.discard)
         return await asyncio.shield(self._live)
 
-    async def _follow(self, ready: asyncio.Future[Live | None]) -> None:
+    async def _follow(self, ready: asyncio.Future[LiveOverview | None]) -> None:
         try:
             async with KubeClient(self._config) as client:
-                live = Live(client)
+                live = LiveOverview(client)
                 async with live.running():
                     ready.set_result(live)
                     with contextlib.suppress(TimeoutError):
@@ -134,13 +134,13 @@ class DevPage:
             if not ready.done():
                 ready.set_result(None)
 
-    def _shown(self, live: Live) -> Overview:
+    def _shown(self, live: LiveOverview) -> Overview:
         found = live.current()
         live.reasons.show(found.waiting[:_REASONS])
         return found
 
 
-async def _explained(live: Live, request: Request) -> Response:
+async def _explained(live: LiveOverview, request: Request) -> Response:
     namespace, name = request.query.get("namespace", ""), request.query.get("pod", "")
     pod = next((p for p in live.current().waiting if (p.namespace, p.name) == (namespace, name)), None)
     if pod is None:

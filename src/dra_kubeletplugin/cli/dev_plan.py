@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.settings import ControllerSettings, Settings, load
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..base.yaml.manifests import Manifest, ManifestError
 from ..driver import Driver, as_flags, check, load_driver, read_options
 from ..errors import DriverError, SettingsError
 from ..localcluster.dev import manifests
-from ..localcluster.dev.drivers import Program
+from ..localcluster.dev.drivers import DriverProgram
 from ..localcluster.runtime.images import ImageError, parse_option
 from ..resourceapi.kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
 from . import DEV_PLACES, dev_driver
@@ -40,8 +40,8 @@ class Plan:
     """What was asked for, checked as far as it can be before anything is started."""
 
     settings: Settings
-    programs: Sequence[Program]
-    controllers: Sequence[Program]
+    programs: Sequence[DriverProgram]
+    controllers: Sequence[DriverProgram]
     nodes: Sequence[str]
     hosts: Sequence[str]  # of each node, or empty: this machine
     apply: list[Manifest]
@@ -146,7 +146,7 @@ def _drivers(args: argparse.Namespace) -> dict[str, type[Driver]]:
 
 def _loaded(target: str) -> type[Driver]:
     """Raises :class:`SettingsError` for a verb that is misspelt, and :class:`DriverError`."""
-    if not Path(target).exists() and (verb := near(target, VERBS)):
+    if not Path(target).exists() and (verb := did_you_mean(target, VERBS)):
         raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
     return load_driver(target)
 
@@ -188,21 +188,21 @@ def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Pat
 
 def _program(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
-) -> Program:
+) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
     flags = _flags(Settings, options, DEV_PLACES | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
         flags += ["--health-interval", _HEALTH]
     health = driver.health is not Driver.health
-    return Program(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
+    return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
 
 
 def _controller(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
-) -> Program:
+) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
     flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the address is the plugin's
-    return Program(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver))
+    return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver))
 
 
 _ENV = {"PYTHONUNBUFFERED": "1"}

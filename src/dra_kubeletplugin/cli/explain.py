@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..analysis import Explanation, Snapshot, State, explain, take, waiting, with_events
+from ..analysis import Explanation, ExplanationState, Snapshot, explain, take, waiting, with_events
 from ..analysis.explain.explain import parse
 from ..base.terminal import on_one_line
 from ..base.text import counted
@@ -30,9 +30,13 @@ class Waiting:
 
 
 EXIT = {
-    State.RUNS: Exit.WELL, State.ENDED: Exit.WELL, State.SCHEDULED: Exit.WELL, State.FITS: Exit.WELL,
-    State.WAITS: Exit.FOUND, State.UNKNOWN: Exit.UNSURE,
-}  # fmt: skip
+    ExplanationState.RUNS: Exit.WELL,
+    ExplanationState.ENDED: Exit.WELL,
+    ExplanationState.SCHEDULED: Exit.WELL,
+    ExplanationState.FITS: Exit.WELL,
+    ExplanationState.WAITS: Exit.FOUND,
+    ExplanationState.UNKNOWN: Exit.UNSURE,
+}
 
 
 def explain_command(args: argparse.Namespace) -> int:

@@ -7,20 +7,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from ..analysis import ClaimState, Example, Explanation, Kind, NodeGroup, Reason, RequestOnNodes, State
-from ..base.text import counted, listed
+from ..analysis import ClaimState, Example, Explanation, ExplanationState, NodeGroup, Reason, ReasonKind, RequestOnNodes
+from ..base.text import counted, join_names
 from .shell.style import Style
 
 _GROUPS = 5
 _REASONS = 4
 _EXAMPLES = 3
-_TAKEN = {Kind.HELD, Kind.COUNTERS}  # who has them differs everywhere: one example is enough
+_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # who has them differs everywhere: one example is enough
 _WIDTH = 118
-_GOOD = {State.RUNS, State.ENDED, State.SCHEDULED, State.FITS}
+_GOOD = {ExplanationState.RUNS, ExplanationState.ENDED, ExplanationState.SCHEDULED, ExplanationState.FITS}
 
 
 def text(found: Explanation, style: Style) -> list[str]:
-    shown = style.green if found.state in _GOOD else style.yellow if found.state is State.UNKNOWN else style.red
+    shown = (
+        style.green if found.state in _GOOD else style.yellow if found.state is ExplanationState.UNKNOWN else style.red
+    )
     lines = [*_wrapped(f"{style.bold(found.subject)} {shown(str(found.state))}: {found.summary}", 0)]
     for claim in found.claims:
         lines += _claim(claim)
@@ -37,7 +39,7 @@ def text(found: Explanation, style: Style) -> list[str]:
             f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json has them",
         ]
     lines += _changes(found, style)
-    if found.state is State.FITS and found.said:
+    if found.state is ExplanationState.FITS and found.said:
         lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
     if found.said:
         lines += ["", *_wrapped(f"Kubernetes says: {found.said}", 0)]
@@ -72,7 +74,7 @@ def _wrapped(line: str, indent: int, mark: str = "") -> list[str]:
 def _claim(claim: ClaimState) -> Iterator[str]:
     if not claim.devices:
         return
-    by = f" for {listed(claim.users)}" if claim.users else ""
+    by = f" for {join_names(claim.users)}" if claim.users else ""
     yield f"  claim {claim.name or claim.entry}{by}"
     for d in claim.devices:
         where = f" on {d.node}" if d.node else ""
@@ -84,9 +86,9 @@ def _claim(claim: ClaimState) -> Iterator[str]:
 def _group(group: NodeGroup, style: Style) -> Iterator[str]:
     number = counted(len(group.nodes), "node")
     if group.fits:
-        yield from _wrapped(f"{style.green(number + ' would take it')}: {listed(group.nodes)}", 0)
+        yield from _wrapped(f"{style.green(number + ' would take it')}: {join_names(group.nodes)}", 0)
         return
-    yield from _wrapped(f"{style.bold(number)}: {listed(group.nodes)}", 0)
+    yield from _wrapped(f"{style.bold(number)}: {join_names(group.nodes)}", 0)
     for reason in group.reasons:
         yield from _wrapped(reason.text + _examples(reason.examples), 2, "- ")
     for alike, requests in groupby((r for r in group.requests if r.reasons), lambda r: replace(r, request="")):

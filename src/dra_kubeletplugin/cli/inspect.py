@@ -18,7 +18,7 @@ from pathlib import Path
 from ..base import text
 from ..base.settings import Settings, load
 from ..base.terminal import on_one_line
-from ..devices.discovery import ask, asked
+from ..devices.discovery import query_devices, request_rescan
 from ..devices.inventory import Inventory
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
@@ -96,14 +96,14 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
         await start_driver(stack, driver, calls, settings.start_timeout)
         try:
             async with asyncio.timeout(settings.scan_timeout):
-                found = await ask(driver, calls, inventory.pool)
+                found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{asked(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
+                f"{request_rescan(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
                 "waits for, or give it longer with --scan-timeout (SCAN_TIMEOUT)"
             ) from None
-        with judging(getattr(driver, asked(driver))):
-            await inventory.update(found, method=asked(driver))
+        with judging(getattr(driver, request_rescan(driver))):
+            await inventory.update(found, method=request_rescan(driver))
         if health is not None and (fault := await _health(driver, calls, inventory, settings.scan_timeout)):
             health.append(fault)
     return inventory
@@ -222,7 +222,7 @@ class _Devices:
     faults: list[str] = field(default_factory=list)
 
     def note(self, style: Style) -> str:
-        said = [style.green(on_one_line(f"published as {text.listed(self.published)}"))] if self.published else []
+        said = [style.green(on_one_line(f"published as {text.join_names(self.published)}"))] if self.published else []
         return "; ".join([*said, *(style.red(on_one_line(f"not published: {fault}")) for fault in self.faults)])
 
 

@@ -14,7 +14,7 @@ from ..plugin.node import Plugin
 from .serving import serve
 from .shell.driver_options import given_own, together, variables
 from .shell.options import given
-from .shell.signals import Stop
+from .shell.signals import StopSignal
 
 
 def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
@@ -23,20 +23,22 @@ def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
-async def tidy(plugin: Plugin, stop: Stop) -> None:
+async def tidy(plugin: Plugin, stop: StopSignal) -> None:
     """An idle plugin is small: what starting and bursts needed goes back to the machine."""
     await plugin.ready()
     await keep_trimmed()
 
 
 def run(
-    target: str | type[Driver], args: argparse.Namespace, beside: Callable[[Plugin, Stop], Awaitable[object]] = tidy
+    target: str | type[Driver],
+    args: argparse.Namespace,
+    beside: Callable[[Plugin, StopSignal], Awaitable[object]] = tidy,
 ) -> NoReturn:
     """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the plugin serves.
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
-    stop = Stop()
+    stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
     settings, options = together(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))

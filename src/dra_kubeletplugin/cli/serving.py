@@ -17,14 +17,14 @@ from typing import NoReturn, Protocol, TypeVar
 
 from ..base.settings import Settings
 from ..base.telemetry.logs import configure
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..driver.diagnostics.unhandled import listen
 from ..errors import DraError, describe, printable
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
 from .shell.open_files import need_files
-from .shell.signals import Stop
+from .shell.signals import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ P = TypeVar("P", bound=Process)
 def serve(
     build: Callable[[], P],
     settings: Settings,
-    stop: Stop,
-    beside: Callable[[P, Stop], Awaitable[object]],
+    stop: StopSignal,
+    beside: Callable[[P, StopSignal], Awaitable[object]],
     own: Iterable[str] = (),
 ) -> NoReturn:
     """Ends the process. ``beside`` runs while the process serves; ``own`` are variables that its driver reads.
@@ -78,12 +78,12 @@ def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] 
     out = []
     for name in environment:
         alike = [k for k in known if k[:3] == name[:3] and abs(len(k) - len(name)) < 3]
-        if alike and name not in known and (hint := near(name, alike, 0.85)):
+        if alike and name not in known and (hint := did_you_mean(name, alike, 0.85)):
             out.append(f"the environment variable {printable(name)} is read by nobody{hint}")
     return out
 
 
-async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awaitable[object]]) -> int:
+async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopSignal], Awaitable[object]]) -> int:
     """The exit code."""
     stop.attach()
     listen(asyncio.get_running_loop())
@@ -105,10 +105,10 @@ async def _until_signal(process: P, stop: Stop, beside: Callable[[P, Stop], Awai
 
 async def _serve(
     process: P,
-    stop: Stop,
+    stop: StopSignal,
     serving: asyncio.Event,
     leave: asyncio.Event,
-    beside: Callable[[P, Stop], Awaitable[object]],
+    beside: Callable[[P, StopSignal], Awaitable[object]],
 ) -> None:
     async with process.running():
         serving.set()

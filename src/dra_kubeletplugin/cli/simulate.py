@@ -10,7 +10,7 @@ from typing import Any
 
 from ..analysis import Fit, Simulation, Snapshot, simulate, take
 from ..base.settings import load
-from ..base.text import counted, listed
+from ..base.text import counted, join_names
 from ..driver import Driver, load_driver, make
 from ..driver.config import objects as opaque
 from ..errors import SettingsError, printable
@@ -69,10 +69,10 @@ def _described(
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
     """What the drivers would refuse at prepare, of objects whose devices a scheduler gives all the same."""
-    readers = [opaque.Reader.of(make(d), name) for d in drivers]
+    readers = [opaque.ConfigReader.of(make(d), name) for d in drivers]
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:
-        for fault in (*opaque.faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
+        for fault in (*opaque.config_faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
             which = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
             yield printable(f"{which}: {fault}: a pod with it would be placed, and fail at prepare")
 
@@ -102,5 +102,5 @@ def shown(found: Simulation, style: Style) -> Iterator[str]:
 def _row(fit: Fit) -> tuple[str, str, str, str, str]:
     more = "" if fit.more is None else f"{fit.more} or more" if fit.limited else str(fit.more)
     most = sorted(fit.nodes.items(), key=lambda item: (-item[1], item[0]))
-    nodes = listed([f"{name} ({n})" if n > 1 else name for name, n in most], _NODES)
+    nodes = join_names([f"{name} ({n})" if n > 1 else name for name, n in most], _NODES)
     return fit.workload, str(fit.pods), str(len(fit.placed)), more, nodes

@@ -18,7 +18,7 @@ from ..analysis import near_names
 from ..base import text as wording
 from ..base.settings import load
 from ..base.terminal import indented
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..base.yaml import documents, manifests
 from ..base.yaml.manifests import Manifest
 from ..driver import Driver, Role, load_driver, make
@@ -40,7 +40,7 @@ _GROUP = "resource.k8s.io/"
 
 
 @dataclass
-class Judged:
+class ValidatedFile:
     """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
 
     manifest: Manifest
@@ -69,11 +69,11 @@ def validate(args: argparse.Namespace) -> int:
     if not args.drivers:
         refuse(args, {"host": "--host"}, "is for the devices of a driver: give --driver too")
     drivers = [make(load_driver(d)) for d in args.drivers]
-    readers = [opaque.Reader.of(d, args.driver_name or "") for d in drivers]
+    readers = [opaque.ConfigReader.of(d, args.driver_name or "") for d in drivers]
     unreadable: list[str] = []
     try:
         files = list(documents.files([Path(f) for f in args.files]))
-        found = [Judged(m) for m in manifests.read(files, unreadable)]
+        found = [ValidatedFile(m) for m in manifests.read(files, unreadable)]
     except FileNotFoundError as e:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
     if not found and not unreadable:
@@ -82,7 +82,7 @@ def validate(args: argparse.Namespace) -> int:
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
     beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
-    published = near_names.Published([*slices, *_slices(drivers, readers, args.host)])
+    published = near_names.KnownNames([*slices, *_slices(drivers, readers, args.host)])
     for judged in of_a_cluster:
         _judge(judged, readers)
     right = [
@@ -96,7 +96,7 @@ def validate(args: argparse.Namespace) -> int:
             judged.fault(text)
     for judged in of_a_cluster:
         if not judged.manifest.faults:
-            for path, doubt in near_names.doubts(judged.value, objects, published, beside):
+            for path, doubt in near_names.near_name_warnings(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
     _told_twice(of_a_cluster)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
@@ -106,14 +106,14 @@ def validate(args: argparse.Namespace) -> int:
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
-def _apart(given: Sequence[str], found: Sequence[Judged]) -> tuple[list[Judged], list[Judged]]:
+def _apart(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
     """What is told of, and those that are objects of a cluster. Of what lies in folders some is none; who names a file means it."""
     folders = [Path(f) for f in given if Path(f).is_dir()]
     in_folders = {str(file) for folder in folders for file in documents.files([folder])}.difference(given)
     kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
-    shown: list[Judged] = []
-    objects: list[Judged] = []
-    parts: dict[Path, list[Judged]] = {}
+    shown: list[ValidatedFile] = []
+    objects: list[ValidatedFile] = []
+    parts: dict[Path, list[ValidatedFile]] = {}
     for judged in found:
         file, value = judged.manifest.document.file, judged.value
         around = [f for f in Path(file).parents if f in kustomizations] if file in in_folders else []
@@ -134,7 +134,7 @@ def _apart(given: Sequence[str], found: Sequence[Judged]) -> tuple[list[Judged],
     return shown, objects
 
 
-def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
+def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> None:
     value = judged.value
     if judged.manifest.of_kustomize:
         judged.warn(f"not judged: {judged.manifest.faults[0]}")
@@ -146,13 +146,13 @@ def _judge(judged: Judged, readers: Sequence[opaque.Reader]) -> None:
     if judged.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):
-        for text in opaque.faults(value, readers):
+        for text in opaque.config_faults(value, readers):
             judged.fault(text)
-        for text in opaque.unjudged(value, readers):
+        for text in opaque.unread_entries(value, readers):
             judged.warn(text)
 
 
-def _told_twice(found: Sequence[Judged]) -> None:
+def _told_twice(found: Sequence[ValidatedFile]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
     twice = {key for key, n in Counter(keys.values()).items() if n > 1}
     for judged in found:
@@ -176,7 +176,7 @@ def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str
                 yield manifest.value
 
 
-def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: str | None) -> Iterator[JSON]:
+def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], host: str | None) -> Iterator[JSON]:
     """What the drivers would publish on a described host: their attributes, for selectors that name them."""
     if host is None:
         return
@@ -190,7 +190,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.Reader], host: s
             yield {"spec": {"driver": reader.driver, "devices": devices}}
 
 
-def _lines(found: Sequence[Judged], style: Style) -> Iterator[str]:
+def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
     for judged in found:
         if not judged.faults and not judged.warnings:
             place = style.dim(f"({judged.manifest.document.place()})")
@@ -210,7 +210,7 @@ def schema(args: argparse.Namespace) -> int:
         known = [name for k in kinds for name in (k.API_VERSION, k.KIND or k.__name__) if name]
         listed = ", ".join(" ".join(filter(None, (k.API_VERSION, k.KIND or k.__name__))) for k in kinds)
         raise SettingsError(
-            f"--kind {args.kind!r} is none of {listed}{near(args.kind, known)}"
+            f"--kind {args.kind!r} is none of {listed}{did_you_mean(args.kind, known)}"
             if kinds
             else f"{args.driver} takes no parameters"
         )

@@ -8,29 +8,29 @@ from typing import Any, NoReturn
 
 from ..base.settings import WebhookSettings, load
 from ..driver import load_driver, make
-from ..driver.config.objects import Reader
+from ..driver.config.objects import ConfigReader
 from ..errors import SettingsError
 from ..host.memory import keep_trimmed
 from ..plugin.webhook import Webhook
 from .serving import serve
 from .shell.driver_options import variables
-from .shell.signals import Stop
+from .shell.signals import StopSignal
 
 
-async def _trim(process: Webhook, stop: Stop) -> None:
+async def _trim(process: Webhook, stop: StopSignal) -> None:
     """Returns memory of large reviews to the kernel."""
     await keep_trimmed()
 
 
 def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     """Ends the process. Raises :class:`DraError` for what the user has to correct, before anything is started."""
-    stop = Stop()
+    stop = StopSignal()
     stop.handle()
     settings = load(options, None, WebhookSettings)
     if settings.driver_name and len(targets) > 1:
         raise SettingsError("--driver-name (DRIVER_NAME) names one driver, and several are given")
     drivers = [make(load_driver(t)) for t in targets]
-    readers = [Reader.of(d, settings.driver_name) for d in drivers]
+    readers = [ConfigReader.of(d, settings.driver_name) for d in drivers]
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
     if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
         raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")

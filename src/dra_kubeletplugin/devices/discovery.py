@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Intervals:
     """Seconds. ``quiet``: a burst of events is over after this, or after ``burst`` at the latest."""
 
     interval: float = 60.0  # between looks without any event
@@ -36,12 +36,12 @@ class Pace:
     retry: float = 1.0  # after the first failure; it doubles, up to ``interval``
 
 
-def asked(driver: Driver) -> str:
+def request_rescan(driver: Driver) -> str:
     """The method that tells a driver's devices."""
     return "pools" if driver.answers_pools else "devices"
 
 
-async def ask(driver: Driver, calls: Calls, node: str) -> object:
+async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
     """The driver's pools, which may be anything; those of one that has only ``devices`` are made here.
 
     Raises what ``calls`` does.
@@ -55,7 +55,7 @@ async def ask(driver: Driver, calls: Calls, node: str) -> object:
         return [Pool(node, found)]
 
 
-class DeviceScan:
+class DeviceDiscovery:
     """Owns the calls of ``pools`` or ``devices``, so that they are never made twice at once and the newest answer wins.
 
     A look that hangs holds up nothing else: it is told in :attr:`fault`, and its answer is taken when it comes.
@@ -73,7 +73,7 @@ class DeviceScan:
         held: Callable[[], Awaitable[Held]],
         metrics: Metrics,
         sysfs: Path,
-        pace: Pace,
+        pace: Intervals,
     ) -> None:
         self.last_success: float | None = None
         """When the driver last answered, in unix seconds."""
@@ -117,14 +117,14 @@ class DeviceScan:
     def fault(self) -> str:
         """Why the devices may be others than those published; empty where all is well."""
         if self._hangs:
-            return f"{asked(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+            return f"{request_rescan(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
 
     @property
     def _consequence(self) -> str:
-        what = f"{asked(self._driver)}()"
+        what = f"{request_rescan(self._driver)}()"
         if self._inventory.known:
             return f"the last answer of {what} stays in force"
         return f"no device can be given out until {what} succeeds"
@@ -170,7 +170,9 @@ class DeviceScan:
                 log.error("%s: its answer is taken when it comes; the last one stays in force", self.fault)
                 await asyncio.wait({look})
                 log.warning(
-                    "%s() of the driver answered after %.0f s", asked(self._driver), time.monotonic() - self._began
+                    "%s() of the driver answered after %.0f s",
+                    request_rescan(self._driver),
+                    time.monotonic() - self._began,
                 )
         finally:
             look.cancel()
@@ -182,14 +184,14 @@ class DeviceScan:
             self._ended.notify_all()
 
     async def _ask(self) -> None:
-        pools = await ask(self._driver, self._calls, self._inventory.pool)
+        pools = await query_devices(self._driver, self._calls, self._inventory.pool)
         try:
             held: Held | None = await self._held()
         except DraError as e:
             log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
             held = None
-        with judging(getattr(self._driver, asked(self._driver))):
-            changed = await self._inventory.update(pools, held, asked(self._driver))
+        with judging(getattr(self._driver, request_rescan(self._driver))):
+            changed = await self._inventory.update(pools, held, request_rescan(self._driver))
         if changed:
             log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
         before, self.note = self.note, self._nobody_binds()

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _APART = 0.2  # seconds from the end of one question to the start of the next, however often the driver says that there is news
 
 
-class HealthWatch:
+class HealthMonitor:
     """Owns the calls of ``health``, so that they are never made twice at once. ``interval`` is in seconds.
 
     A report counts from when it was asked for. One that fails or hangs leaves the last one to grow old.

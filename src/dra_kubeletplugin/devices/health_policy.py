@@ -54,7 +54,7 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class HealthVerdict:
     """One device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
 
     told: Health
@@ -67,11 +67,11 @@ class Diagnosis:
     """How many it takes."""
 
     @classmethod
-    def first(cls, told: Health, at: float) -> Diagnosis:
+    def first(cls, told: Health, at: float) -> HealthVerdict:
         """With nothing before it, a report counts at once: a device that is broken when the plugin starts must not be given out."""
         return cls(told, at, told if told.healthy is False else None)
 
-    def after(self, told: Health, at: float, policy: HealthPolicy) -> Diagnosis:
+    def after(self, told: Health, at: float, policy: HealthPolicy) -> HealthVerdict:
         """With one more report. What is not known speaks neither for nor against a fault, and a run of reports ends with it.
 
         A measurement that is told again is no further one.
@@ -79,13 +79,13 @@ class Diagnosis:
         if told.measured is not None and told == self.told:
             return self
         if told.healthy is None:
-            return Diagnosis(told, at, self.fault)
+            return HealthVerdict(told, at, self.fault)
         if told.healthy is (self.fault is None):
-            return Diagnosis(told, at, None if told.healthy else told)
+            return HealthVerdict(told, at, None if told.healthy else told)
         needed = policy.healthy_after if told.healthy else policy.unhealthy_after
         if self.against + 1 >= needed:
-            return Diagnosis(told, at, None if told.healthy else told)
-        return Diagnosis(told, at, self.fault, self.against + 1, needed)
+            return HealthVerdict(told, at, None if told.healthy else told)
+        return HealthVerdict(told, at, self.fault, self.against + 1, needed)
 
     @property
     def health(self) -> Health:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ..base.telemetry.logs import tell_some
-from ..base.text import near
+from ..base.telemetry.logs import log_sample
+from ..base.text import did_you_mean
 from ..driver import Health
 from ..errors import printable
 from .validation import taint_fault
@@ -18,7 +18,7 @@ _TOLD = 20
 _SOUGHT = 8  # names of a report for which the nearest is looked for
 
 
-class OddReports:
+class RejectedReports:
     """Of the last report."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class OddReports:
             f"the taint that health() gives {printable(n)} cannot be published, the usual one is: {f}"
             for n, f in faults.items()
         }
-        tell_some(log, logging.ERROR, "%s", sorted(said - self._taints))
+        log_sample(log, logging.ERROR, "%s", sorted(said - self._taints))
         self._taints = said
         return dict(told) | {n: replace(told[n], taint=None) for n in faults}
 
@@ -54,6 +54,6 @@ class OddReports:
         # To look for the nearest of thousands takes milliseconds.
         for i, n in enumerate(sorted(names.difference(said))):
             text = f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
-            said[n] = text + (near(n.rpartition("/")[2], meant) if i < _SOUGHT else "")
-        tell_some(log, logging.WARNING, "%s", sorted(set(said.values()).difference(self._strangers.values())))
+            said[n] = text + (did_you_mean(n.rpartition("/")[2], meant) if i < _SOUGHT else "")
+        log_sample(log, logging.WARNING, "%s", sorted(set(said.values()).difference(self._strangers.values())))
         self._strangers, self._known = said, frozenset(known)

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.settings import HEALTH_TIMEOUT
-from ..base.telemetry.logs import tell_some
-from ..base.text import listed
+from ..base.telemetry.logs import log_sample
+from ..base.text import join_names
 from ..driver import Health, Role
 from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.types import Device, Taint
 from ..resourceapi.validation.slices import MAX_DEVICES
-from .health_policy import DeviceHealth, Diagnosis, HealthPolicy, checked_report
-from .health_report_errors import OddReports
-from .pool_state import GONE, Entry, PoolContent, Stock, checked, restocked
-from .rejected_devices import LeftOutLog
-from .validation import answered, decoded, taint_fault
+from .health_policy import DeviceHealth, HealthPolicy, HealthVerdict, checked_report
+from .health_report_errors import RejectedReports
+from .pool_state import GONE, DeviceEntry, PoolContent, PoolState, checked, updated_pool
+from .rejected_devices import RejectedDevicesLog
+from .validation import decoded, parse_pools, taint_fault
 
 __all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
@@ -85,10 +85,10 @@ class Inventory:
         """Grows with whatever changes :meth:`contents`."""
         self.health_version = 0
         """Grows with every health report and every change of the devices."""
-        self._left_out_log = LeftOutLog()
+        self._left_out_log = RejectedDevicesLog()
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, each with the reason; by name as it is shown."""
-        self.odd = OddReports()
+        self.odd = RejectedReports()
         """What of the driver's last report of health was not taken as it was said."""
         self.asked_again = False
         """Whether the driver is asked for its pools when gates turn out to be off: what is left out until then is no news."""
@@ -99,8 +99,8 @@ class Inventory:
         self._clock = clock
         self._wall = wall
         self._looked_at = 0.0
-        self._stocks: dict[str, Stock] = {}
-        self._diagnoses: dict[DeviceKey, Diagnosis] = {}
+        self._stocks: dict[str, PoolState] = {}
+        self._diagnoses: dict[DeviceKey, HealthVerdict] = {}
         self._reported_at: float | None = None
         self._changed = asyncio.Condition()
 
@@ -168,7 +168,7 @@ class Inventory:
         found = (s.content(self._taints(s), self.gates_off) for s in stocks)
         return [content for content in found if content]
 
-    def _taints(self, stock: Stock) -> dict[str, JSON]:
+    def _taints(self, stock: PoolState) -> dict[str, JSON]:
         """The taints for bad health, by device."""
         made: dict[Taint | None, JSON | None] = {}  # thousands have the same
         out = {}
@@ -182,7 +182,7 @@ class Inventory:
                 out[key.device] = taint
         return out
 
-    def _taint(self, diagnosis: Diagnosis | None) -> JSON | None:
+    def _taint(self, diagnosis: HealthVerdict | None) -> JSON | None:
         return self._policy.taint_for(diagnosis.fault) if diagnosis and diagnosis.fault else None
 
     def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
@@ -210,7 +210,7 @@ class Inventory:
         Raises :class:`DriverError` for what is no list of pools, or has a name twice; nothing is changed then.
         """
         self._looked_at = self._clock()
-        answer = answered(pools, method, self.pool)
+        answer = parse_pools(pools, method, self.pool)
         fresh = {p.name: p for p in answer if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
         # Of one pool two must never publish: what vanished of it here is the other role's to know.
         others = {p.name for p in answer} - fresh.keys()
@@ -220,11 +220,11 @@ class Inventory:
         stocks = {}
         for name, pool in fresh.items():
             of_pool = None if used is None else held.get(name, {})
-            stocks[name] = await restocked(self._stocks.get(name) or Stock(name), pool, of_pool)
+            stocks[name] = await updated_pool(self._stocks.get(name) or PoolState(name), pool, of_pool)
         for name in [*self._stocks, *(n for n in held if n not in self._stocks)]:
             if name not in fresh and name not in others:  # the pool vanished: what of it is in use stays
-                before = self._stocks.get(name) or Stock(name)
-                rest = await restocked(before, before.emptied(), None if used is None else held.get(name, {}))
+                before = self._stocks.get(name) or PoolState(name)
+                rest = await updated_pool(before, before.emptied(), None if used is None else held.get(name, {}))
                 if rest.gone:
                     stocks[name] = rest
         changed = (
@@ -308,18 +308,18 @@ class Inventory:
                 found.setdefault(fields, []).append(self.shown(stock.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
-            f"{listed(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
+            f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
             for fields, names in found.items()
         ]
 
-    async def _warm(self, stocks: Mapping[str, Stock], off: frozenset[Gate]) -> None:
+    async def _warm(self, stocks: Mapping[str, PoolState], off: frozenset[Gate]) -> None:
         """What thousands of devices are sent as is made with turns for others, before anybody needs it."""
         for stock in list(stocks.values()):
             await asyncio.sleep(0)
             if not stock.fault:
                 await stock.warm(self._taints(stock), off)
 
-    def _entry(self, key: DeviceKey) -> Entry | None:
+    def _entry(self, key: DeviceKey) -> DeviceEntry | None:
         stock = self._stocks.get(key.pool)
         return stock.entries.get(key.device) if stock else None
 
@@ -358,7 +358,7 @@ class Inventory:
         """The age is what is certain: should the time of day be set, the kubelet is told when it was by the new one."""
         return DeviceHealth(healthy, message, self._wall() - (self._clock() - at), timeout)
 
-    def _timeout(self, diagnosis: Diagnosis) -> float:
+    def _timeout(self, diagnosis: HealthVerdict) -> float:
         return self.health_timeout if diagnosis.told.timeout is None else diagnosis.told.timeout
 
     def stale_in(self) -> float | None:
@@ -397,7 +397,7 @@ class Inventory:
         for i, key in enumerate(list(self._keys())):
             health = told.get(f"{key.pool}/{key.device}") or told.get(key.device) or Health(True)
             before, when = self._diagnoses.get(key), self._measured(health, at)
-            found[key] = before.after(health, when, self._policy) if before else Diagnosis.first(health, when)
+            found[key] = before.after(health, when, self._policy) if before else HealthVerdict.first(health, when)
             if i % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)
         if self.known:  # before the driver's first answer nobody is a stranger
@@ -413,8 +413,8 @@ class Inventory:
             elif was and was.fault and not now.fault:
                 rose.append(key)
             turned = turned or self._taint(was) != self._taint(now)
-        tell_some(log, logging.WARNING, "device %s", fell, lambda f: self._ill(*f))
-        tell_some(log, logging.INFO, "device %s is healthy again", rose, lambda key: self.shown(*key))
+        log_sample(log, logging.WARNING, "device %s", fell, lambda f: self._ill(*f))
+        log_sample(log, logging.INFO, "device %s is healthy again", rose, lambda key: self.shown(*key))
         self._diagnoses, self._reported_at = fresh, at
         if turned:
             await self._warm(self._stocks, self.gates_off)

@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.telemetry.logs import tell_some
+from ..base.telemetry.logs import log_sample
 from ..errors import DraError, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import Gate, lost, options_without, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Device, Taint
 from .validation import (
-    Answered,
-    Judged,
-    Parcel,
+    EncodedDevice,
+    ParsedPool,
+    ValidatedDevice,
     counters_fault,
-    judge_device,
-    judge_set,
-    parcel,
+    encode_device,
     recalled_device,
     recalled_set,
     tainted,
+    validate_counter_set,
+    validate_device,
 )
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DeviceEntry:
     """A device, and what was found of it."""
 
     device: Device
-    judged: Judged
+    judged: ValidatedDevice
 
 
 _SOUGHT = 8  # faults of a pool for which the nearest name is looked for
@@ -50,10 +50,10 @@ _SOUGHT = 8  # faults of a pool for which the nearest name is looked for
 class _Made(NamedTuple):
     """A device as it is sent with a taint of ours, while gates are ``off``; or why it is not."""
 
-    judged: Judged
+    judged: ValidatedDevice
     taint: JSON | None
     off: frozenset[Gate]
-    result: Parcel | str
+    result: EncodedDevice | str
     lost: tuple[str, ...] = ()  # fields that it is sent without
 
 
@@ -63,42 +63,42 @@ class PoolContent(NamedTuple):
     name: str
     nodes: Nodes
     per_device: bool
-    devices: list[Parcel]
+    devices: list[EncodedDevice]
     counter_sets: list[JSON]
     options: JSON  # what is said of all devices at once
 
 
 @dataclass(frozen=True)
-class Stock:
-    """Made anew for each answer, see :func:`restocked`. ``refused`` is what the API server said: name → what it refused, why."""
+class PoolState:
+    """Made anew for each answer, see :func:`updated_pool`. ``refused`` is what the API server said: name → what it refused, why."""
 
     name: str
     nodes: Nodes = field(default_factory=Nodes.this)
     per_device: bool = False
     options: JSON = field(default_factory=dict)
     fault: str = ""
-    entries: Mapping[str, Entry] = field(default_factory=dict)
-    gone: Mapping[str, Entry] = field(default_factory=dict)
-    sets: Mapping[str, Judged] = field(default_factory=dict)
+    entries: Mapping[str, DeviceEntry] = field(default_factory=dict)
+    gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
+    sets: Mapping[str, ValidatedDevice] = field(default_factory=dict)
     refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
     made: dict[str, _Made] = field(default_factory=dict, compare=False, repr=False)
     """What was made of devices that are sent otherwise than the driver said, so that it is made once."""
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> DeviceEntry | None:
         return self.entries.get(name) or self.gone.get(name)
 
     def description(self, name: str) -> msgspec.Raw:
-        """A device with the counter sets from which it draws, as JSON, for :func:`restocked` should it vanish."""
+        """A device with the counter sets from which it draws, as JSON, for :func:`updated_pool` should it vanish."""
         entry = self.entries[name]
         sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
         more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
 
-    def emptied(self) -> Answered:
+    def emptied(self) -> ParsedPool:
         """What the driver would have answered for a pool of this kind without devices."""
-        return Answered(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
+        return ParsedPool(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
 
     def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
         """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
@@ -156,7 +156,7 @@ class Stock:
                 out[gates] = entry.judged.json if taint is None else tainted(entry.judged.json, taint)
         return out
 
-    def _whole(self) -> Iterator[tuple[str, Entry]]:
+    def _whole(self) -> Iterator[tuple[str, DeviceEntry]]:
         """What could be sent, in order; what vanished in use comes last."""
         for entries in (self.entries, self.gone):
             for name, entry in entries.items():
@@ -167,7 +167,9 @@ class Stock:
         """The taint of ours that a device has."""
         return _GONE if name in self.gone else taints.get(name)
 
-    def _sent(self, name: str, entry: Entry, taints: Mapping[str, JSON], off: Collection[Gate]) -> Parcel | str:
+    def _sent(
+        self, name: str, entry: DeviceEntry, taints: Mapping[str, JSON], off: Collection[Gate]
+    ) -> EncodedDevice | str:
         """A device as it is published, or why it is not."""
         judged, taint = entry.judged, self._taint(name, taints)
         if taint is None and (not off or judged.gates.isdisjoint(off)):
@@ -177,12 +179,12 @@ class Stock:
             return known.result
         device = judged.json if taint is None else tainted(judged.json, taint)
         found = without(device, off)
-        result = found if isinstance(found, str) else parcel(found)
+        result = found if isinstance(found, str) else encode_device(found)
         missing = () if isinstance(found, str) else tuple(lost(device, found))
         self.made[name] = _Made(judged, taint, frozenset(off), result, missing)
         return result
 
-    def same(self, other: Stock) -> bool:
+    def same(self, other: PoolState) -> bool:
         """Whether both are published alike, before health and the server's word. Order counts."""
         return (
             (self.nodes, self.per_device, self.options, self.fault)
@@ -193,18 +195,18 @@ class Stock:
         )
 
 
-async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | None) -> Stock:
+async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, JSON] | None) -> PoolState:
     """The stock after an answer.
 
     Args:
-        used: devices that claims hold, as :meth:`Stock.description` told of them, or nothing where nobody knows: they stay when
+        used: devices that claims hold, as :meth:`PoolState.description` told of them, or nothing where nobody knows: they stay when
             they vanish, with their counter sets. None: it is not known which, so all do.
 
     The order is the author's.
     """
     per_device = pool.per_device
     alike = (before.nodes, before.per_device) == (pool.nodes, per_device)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, DeviceEntry] = {}
     for i, (name, device) in enumerate(pool.devices.items()):
         entries[name] = _entry(device, pool.nodes, per_device, before.entries.get(name) if alike else None)
         if i % _BREATH == _BREATH - 1:
@@ -222,23 +224,23 @@ async def restocked(before: Stock, pool: Answered, used: Mapping[str, JSON] | No
             else:
                 sets_before = {**told, **sets_before}
     vanished_now = [n for n in gone if n not in before.gone]
-    tell_some(
+    log_sample(
         log, logging.WARNING, "device %s vanished while a claim uses it: it stays published with a taint", vanished_now
     )
-    sets = {n: judge_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
+    sets = {n: validate_counter_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
     for entry in gone.values():
         for name in entry.device.consumes_counters:
             if name not in sets and name in sets_before:
                 sets[name] = sets_before[name]
     made = {n: m for n, m in before.made.items() if n in entries or n in gone}
     return checked(
-        Stock(
+        PoolState(
             pool.name, pool.nodes, per_device, pool.options, pool.fault, entries, gone, sets, before.refused, made=made
         )
     )
 
 
-def checked(stock: Stock) -> Stock:
+def checked(stock: PoolState) -> PoolState:
     """``stock`` with what cannot be published left out: by itself, or with what the API server has refused."""
     out = {"": stock.fault} if stock.fault else {}
     out |= {f"counter set {printable(n)}": j.fault for n, j in stock.sets.items() if j.fault}
@@ -254,15 +256,15 @@ def checked(stock: Stock) -> Stock:
     return replace(stock, refused=refused, left_out=out)
 
 
-def _entry(device: Device, nodes: Nodes, per_device: bool, before: Entry | None) -> Entry:
+def _entry(device: Device, nodes: Nodes, per_device: bool, before: DeviceEntry | None) -> DeviceEntry:
     """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
-    judged = judge_device(device, nodes, per_device=per_device, before=before.judged if before else None)
+    judged = validate_device(device, nodes, per_device=per_device, before=before.judged if before else None)
     if before is not None and judged is before.judged and _same(device, before.device):
         return before
-    return Entry(device, judged)
+    return DeviceEntry(device, judged)
 
 
-def _recalled(name: str, described: JSON) -> tuple[Entry, dict[str, Judged]]:
+def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, ValidatedDevice]]:
     """A device that vanished while no plugin ran, and its counter sets, by a record.
 
     Raises what reading a record may: another version wrote it.
@@ -272,14 +274,14 @@ def _recalled(name: str, described: JSON) -> tuple[Entry, dict[str, Judged]]:
     if device.name != name:
         raise ValueError(f"it tells of {printable(device.name)}")
     sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
-    return Entry(device, recalled_device(raw)), sets
+    return DeviceEntry(device, recalled_device(raw)), sets
 
 
-def _judged(entries: Mapping[str, Entry]) -> dict[str, Judged]:
+def _judged(entries: Mapping[str, DeviceEntry]) -> dict[str, ValidatedDevice]:
     return {n: e.judged for n, e in entries.items()}
 
 
-def _differ(now: Mapping[str, Judged], before: Mapping[str, Judged]) -> bool:
+def _differ(now: Mapping[str, ValidatedDevice], before: Mapping[str, ValidatedDevice]) -> bool:
     return list(now) != list(before) or any(now[n] is not before[n] and now[n] != before[n] for n in now)
 
 

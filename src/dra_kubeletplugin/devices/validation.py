@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..base.text import near
-from ..driver.diagnostics.author_errors import instead, instead_of_item
+from ..base.text import did_you_mean
+from ..driver.diagnostics.author_errors import instead_of_item, replacement_message
 from ..errors import DraError, DriverError, describe, is_a, printable
 from ..resourceapi.gated_fields import Gate, gates_of
 from ..resourceapi.nodes import Nodes, Where
@@ -27,7 +27,7 @@ MAX_BYTES = 512 * 1024  # of one device or counter set as JSON: two in a slice s
 JSON = Mapping[str, Any]
 
 
-class Parcel(NamedTuple):
+class EncodedDevice(NamedTuple):
     """A device as it would be sent, as JSON text, and what it takes of a slice: a tenth of what its objects would hold."""
 
     name: str
@@ -52,7 +52,7 @@ class _Draws(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ValidatedDevice:
     """A device or counter set, as JSON text as it would be sent. ``fault`` is why it may not be.
 
     ``shape`` tells whether it changed; it is empty where there is nothing that could be sent. ``gates`` are those of the server
@@ -77,8 +77,8 @@ class Judged:
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
         return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
-    def parcel(self, name: str) -> Parcel:
-        return Parcel(name, self.shape, self.consumed, self.most)
+    def parcel(self, name: str) -> EncodedDevice:
+        return EncodedDevice(name, self.shape, self.consumed, self.most)
 
 
 def decoded(encoded: bytes) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def decoded(encoded: bytes) -> dict[str, Any]:
     return out
 
 
-class Answered(NamedTuple):
+class ParsedPool(NamedTuple):
     """A pool of a driver's answer, whose names are known to be unique."""
 
     name: str
@@ -99,7 +99,9 @@ class Answered(NamedTuple):
     options: JSON  # what is said of all devices at once
 
 
-def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judged | None = None) -> Judged:
+def validate_device(
+    device: Device, nodes: Nodes, *, per_device: bool, before: ValidatedDevice | None = None
+) -> ValidatedDevice:
     """Looks at one device of a pool that is of ``nodes``. ``before`` saves the work where nothing changed. Raises nothing."""
     try:
         built = device.json()
@@ -117,16 +119,16 @@ def judge_device(device: Device, nodes: Nodes, *, per_device: bool, before: Judg
         consumed, most = _takes(built)
         gates = gates_of(built)
     except DraError as e:
-        return Judged(b"", printable(e))
+        return ValidatedDevice(b"", printable(e))
     except Exception as e:  # an author's object may be anything inside
-        return Judged(b"", describe(e))
-    return Judged(shape, _told(faults, shape), consumed, most, gates)
+        return ValidatedDevice(b"", describe(e))
+    return ValidatedDevice(shape, _told(faults, shape), consumed, most, gates)
 
 
-def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> Judged:
-    """Looks at one counter set, as :func:`judge_device` does; None for one that was answered twice."""
+def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice | None = None) -> ValidatedDevice:
+    """Looks at one counter set, as :func:`validate_device` does; None for one that was answered twice."""
     if counter_set is None:
-        return Judged(b"", "the driver answered two of this name")
+        return ValidatedDevice(b"", "the driver answered two of this name")
     try:
         built = counter_set.json()
         shape = msgspec.json.encode(built)
@@ -134,22 +136,22 @@ def judge_set(counter_set: CounterSet | None, before: Judged | None = None) -> J
             return before
         faults = counter_set_faults(built)
     except (DraError, TypeError, ValueError) as e:
-        return Judged(b"", printable(e))
+        return ValidatedDevice(b"", printable(e))
     except Exception as e:
-        return Judged(b"", describe(e))
-    return Judged(shape, _told(faults, shape))
+        return ValidatedDevice(b"", describe(e))
+    return ValidatedDevice(shape, _told(faults, shape))
 
 
-def recalled_device(raw: JSON) -> Judged:
+def recalled_device(raw: JSON) -> ValidatedDevice:
     """Looks at a device as it was published before. Raises what reading it may."""
     shape = msgspec.json.encode(raw)
-    return Judged(shape, _told(device_faults(raw), shape), *_takes(raw), gates_of(raw))
+    return ValidatedDevice(shape, _told(device_faults(raw), shape), *_takes(raw), gates_of(raw))
 
 
-def recalled_set(raw: JSON) -> Judged:
+def recalled_set(raw: JSON) -> ValidatedDevice:
     """Looks at a counter set as it was published before. Raises what reading it may."""
     shape = msgspec.json.encode(raw)
-    return Judged(shape, _told(counter_set_faults(raw), shape))
+    return ValidatedDevice(shape, _told(counter_set_faults(raw), shape))
 
 
 def _told(faults: list[str], shape: bytes) -> str:
@@ -158,9 +160,9 @@ def _told(faults: list[str], shape: bytes) -> str:
     return printable("; ".join(faults))
 
 
-def parcel(device: JSON) -> Parcel:
+def encode_device(device: JSON) -> EncodedDevice:
     """A device that is known to be good."""
-    return Parcel(device["name"], msgspec.json.encode(device), *_takes(device))
+    return EncodedDevice(device["name"], msgspec.json.encode(device), *_takes(device))
 
 
 def _takes(device: JSON) -> tuple[int, int]:
@@ -168,13 +170,13 @@ def _takes(device: JSON) -> tuple[int, int]:
     return consumed, max_devices([device])
 
 
-def answered(answer: object, method: str, node: str) -> list[Answered]:
+def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
     """The pools of a driver's answer; ``method`` is the one that gave it. ``node`` is the node whose pools are published.
 
     Raises :class:`DriverError` for an answer that is no list of pools with lists in them, or has a name twice: nothing of it can
     be trusted then.
     """
-    out: dict[str, Answered] = {}
+    out: dict[str, ParsedPool] = {}
     for pool in _items(answer, Pool, f"{method}() answered", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
         where = f"{method}() answered pool {printable(name)!r}"
@@ -200,7 +202,7 @@ def answered(answer: object, method: str, node: str) -> list[Answered]:
         options, fault = _pool_options(pool)
         fault = _pool_fault(name, nodes) or _node_fault(name, nodes, node) or fault
         per_device = nodes.where is not Where.THIS and any(d.nodes is not None for d in devices.values())
-        out[name] = Answered(name, nodes, devices, sets, fault, per_device, options)
+        out[name] = ParsedPool(name, nodes, devices, sets, fault, per_device, options)
     return list(out.values())
 
 
@@ -247,7 +249,7 @@ def _kind(value: object) -> str:
 def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
     """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
     if not is_a(answer, Iterable) or is_a(answer, (str, bytes, Mapping)):
-        hint = instead(answer, kind.__name__, answered=told.endswith(" answered"))
+        hint = replacement_message(answer, kind.__name__, answered=told.endswith(" answered"))
         raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(answer):
@@ -267,7 +269,11 @@ def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
 
 
 def counters_fault(
-    device: Judged, sets: Mapping[str, Judged], counters: Mapping[str, Collection[str]], *, seek: bool = True
+    device: ValidatedDevice,
+    sets: Mapping[str, ValidatedDevice],
+    counters: Mapping[str, Collection[str]],
+    *,
+    seek: bool = True,
 ) -> str:
     """Why a device's counters cannot be drawn: one unknown set makes a whole pool invalid for the scheduler.
 
@@ -280,16 +286,14 @@ def counters_fault(
         name = consumption["counterSet"]
         found = sets.get(name)
         if found is None:
-            known = (near(name, sets) if seek else "") or (
+            known = (did_you_mean(name, sets) if seek else "") or (
                 "" if sets else ": declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"
             )
             return f"it draws from counter set {name!r}, which its pool does not have{known}"
         if found.fault:
             return f"its counter set {name!r} is left out: {found.fault}"
         if unknown := sorted(set(consumption["counters"]).difference(counters[name])):
-            return (
-                f"counter set {name!r} has no counter {unknown[0]!r}{near(unknown[0], counters[name]) if seek else ''}"
-            )
+            return f"counter set {name!r} has no counter {unknown[0]!r}{did_you_mean(unknown[0], counters[name]) if seek else ''}"
     return ""
 
 

@@ -23,19 +23,19 @@ _LONGEST = 60.0  # seconds that anybody waits for a check
 
 
 @dataclass(eq=False)
-class _Judgement:
+class _Check:
     thread: int = 0  # in which it runs
     given_up: bool = False
 
 
-class Checks:
+class ParameterChecks:
     """Judgements of parameters; used from one event loop."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self.threads = threads
         self._calls = Calls(threads, _LONGEST)
         self._lock = threading.Lock()
-        self._kept: set[_Judgement] = set()  # that run, and nobody waits for them any more
+        self._kept: set[_Check] = set()  # that run, and nobody waits for them any more
 
     async def __call__(self, judge: Callable[[], T], seconds: float) -> T:
         """What ``judge`` answers. It must be plain, and raise nothing but :class:`DraError`.
@@ -45,7 +45,7 @@ class Checks:
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
-        mine = _Judgement()
+        mine = _Check()
 
         def check_of_parameters() -> T:
             with self._lock:
@@ -69,7 +69,7 @@ class Checks:
                     self._kept.add(mine)
             raise DriverFailedError(self._told(mine, seconds)) from None
 
-    def _told(self, mine: _Judgement, seconds: float) -> str:
+    def _told(self, mine: _Check, seconds: float) -> str:
         where = _line(mine.thread)
         return f"the check of these parameters has not returned within {seconds:g} s{where and f': it is at {where}'}"
 

@@ -14,7 +14,7 @@ from ..resourceapi.encoded import from_json
 from ..resourceapi.quantity import Quantity
 from ..resourceapi.types import Attribute, Device
 from .config.model import Config
-from .status import DeviceStatus, Reported, StatusSink
+from .status import DeviceStatus, ReportedStatus, StatusSink
 
 JSON = Any
 
@@ -174,7 +174,7 @@ class Claim:
     _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
     _status: StatusSink = field(default_factory=StatusSink, repr=False, compare=False)
 
-    def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> Reported:
+    def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> ReportedStatus:
         """Tells in the claim's ``status.devices[]`` how one of its devices is (KEP-4817), now or at any time later.
 
         It leaves at once and is tried again for ten minutes; from any thread, awaited or not. Awaiting it waits for the write,

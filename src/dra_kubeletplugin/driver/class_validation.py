@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, get_origin
 
 import msgspec
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
 from ..resourceapi.types import Taint
 from .config.model import FORMS, Config, converted, given_as_default
@@ -219,7 +219,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         there = [*module, *dir(builtins)] if isinstance(e, NameError) else []
         raise DriverError(
             f"{kind.__name__}, the config of {cls.__name__}, cannot be read from JSON: {e}"
-            f"{near(getattr(e, 'name', ''), there)}{_TAG if 'must be tagged' in str(e) else ''}"
+            f"{did_you_mean(getattr(e, 'name', ''), there)}{_TAG if 'must be tagged' in str(e) else ''}"
         ) from None
     for within in objects:
         if issubclass(within, Config):

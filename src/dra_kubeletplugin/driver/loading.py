@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..errors import DriverError, is_a
 from .class_validation import called
 from .contract import Driver
@@ -43,7 +43,7 @@ def load_driver(target: str) -> type[Driver]:
     if class_name:
         found = getattr(module, class_name, None)
         if not (inspect.isclass(found) and issubclass(found, Driver)):
-            hint = near(class_name, [n for n, c in vars(module).items() if _is_driver(c)])
+            hint = did_you_mean(class_name, [n for n, c in vars(module).items() if _is_driver(c)])
             raise DriverError(f"{target}: {class_name} is no subclass of Driver in {head}{hint}")
         return found
     classes = [c for c in vars(module).values() if _is_driver(c) and c.__module__ == module.__name__]
@@ -88,7 +88,7 @@ def _from_folder(folder: Path) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         there = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        hint = near(path.name, there, 0.75)
+        hint = did_you_mean(path.name, there, 0.75)
         raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class{hint}")
     if (names := _names_in_package(path)) is not None:
         return _from_package(path, *names)
@@ -192,7 +192,7 @@ def _from_name(name: str, target: str) -> ModuleType:
     package, _, last = name.rpartition(".")
     if not _is_there(name):
         known = _modules_in(package)
-        hint = near(name, [f"{package}.{n}" if package else n for n in known if n != last], 0.8)
+        hint = did_you_mean(name, [f"{package}.{n}" if package else n for n in known if n != last], 0.8)
         raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")
     return _imported(name, functools.partial(importlib.import_module, name))
 

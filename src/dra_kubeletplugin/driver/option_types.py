@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..base.settings.values import OFF, ON, as_text, read_flag
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..errors import printable
 
 TAKEN = (str, int, float, bool, Path)
@@ -64,7 +64,7 @@ def _one_of(values: Iterable[object]) -> OptionType:
 
     def read(text: str) -> object:
         if text not in by_text:
-            raise ValueError(f"not one of {listed}{near(text, by_text)}")
+            raise ValueError(f"not one of {listed}{did_you_mean(text, by_text)}")
         return by_text[text]
 
     known = [(type(value), value) for value in by_text.values()]

@@ -27,7 +27,7 @@ from ..base.settings import ControllerSettings, Settings, WebhookSettings
 from ..base.settings.loading import values_of
 from ..base.settings.values import as_text
 from ..base.settings.values import option as setting
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..errors import DriverError, SettingsError, is_a, printable, shown
 from .diagnostics.author_errors import explained
 from .option_types import TAKEN, option_type
@@ -84,7 +84,7 @@ def _hints(kind: type) -> dict[str, Any]:
         return typing.get_type_hints(kind, include_extras=True)
     except Exception as e:  # whatever stands in an annotation is evaluated
         there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
-        hint = near(e.name, there) if is_a(e, NameError) and e.name else ""
+        hint = did_you_mean(e.name, there) if is_a(e, NameError) and e.name else ""
         raise DriverError(f"the types of {kind.__name__} cannot be read: {printable(e)}{hint}") from None
 
 
@@ -159,7 +159,7 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
 
 def _unknown(cls: type, name: object, known: Iterable[str]) -> str:
     said, there = printable(name), list(known)
-    hint = near(said, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
+    hint = did_you_mean(said, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
     return f"options: {cls.__name__} has no option {said!r}{hint}"
 
 

@@ -156,12 +156,12 @@ class DeviceStatus:
 class StatusSink:
     """How a claim's statuses leave; made by the framework."""
 
-    def report(self, key: tuple[str, str, str], status: DeviceStatus) -> Reported:
+    def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
         raise DriverError("report(): this claim was made by hand: only one of the framework's is in a cluster")
 
 
 @dataclass(frozen=True, eq=False)
-class Reported:
+class ReportedStatus:
     """A report under way. Awaited, or asked with :meth:`wait` by a plain method in its thread, it answers whether the status is
     in the claim now: False after 5 s, when it goes on by itself, or where the claim is gone. Nothing is raised.
     """

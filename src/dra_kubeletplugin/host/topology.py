@@ -14,7 +14,7 @@ Taken = dict[tuple[str, int], tuple[int, str]]  # domain and routing id: place i
 LAST = 0xFFFF  # routing id of a domain
 
 
-def laid_out(functions: Sequence[Function | None], faults: Faults) -> Sequence[Function]:
+def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequence[Function]:
     """Gives virtual functions their addresses, and finds two that claim the same."""
     taken: Taken = {}
     for i, fn in enumerate(functions):

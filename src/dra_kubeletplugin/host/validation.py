@@ -33,7 +33,7 @@ class Faults:
         return f"; did you mean `{close[0]}`?" if close else ""
 
 
-class Keys:
+class KeyReader:
     """One mapping. Each key is asked for once; :meth:`end` tells those that nobody asked for."""
 
     def __init__(self, given: object, place: Place, faults: Faults) -> None:
@@ -61,16 +61,16 @@ class Keys:
             return None
         return self._read((*self._place, key), read, value)
 
-    def inner(self, key: str, read: Callable[[Keys], T | None]) -> T | None:
+    def inner(self, key: str, read: Callable[[KeyReader], T | None]) -> T | None:
         """A mapping below a key."""
         self._known.append(key)
         value = self._given.get(key)
-        return None if value is None else read(Keys(value, (*self._place, key), self._faults))
+        return None if value is None else read(KeyReader(value, (*self._place, key), self._faults))
 
-    def each(self, key: str, read: Callable[[Keys], T], *, required: bool = False) -> list[T]:
+    def each(self, key: str, read: Callable[[KeyReader], T], *, required: bool = False) -> list[T]:
         """A list of mappings."""
         items = self._list(key, required=required)
-        return [read(Keys(item, (*self._place, key, i), self._faults)) for i, item in enumerate(items)]
+        return [read(KeyReader(item, (*self._place, key, i), self._faults)) for i, item in enumerate(items)]
 
     def items(self, key: str, read: Callable[[object], T]) -> tuple[T, ...]:
         """A list of values."""

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import ApiError
 from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
-from .decoding import Page, answered, identified, listed, object_of, page_of, refusal, translated
+from .decoding import Page, check_response, decode_list, decode_object, decode_page, identified, refusal, translated
 from .discovery import Discovery
 from .http1 import HttpResponse
 from .resource import Resource
@@ -74,7 +74,7 @@ class KubeClient:
         cont: str = "",
     ) -> JSON:
         path = resource.path(namespace)
-        return listed(await self.call("GET", path, query=_selecting(fields, labels, limit, cont)), f"GET {path}")
+        return decode_list(await self.call("GET", path, query=_selecting(fields, labels, limit, cont)), f"GET {path}")
 
     async def page(
         self,
@@ -88,7 +88,7 @@ class KubeClient:
     ) -> Page:
         """As :meth:`list`, with its items as they came."""
         query = _selecting(fields, labels, limit, cont)
-        return await self._call("GET", resource.path(namespace), page_of, query=query, content_type="")
+        return await self._call("GET", resource.path(namespace), decode_page, query=query, content_type="")
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
@@ -147,13 +147,15 @@ class KubeClient:
 
         Raises :class:`ApiError`.
         """
-        return await self._call(method, path, object_of, body, query=query, content_type=content_type, timeout=timeout)
+        return await self._call(
+            method, path, decode_object, body, query=query, content_type=content_type, timeout=timeout
+        )
 
     async def raw(
         self, path: str, query: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> HttpResponse:
         """A GET of what is no JSON, such as a log or metrics, or with its headers. Raises :class:`ApiError`."""
-        return await self._call("GET", path, answered, query=query, content_type="", timeout=timeout)
+        return await self._call("GET", path, check_response, query=query, content_type="", timeout=timeout)
 
     async def _call(
         self,

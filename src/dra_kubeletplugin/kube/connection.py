@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import cast
 
-from .http1 import Answer, BadAnswerError, HttpResponse, header_block, request_bytes
+from .http1 import HttpResponse, MalformedResponseError, ResponseReader, header_block, request_bytes
 from .proxy import Proxy
 
 MAX_BODY = 128 * 1024 * 1024  # bytes of an answer; a list of 500 full slices is 80 MB
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         self._max_body = max_body
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[HttpResponse] | None = None
-        self._answer: Answer | None = None  # to the last request
+        self._answer: ResponseReader | None = None  # to the last request
         self._body: list[bytes] = []
         self._size = 0
         self._lines: Lines | None = None
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         try:
             answer.feed(data)
             self._advance(answer)
-        except BadAnswerError as e:
+        except MalformedResponseError as e:
             self._fail(e)
             self.abort()
 
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
     async def request(self, method: str, target: str, block: bytes, body: bytes) -> HttpResponse:
         """One request and its whole answer; cancelled, it leaves the connection unusable.
 
-        Raises ``OSError``, :class:`BadAnswerError`, and ``ValueError`` for what is no request.
+        Raises ``OSError``, :class:`MalformedResponseError`, and ``ValueError`` for what is no request.
         """
         return await self._send(request_bytes(method, target, block, body))
 
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         if self.gone.done():
             raise ConnectionResetError("the connection was closed before the request")
         self.heard, self._size, self._body = False, 0, []
-        self._answer = Answer(self._take if self._lines is None else self._lines.feed)
+        self._answer = ResponseReader(self._take if self._lines is None else self._lines.feed)
         self._waiter = self._loop.create_future()
         self._transport.write(data)
         try:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     # --- answers ------------------------------------------------------------------------------------
 
-    def _advance(self, answer: Answer) -> None:
+    def _advance(self, answer: ResponseReader) -> None:
         if answer.head is None:
             return
         if self._lines is not None:
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._max_body:
-            raise BadAnswerError(f"the answer is larger than {self._max_body} bytes")
+            raise MalformedResponseError(f"the answer is larger than {self._max_body} bytes")
         self._body.append(data)
 
     def _settle(self, answer: HttpResponse) -> None:
@@ -192,7 +192,7 @@ class Lines:
             self._put(bytes(self._rest))
             self._rest = bytearray(part)
         if len(self._rest) > _MAX_LINE:
-            raise BadAnswerError(f"a line of the answer is longer than {_MAX_LINE} bytes")
+            raise MalformedResponseError(f"a line of the answer is longer than {_MAX_LINE} bytes")
         if self._size > _AHEAD and not self._paused:
             self._paused = True
             self._pause(True)
@@ -241,7 +241,7 @@ async def connect(
     server_name: str,
     proxy: Proxy | None,
 ) -> Connection:
-    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and :class:`BadAnswerError`."""
+    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and :class:`MalformedResponseError`."""
     loop = asyncio.get_running_loop()
     if proxy is None:
         _, made = await loop.create_connection(
@@ -275,7 +275,7 @@ class _Tunnel(asyncio.Protocol):
     """Asks a proxy for a connection to somewhere else."""
 
     def __init__(self) -> None:
-        self._answer = Answer(lambda _: None, tunnel=True)
+        self._answer = ResponseReader(lambda _: None, tunnel=True)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -285,8 +285,8 @@ class _Tunnel(asyncio.Protocol):
         try:
             self._answer.feed(data)
             if self._answer.rest:
-                raise BadAnswerError("the proxy sends more than an answer")
-        except BadAnswerError as e:
+                raise MalformedResponseError("the proxy sends more than an answer")
+        except MalformedResponseError as e:
             self._settle(e)
         else:
             if self._answer.head:

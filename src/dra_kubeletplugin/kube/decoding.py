@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import ApiError, clip, describe, printable
 from ..resourceapi.encoded import from_json
-from .http1 import BadAnswerError, HttpResponse
+from .http1 import HttpResponse, MalformedResponseError
 
 JSON = dict[str, Any]
 _SHOWN = 300  # bytes of an odd answer that are worth showing
@@ -29,13 +29,13 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
         raise ApiError(f"{what}: {reason}") from None
     except OSError as e:
         raise ApiError(f"{what}: {server} cannot be reached: {describe(e)}") from None
-    except BadAnswerError as e:
+    except MalformedResponseError as e:
         raise ApiError(f"{what}: what {server} answers is no HTTP of an API server: {describe(e)}") from None
     except Exception as e:
         raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e
 
 
-def object_of(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
+def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """The JSON object of a good answer, {} for none.
 
     Raises :class:`ApiError` for all else, with status 0 where somebody else than the API server answered: a proxy's page or
@@ -59,10 +59,10 @@ def object_of(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = 
     return out
 
 
-def answered(answer: HttpResponse, what: str) -> HttpResponse:
-    """A good answer as it came. Raises :class:`ApiError` as :func:`object_of` does."""
+def check_response(answer: HttpResponse, what: str) -> HttpResponse:
+    """A good answer as it came. Raises :class:`ApiError` as :func:`decode_object` does."""
     if answer.status >= 300:
-        object_of(answer, what)  # which raises
+        decode_object(answer, what)  # which raises
     return answer
 
 
@@ -88,10 +88,10 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def page_of(answer: HttpResponse, what: str) -> Page:
-    """Raises :class:`ApiError` as :func:`object_of` does, and where an item is no object of an API server."""
+def decode_page(answer: HttpResponse, what: str) -> Page:
+    """Raises :class:`ApiError` as :func:`decode_object` does, and where an item is no object of an API server."""
     if answer.status >= 300:
-        object_of(answer, what)  # which raises
+        decode_object(answer, what)  # which raises
     try:
         page: Page = from_json(answer.body, Page)
         for item in page.items or []:
@@ -125,7 +125,7 @@ def identified(obj: JSON, what: str) -> JSON:
     return obj
 
 
-def listed(page: JSON, what: str) -> JSON:
+def decode_list(page: JSON, what: str) -> JSON:
     """``page`` with its items, which may have been null. Raises :class:`ApiError` where it is no list of objects."""
     items, meta = page.get("items") or [], page.get("metadata")
     if not isinstance(items, list) or not isinstance(meta, dict):

@@ -90,7 +90,7 @@ class _Budget:
 
 
 @dataclass
-class _Told:
+class _Recorded:
     """One Event: what it says, how often that was so, and how much of it the server knows."""
 
     about: Subject
@@ -107,7 +107,7 @@ class _Told:
     not_before: float = 0.0
 
 
-class Events:
+class EventRecorder:
     """Events of one driver on one node. ``component`` is the driver's name, ``instance`` the node's.
 
     Everything is called on the event loop; :meth:`tell` and :meth:`tell_claim` return at once.
@@ -118,7 +118,7 @@ class Events:
         self._component = component
         self._instance = instance
         self._metrics = metrics
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _Recorded] = {}
         self._budgets: dict[Subject, _Budget] = {}
         self._all = _Budget(_BURST_OF_ALL, _EACH_OF_ALL)
         self._wake = asyncio.Event()
@@ -178,19 +178,21 @@ class Events:
                 self._metrics.inc("events_total", result="dropped")
         self._wake.set()
 
-    def _entry(self, about: Subject, reason: str, message: str, related: Subject | None, *, consumers: bool) -> _Told:
+    def _entry(
+        self, about: Subject, reason: str, message: str, related: Subject | None, *, consumers: bool
+    ) -> _Recorded:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = clip(message, _MAX_MESSAGE)
-        return _Told(about, reason, text, related, consumers, now, now, time.monotonic())
+        return _Recorded(about, reason, text, related, consumers, now, now, time.monotonic())
 
-    def _name(self, told: _Told) -> str:
+    def _name(self, told: _Recorded) -> str:
         said = "\0".join((self._component, *told.about, told.reason, told.message))
         digest = hashlib.sha256(said.encode()).hexdigest()[:16]
         return f"{told.about.name[:_MAX_NAME].rstrip('-.')}.{digest}"
 
     # --- writing --------------------------------------------------------------------------------
 
-    async def _write(self, told: _Told) -> bool:
+    async def _write(self, told: _Recorded) -> bool:
         times = told.times
         if self._is_forbidden(told.about):
             told.written = times  # nobody wants to know
@@ -211,7 +213,7 @@ class Events:
             self._take(consumer, told.reason, told.message, told.about, consumers=False)
         return True
 
-    def _may(self, told: _Told) -> bool:
+    def _may(self, told: _Recorded) -> bool:
         """Whether one more is written now: a driver may say something else of a device at each look."""
         budget = self._budgets.pop(told.about, None) or _Budget(_BURST, _EACH)
         self._budgets[told.about] = budget
@@ -225,7 +227,7 @@ class Events:
     def _is_forbidden(self, about: Subject) -> bool:
         return time.monotonic() < self._forbidden.get(about.written_to, 0.0)
 
-    def _failed(self, told: _Told, e: ApiError) -> None:
+    def _failed(self, told: _Recorded, e: ApiError) -> None:
         self._metrics.inc("events_total", result="forbidden" if e.status == 403 else "failed")
         if e.status == 403:
             namespace = told.about.written_to
@@ -242,7 +244,7 @@ class Events:
             log.warning("an Event cannot be written%s: %s", hint, e)
         self._fault = str(e)
 
-    async def _send(self, told: _Told, times: int) -> None:
+    async def _send(self, told: _Recorded, times: int) -> None:
         name, namespace = self._name(told), told.about.written_to
         news: JSON = {"lastTimestamp": told.last}
         if told.ours:
@@ -263,7 +265,7 @@ class Events:
                 raise
             await self._client.patch(EVENTS, name, {"lastTimestamp": told.last}, namespace)
 
-    def _event(self, told: _Told, name: str, namespace: str, times: int) -> JSON:
+    def _event(self, told: _Recorded, name: str, namespace: str, times: int) -> JSON:
         out = {
             "apiVersion": "v1",
             "kind": "Event",

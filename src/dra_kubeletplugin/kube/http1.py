@@ -22,7 +22,7 @@ _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[\t ]*;[^\x00-\x08\x0a-\x1f\x7f]*)?
 _CHUNK_LINE = 4096
 
 
-class BadAnswerError(Exception):
+class MalformedResponseError(Exception):
     """The peer does not speak HTTP, or says more than any answer should."""
 
 
@@ -67,7 +67,7 @@ class _State(Enum):
     DONE = auto()
 
 
-class Answer:
+class ResponseReader:
     """One answer. Feed it until ``done``; ``head`` is there as soon as the head is.
 
     Args:
@@ -90,7 +90,7 @@ class Answer:
         return self._state is _State.DONE
 
     def feed(self, data: bytes) -> None:
-        """Raises :class:`BadAnswerError`."""
+        """Raises :class:`MalformedResponseError`."""
         if self._held:
             data, self._held = self._held + data, b""
         while data:
@@ -129,9 +129,9 @@ class Answer:
         if end < 0 or end > MAX_HEAD:
             start = b"HTTP/1."
             if data[: len(start)] != start[: len(data)]:
-                raise BadAnswerError(f"the answer begins with {data[:40]!r}")
+                raise MalformedResponseError(f"the answer begins with {data[:40]!r}")
             if len(data) > MAX_HEAD:
-                raise BadAnswerError(f"the head of the answer is longer than {MAX_HEAD} bytes")
+                raise MalformedResponseError(f"the head of the answer is longer than {MAX_HEAD} bytes")
             self._held = data
             return b""
         head = data[:end]
@@ -139,11 +139,11 @@ class Answer:
         first = _STATUS.fullmatch(lines[0])
         feeds = head.count(b"\n"), head.count(b"\r")
         if not first or feeds != (len(lines) - 1, len(lines) - 1) or _FORBIDDEN.search(head):
-            raise BadAnswerError(f"the answer begins with {data[:40]!r}")
+            raise MalformedResponseError(f"the answer begins with {data[:40]!r}")
         status = int(first[2])
         headers = _fields(lines[1:])
         if status == 101:
-            raise BadAnswerError("the answer is a change to another protocol")
+            raise MalformedResponseError("the answer is a change to another protocol")
         if status >= 200:
             self.head = HttpResponse(status, headers, b"")
             tokens = headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
@@ -157,11 +157,11 @@ class Answer:
             self._state = _State.DONE
         elif coding is not None:
             if coding.lower() != b"chunked" or length is not None:
-                raise BadAnswerError("the length of the answer is not clear")
+                raise MalformedResponseError("the length of the answer is not clear")
             self._state = _State.CHUNK_SIZE
         elif length is not None:
             if not _LENGTH.fullmatch(length):
-                raise BadAnswerError(f"the answer's Content-Length is {length[:40]!r}")
+                raise MalformedResponseError(f"the answer's Content-Length is {length[:40]!r}")
             self._left = int(length)
             self._state = _State.LENGTH if self._left else _State.DONE
         else:
@@ -186,7 +186,7 @@ class Answer:
         if end >= 0:
             return data[:end], data[end + 2 :]
         if len(data) >= _CHUNK_LINE:
-            raise BadAnswerError("a line between the chunks of the answer is too long")
+            raise MalformedResponseError("a line between the chunks of the answer is too long")
         self._held = data
         return None, b""
 
@@ -195,7 +195,7 @@ class Answer:
         if line is not None:
             size = _CHUNK.fullmatch(line)
             if not size:
-                raise BadAnswerError(f"a chunk of the answer begins with {line[:40]!r}")
+                raise MalformedResponseError(f"a chunk of the answer begins with {line[:40]!r}")
             self._left = int(size[1], 16)
             self._state = _State.CHUNK_DATA if self._left else _State.TRAILER
         return rest
@@ -205,7 +205,7 @@ class Answer:
             self._held = data
             return b""
         if data[:2] != b"\r\n":
-            raise BadAnswerError("a chunk of the answer is longer than it says")
+            raise MalformedResponseError("a chunk of the answer is longer than it says")
         self._state = _State.CHUNK_SIZE
         return data[2:]
 
@@ -216,7 +216,7 @@ class Answer:
                 self._state = _State.DONE
             else:
                 if _FORBIDDEN.search(line) or b"\n" in line or b"\r" in line:
-                    raise BadAnswerError("a trailer of the answer is no header")
+                    raise MalformedResponseError("a trailer of the answer is no header")
                 _fields([line])
         return rest
 
@@ -228,7 +228,7 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
         given, colon, value = line.partition(b":")
         name = _NAMES.get(given) or _name(given)
         if not colon or not name:
-            raise BadAnswerError(f"{line[:40]!r} is no header of an answer")
+            raise MalformedResponseError(f"{line[:40]!r} is no header of an answer")
         value = value.strip(b" \t")
         if name in out:
             if name == b"content-length" and out[name] == value:

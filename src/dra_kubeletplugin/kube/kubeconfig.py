@@ -62,7 +62,7 @@ def _folder() -> str:
     return _FOLDER[0]
 
 
-class _WhenNeeded:
+class _LazyLoader:
     """The folder as the loader is told of it: it asks for the path once it has something to write, which few have."""
 
     def __fspath__(self) -> str:
@@ -310,7 +310,7 @@ class _Chosen:
             config_dict=node("kubeconfig", view, self.cluster.path),
             config_base_path=None,
             config_persister=self.merged.save_changes,
-            temp_file_path=_WhenNeeded(),
+            temp_file_path=_LazyLoader(),
         ).load_and_set(configuration)
         return configuration
 

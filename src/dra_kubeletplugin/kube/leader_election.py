@@ -71,7 +71,7 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Elector:
+class LeaderElector:
     """Takes part in the election for one Lease.
 
     ``leader`` is set while this process leads, ``lost`` once it has led and does so no more: it is not set back, because what a

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ..errors import SettingsError
 from .connection import MAX_BODY, Connection, Lines, connect
-from .http1 import BadAnswerError, HttpResponse, header_block
+from .http1 import HttpResponse, MalformedResponseError, header_block
 from .proxy import Proxy
 from .tls import Tls
 
@@ -87,14 +87,14 @@ class Transport:
         """One request and its whole answer. It waits as long as it takes: bound it with a timeout.
 
         A request that a kept connection did not answer at all is sent again if it is a GET. Raises ``OSError``,
-        :class:`BadAnswerError`, ``ValueError`` for what is no request, and what the TLS files raise.
+        :class:`MalformedResponseError`, ``ValueError`` for what is no request, and what the TLS files raise.
         """
         block = self._block(headers)
         while True:
             connection, kept = await self._acquire()
             try:
                 return await connection.request(method, self._prefix + target, block, body)
-            except (OSError, BadAnswerError):
+            except (OSError, MalformedResponseError):
                 self.forget_idle()  # closed by the server for the same reason, most likely
                 if not (kept and method in _SAFE and not connection.heard):
                     raise

@@ -30,7 +30,7 @@ from ..scheduling.framework.binding import TIMEOUT as BINDING_TIMEOUT
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
-from .apiserver.persistence import Journal, open_storage
+from .apiserver.persistence import PersistentStorage, open_storage
 from .controllers import ControllerManager
 from .kubelet import Kubelet, Timers
 from .runtime.interface import ContainerRuntime
@@ -114,7 +114,7 @@ class LocalCluster:
         self._given = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
         self._certificate = certificate or make_certificate(self.state, _hosts(address))
-        self._journal: Journal | None = None
+        self._journal: PersistentStorage | None = None
         self._api = None if kubeconfig else self._server(address, own=certificate is not None)
         self.nodes: dict[str, Node] = {}
 

@@ -38,7 +38,7 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 
 @dataclass(frozen=True)
-class Change:
+class ObjectChange:
     """What happened to an object: ``before`` is None where it is new, ``gone`` says that it was deleted."""
 
     object: JSON
@@ -46,7 +46,7 @@ class Change:
     gone: bool = False
 
 
-Handler = Callable[[Change], None]
+Handler = Callable[[ObjectChange], None]
 Index = Callable[[JSON], Iterable[Hashable]]
 
 
@@ -180,7 +180,7 @@ class _Copies:
             del self.by_name[name]
         for index in self.indexes.values():
             index.put(uid, None if gone else obj)
-        change = Change(obj, before, gone)
+        change = ObjectChange(obj, before, gone)
         for handler in self.handlers:
             try:
                 handler(change)

@@ -25,7 +25,7 @@ Lines = Callable[[], Awaitable[Sequence[str]]]
 PAGES = frozenset({"/", "/overview.json"})
 
 
-def bounded(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
+def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
     """Registers a part of the stop, which may hang or fail without keeping the others from theirs."""
 
     async def limited() -> None:
@@ -53,11 +53,11 @@ async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: 
             f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or give it longer "
             "with --start-timeout (START_TIMEOUT)"
         ) from None
-    bounded(stack, "stop() of the driver", lambda: calls(driver.stop))
+    stop_with_timeout(stack, "stop() of the driver", lambda: calls(driver.stop))
 
 
 @contextlib.asynccontextmanager
-async def only_error() -> AsyncIterator[None]:
+async def unwrap_single_error() -> AsyncIterator[None]:
     """What failed in a task group says why, and nothing else, where it is one thing."""
     try:
         yield
@@ -67,7 +67,7 @@ async def only_error() -> AsyncIterator[None]:
         raise
 
 
-def begin(tasks: asyncio.TaskGroup, jobs: Mapping[str, Job]) -> list[asyncio.Task[None]]:
+def start_tasks(tasks: asyncio.TaskGroup, jobs: Mapping[str, Job]) -> list[asyncio.Task[None]]:
     """Starts background work by name; where one part of it ends, all does: there are no zombies."""
     return [tasks.create_task(_supervised(name, job), name=name) for name, job in jobs.items()]
 
@@ -117,7 +117,7 @@ class Probes:
         assert port is not None
         forks.close_address(port)
         stack.callback(forks.keep_address, port)
-        bounded(stack, "closing the probes", server.close)
+        stop_with_timeout(stack, "closing the probes", server.close)
         log.info("metrics and probes at %s", url)
         return url
 

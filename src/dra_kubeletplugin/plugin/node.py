@@ -16,19 +16,19 @@ from pathlib import Path
 from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
-from ..claims import Claims
-from ..claims.instances import Owned, ProcessLock
-from ..devices.discovery import DeviceScan, Pace, asked
-from ..devices.health_monitor import HealthWatch
+from ..claims import ClaimManager
+from ..claims.instances import InstanceLock, OwnedSocket
+from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
+from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
-from ..devices.slices import NodeScope, Notices, Publisher, PublisherStatus
+from ..devices.slices import NodeScope, Publisher, PublisherStatus, RejectionEvents
 from ..driver import Driver, MetadataUpdate, Role
 from ..driver.calls import Calls
 from ..errors import NotReadyError, SettingsError, describe, printable
 from ..host import Host
 from ..kube import ApiConfig, KubeClient, load_config
-from ..kube.event_recorder import Events
+from ..kube.event_recorder import EventRecorder
 from ..resourceapi.validation.slices import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .grpc import (
     HealthService,
@@ -43,7 +43,7 @@ from .grpc import (
     socket_paths,
 )
 from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
-from .lifecycle import Job, Probes, begin, bounded, only_error, start_driver
+from .lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +78,15 @@ class Plugin:
         look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
         self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
         self.inventory.asked_again = driver.answers_pools
-        self.health = HealthWatch(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
-        self.events = Events(self.client, settings.driver_name, settings.node_name, self.metrics)
-        self.process = ProcessLock(settings.plugin_dir / "processes")
-        self.claims = Claims(
+        self.health = HealthMonitor(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
+        self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
+        self.process = InstanceLock(settings.plugin_dir / "processes")
+        self.claims = ClaimManager(
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
             self._claims_changed, self.events,
         )  # fmt: skip
-        pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
-        self.scan = DeviceScan(
+        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        self.scan = DeviceDiscovery(
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
@@ -100,7 +100,7 @@ class Plugin:
             instances=self.process.folder,
             token=self.process.id,
         )
-        self.notices = Notices(self.events, self.inventory, settings.node_name)
+        self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(
@@ -146,23 +146,23 @@ class Plugin:
         """
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
-            bounded(stack, "closing connections", self.client.close)
+            stop_with_timeout(stack, "closing connections", self.client.close)
             self._lock_process(stack)
             probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page)
             self.http_url = await probes.serve(stack, self.settings.http_address)
-            bounded(stack, "closing the records", self.claims.close)
+            stop_with_timeout(stack, "closing the records", self.claims.close)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             await self.claims.open()
-            async with only_error(), asyncio.TaskGroup() as tasks:
-                jobs = begin(tasks, {"devices": self.scan.run})
+            async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
+                jobs = start_tasks(tasks, {"devices": self.scan.run})
                 try:
                     if not await self.scan.first_look(self.settings.scan_timeout):
                         log.warning(
                             "serving without knowing the devices: %s() of the driver has not answered within %g s",
-                            asked(self.driver), self.settings.scan_timeout,
+                            request_rescan(self.driver), self.settings.scan_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
-                    jobs += begin(tasks, self._background())
+                    jobs += start_tasks(tasks, self._background())
                     self.serving = True
                     yield self
                 finally:
@@ -191,15 +191,15 @@ class Plugin:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
         # Noted before they are made: the next instance removes what one that is killed in between leaves.
-        self._own([Owned(str(self.paths.dra)), Owned(str(self.paths.registration))])
+        self._own([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
             # Registered callbacks run in reverse: the kubelet loses the registration first.
-            bounded(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
-        self._own([Owned(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
+            stop_with_timeout(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
+        self._own([OwnedSocket(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
 
-    def _own(self, sockets: list[Owned]) -> None:
+    def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.own(sockets)
         except OSError as e:  # a full disk costs a stale socket after a kill, and no service

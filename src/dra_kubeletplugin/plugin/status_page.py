@@ -13,16 +13,16 @@ from typing import Any
 
 from ..base.http_server.origin import is_from_here
 from ..base.http_server.server import Request, Response
-from ..claims import Record, Store
-from ..claims.record import Unreadable
+from ..claims import Record, RecordStore
+from ..claims.record import UnreadableRecord
 from ..claims.store.rows import Row, read_all
 from ..claims.store.store import Mode
 from ..devices.inventory import DeviceKey, Inventory
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
 from ..resourceapi.nodes import Where
-from ..resourceapi.usage.rows import DeviceRow, Health, NodeRow, Overview, Use, counted
-from ..resourceapi.usage.usage import tally
+from ..resourceapi.usage.rows import DeviceRow, DeviceUse, HealthRow, NodeRow, Overview, counted
+from ..resourceapi.usage.usage import count_usage
 from . import usage_page
 
 JSON = dict[str, Any]
@@ -31,11 +31,11 @@ _ELSEWHERE = (
     "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
     "/metrics, /healthz and /readyz are for everybody\n"
 )
-_HEALTH = {True: Health.HEALTHY, False: Health.UNHEALTHY, None: Health.UNKNOWN}
+_HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.UNKNOWN}
 
 
 async def answer(
-    request: Request, node: str, driver: str, inventory: Inventory, store: Store, notes: Sequence[str]
+    request: Request, node: str, driver: str, inventory: Inventory, store: RecordStore, notes: Sequence[str]
 ) -> Response:
     """``/`` and ``/overview.json``; ``notes`` are lines to show with them."""
     if not is_from_here(request):
@@ -57,15 +57,15 @@ def overview(
 ) -> Overview:
     """The rows of :func:`dra_kubeletplugin.analysis.overview`, as far as a plugin can tell them."""
     readable = [r for r in records if isinstance(r, Record)]
-    found = tally(_slices(node, driver, inventory), [_claim(r, driver) for r in readable])
+    found = count_usage(_slices(node, driver, inventory), [_claim(r, driver) for r in readable])
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
     devices = tuple(_with_health(row, known) for row in found.devices)
-    held = sum(1 for d in devices if d.use is not Use.FREE and d.use is not Use.BLOCKED)
+    held = sum(1 for d in devices if d.use is not DeviceUse.FREE and d.use is not DeviceUse.BLOCKED)
     odd = [
         f"the record of claim {r.shown} cannot be read, and its devices stay held"
         for r in records
-        if isinstance(r, Unreadable)
+        if isinstance(r, UnreadableRecord)
     ]
     return Overview(
         title=f"{driver} on {node}",
@@ -112,9 +112,11 @@ def _claim(record: Record, driver: str) -> JSON:
     }
 
 
-def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[Health, str]]) -> DeviceRow:
+def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[HealthRow, str]]) -> DeviceRow:
     """The plugin knows more than a taint says: who is well too, and what the driver said."""
-    health, message = known.get(DeviceKey(row.pool, row.name), (Health.UNKNOWN, "no slice has it any more"))
-    if row.health is Health.TAINTED and health is not Health.UNHEALTHY:  # nothing new goes there, however well it is
-        health = Health.TAINTED
+    health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "no slice has it any more"))
+    if (
+        row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY
+    ):  # nothing new goes there, however well it is
+        health = HealthRow.TAINTED
     return replace(row, health=health, message=row.message or message)

@@ -19,12 +19,12 @@ import msgspec
 
 from ..base.http_server.server import HttpServer, Limits, Request, Response
 from ..base.settings import WebhookSettings
-from ..base.text import first
-from ..driver.checks import Checks
-from ..driver.config.objects import KINDS, Reader, faults
+from ..base.text import join_first
+from ..driver.checks import ParameterChecks
+from ..driver.config.objects import KINDS, ConfigReader, config_faults
 from ..errors import DriverFailedError, SettingsError, clip, describe
 from ..resourceapi.encoded import config_entries, from_json
-from .lifecycle import bounded
+from .lifecycle import stop_with_timeout
 
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
@@ -53,14 +53,14 @@ class Webhook:
     It knows nothing of the cluster: no account, no permission, no Lease. Any number of replicas may run.
     """
 
-    def __init__(self, readers: Sequence[Reader], settings: WebhookSettings, look: float = 10.0) -> None:
+    def __init__(self, readers: Sequence[ConfigReader], settings: WebhookSettings, look: float = 10.0) -> None:
         """``look``: seconds between two looks at the certificate's files."""
         self.readers = readers
         self._look = look
         self.settings = settings
         self.certificate = Certificate(settings.tls_cert, settings.tls_key)
         self.url = ""
-        self.checks = Checks()
+        self.checks = ParameterChecks()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self.reviewed = self.refused = 0
 
@@ -75,7 +75,7 @@ class Webhook:
             raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
         log.info("reviewing claims at %s%s for %s", self.url, PATH, ", ".join(r.driver for r in self.readers))
         async with contextlib.AsyncExitStack() as stack:
-            bounded(stack, "closing the webhook", lambda: server.close(_FINISH))
+            stop_with_timeout(stack, "closing the webhook", lambda: server.close(_FINISH))
             async with asyncio.TaskGroup() as tasks:
                 reload = tasks.create_task(self._keep_certificate(server), name="certificate")
                 try:
@@ -141,7 +141,7 @@ class Webhook:
             kind = request["object"]["kind"]
             log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
             response["status"] = {
-                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": first(found, "; ", _TOLD, _LONGEST)
+                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": join_first(found, "; ", _TOLD, _LONGEST)
             }  # fmt: skip
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
@@ -151,7 +151,7 @@ class Webhook:
         if not isinstance(obj, Mapping) or str(obj.get("kind")) not in KINDS:
             return []
         before = old if isinstance(old, Mapping) else None
-        return list(map(clip, faults(obj, self.readers, before)))
+        return list(map(clip, config_faults(obj, self.readers, before)))
 
 
 def _timeout(text: str) -> float:

@@ -98,7 +98,7 @@ _TAINT_RULES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class KubeletWays:
+class KubeletBehavior:
     """What a plugin can notice of a kubelet's release.
 
     Attributes:
@@ -210,12 +210,12 @@ class Features:
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
 
     @property
-    def kubelet(self) -> KubeletWays:
+    def kubelet(self) -> KubeletBehavior:
         mended = self.is_at_least("1.37")
         known = (("v1.DRAResourceHealth",) if mended else ()) + ("v1alpha1.DRAResourceHealth",)
         on = self.has("ResourceHealthStatus")
         shares = self.has("DRAWorkloadResourceClaims")
-        return KubeletWays(known if on else (), on and not mended, not mended, not mended, not mended, shares)
+        return KubeletBehavior(known if on else (), on and not mended, not mended, not mended, not mended, shares)
 
 
 def gates() -> tuple[str, ...]:

@@ -193,20 +193,20 @@ KINDS: Mapping[str, Shape] = {
 }
 
 
-class DecodeError(ValueError):
+class SchemaDecodeError(ValueError):
     """The object cannot be read as its kind; the API server answers 400."""
 
 
 def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[str, Any]:
     """``obj`` as the rules look at it: lists and maps that are given empty are still there; :func:`stored` leaves them out.
 
-    Unknown fields raise :class:`DecodeError` when ``strict`` and are dropped otherwise; a value of the wrong type
+    Unknown fields raise :class:`SchemaDecodeError` when ``strict`` and are dropped otherwise; a value of the wrong type
     always raises.
     """
     unknown: list[str] = []
     out = _struct(obj, _table(KINDS[kind]), "", kind, unknown)
     if strict and unknown:
-        raise DecodeError("strict decoding error: " + ", ".join(f'unknown field "{u}"' for u in unknown))
+        raise SchemaDecodeError("strict decoding error: " + ", ".join(f'unknown field "{u}"' for u in unknown))
     return out
 
 
@@ -394,7 +394,7 @@ def _scalar(value: Any, kind: str, path: str) -> Any:
             try:
                 return quantity.stored(str(value).strip(quantity.SPACES))
             except quantity.QuantityError as e:
-                raise DecodeError(e.reason) from None
+                raise SchemaDecodeError(e.reason) from None
         case "int" | "int32":
             bits = 63 if kind == "int" else 31
             if isinstance(value, bool) or not isinstance(value, int) or not -(2**bits) <= value < 2**bits:
@@ -422,11 +422,11 @@ def _seconds(value: str, path: str) -> str:
     from datetime import UTC, datetime
 
     if not _TIME.fullmatch(value):
-        raise DecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
+        raise SchemaDecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
     try:
         return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
-        raise DecodeError(f'parsing time "{value}": {path} is out of range') from None
+        raise SchemaDecodeError(f'parsing time "{value}": {path} is out of range') from None
 
 
 def _zero(kind: str) -> Any:
@@ -439,9 +439,9 @@ def _zero_of(shape: Shape) -> Any:
     return _struct({}, _table(shape), "", "", [])
 
 
-def _mistyped(value: Any, path: str, wanted: str) -> DecodeError:
+def _mistyped(value: Any, path: str, wanted: str) -> SchemaDecodeError:
     kind = {bool: "bool", str: "string", list: "array", dict: "object"}.get(type(value))
     if kind is None:
         kind = f"number {value}" if wanted == "int64" else "number"
     bare = re.sub(r"\[\d+\]", "", path)
-    return DecodeError(f"json: cannot unmarshal {kind} into Go struct field {bare} of type {wanted}")
+    return SchemaDecodeError(f"json: cannot unmarshal {kind} into Go struct field {bare} of type {wanted}")

@@ -153,7 +153,7 @@ def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
     try:
         read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
         return device_faults(read["spec"]["devices"][0]) if alone else []
-    except schema.DecodeError as e:
+    except schema.SchemaDecodeError as e:
         return [f"extra: {e}"]
     except Exception as e:
         return [f"extra: {describe(e)}"]

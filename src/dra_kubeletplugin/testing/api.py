@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..base.yaml.manifests import objects
 from ..errors import ApiError
 from ..localcluster.cluster import LocalCluster, resource_of
@@ -172,7 +172,7 @@ class AsyncApi:
         try:
             await self.wait(f"what {driver} publishes", look, timeout)
         except TimeoutError as e:
-            meant = "" if now else near(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
+            meant = "" if now else did_you_mean(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
             raise PublishedError(f"{e}{meant}: {why}", now) from None
         return now
 
@@ -213,7 +213,7 @@ class AsyncApi:
                 return pod
             if pod is None and not seen:
                 known = [p["metadata"]["name"] for p in await self.get_all("Pod", namespace)]
-                raise PodError(f"there is no pod {name} in namespace {namespace}{near(name, known)}", [])
+                raise PodError(f"there is no pod {name} in namespace {namespace}{did_you_mean(name, known)}", [])
             seen = True
             events = await self._events_of(pod, name, namespace)
             if why := hopeless(name, pod, events):
@@ -278,7 +278,9 @@ class AsyncApi:
         found = next((m for e in events if (m := _NO_CLASS.search(e.message))), None)
         if found is None:
             return ""
-        return f": {found[0]}{near(found[1], [c['metadata']['name'] for c in await self.get_all('DeviceClass')])}"
+        return (
+            f": {found[0]}{did_you_mean(found[1], [c['metadata']['name'] for c in await self.get_all('DeviceClass')])}"
+        )
 
     async def _goes_on(self, pod: JSON) -> bool:
         """Whether the pod has its claims and waits for their devices, or what it waits for may just be getting free."""

@@ -40,7 +40,7 @@ class Leftovers(TypedDict):
     held: list[str]
 
 
-class Running(Protocol):
+class RunningDriver(Protocol):
     """One instance of the plugin."""
 
     async def stop(self) -> None:
@@ -62,7 +62,7 @@ class Running(Protocol):
         """Raises where it has ended by itself."""
 
 
-class InProcess:
+class InProcessDriver:
     """A plugin object: quick, and the driver can be looked at and changed while it runs."""
 
     def __init__(self, plugin: Plugin) -> None:
@@ -122,7 +122,7 @@ class InProcess:
             self._hosted.check()
 
 
-class OwnProcess:
+class SubprocessDriver:
     """``dra run`` in a process of its own, as in a pod: slower to start by half a second."""
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster, options: object = None) -> None:
@@ -138,7 +138,7 @@ class OwnProcess:
         self._watcher: Watcher | None = None
 
     async def start(self) -> None:
-        """As :meth:`InProcess.start`; the error has the end of the process's log."""
+        """As :meth:`InProcessDriver.start`; the error has the end of the process's log."""
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *gated([sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags]),

@@ -19,7 +19,7 @@ from ..plugin.node import Plugin
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
-from .driver_process import InProcess, Leftovers, OwnProcess, Running
+from .driver_process import InProcessDriver, Leftovers, RunningDriver, SubprocessDriver
 from .events import PodError
 from .health_override import told_besides
 from .published import Published, PublishedError, Wanted
@@ -57,7 +57,7 @@ class DriverNode(Generic[D]):
         self.settings = settings
         self.options = options
         self._process = process
-        self._running: Running | None = None
+        self._running: RunningDriver | None = None
         self._told: dict[str, Health] = {}
 
     @property
@@ -70,7 +70,7 @@ class DriverNode(Generic[D]):
 
         Raises :class:`FaultError` where it has a process of its own, or was never started.
         """
-        if isinstance(self._running, InProcess):
+        if isinstance(self._running, InProcessDriver):
             return self._running.plugin
         raise FaultError("there is no plugin object: the driver runs in a process of its own, or not at all")
 
@@ -87,7 +87,7 @@ class DriverNode(Generic[D]):
         self.settings = dataclasses.replace(self.settings, **settings)
         self.options = self.options if options is None else options
         if self._process:
-            self._running = own = OwnProcess(self.driver_class, self.settings, self.cluster, self.options)
+            self._running = own = SubprocessDriver(self.driver_class, self.settings, self.cluster, self.options)
             await own.start()
         else:
             driver = told_besides(self.driver_class, lambda _: self._told)
@@ -95,7 +95,7 @@ class DriverNode(Generic[D]):
 
     async def start_plugin(self, plugin: Plugin) -> None:
         """Starts a plugin of the caller's making, and waits as :meth:`start`."""
-        self._running = InProcess(plugin)  # what it says is of interest also where it does not get ready
+        self._running = InProcessDriver(plugin)  # what it says is of interest also where it does not get ready
         await self._running.start()
 
     async def stop(self) -> None:
@@ -210,7 +210,7 @@ class DriverNode(Generic[D]):
         return self.settings.sysfs_root
 
     async def _looked(self) -> None:
-        if isinstance(self._running, InProcess):
+        if isinstance(self._running, InProcessDriver):
             await self.rescan()
 
     # --- pods and claims --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..base.text import listed, near
+from ..base.text import did_you_mean, join_names
 from ..errors import clip, describe
 from ..resourceapi.decoding import read_pool
 from ..resourceapi.pools import Pool
@@ -36,9 +36,9 @@ class Published(Mapping[str, Device]):
     def __getitem__(self, name: str) -> Device:
         found = self._in.get(name)
         if found is None:
-            raise KeyError(f"no device {name!r} is published{near(str(name), self._in)}")
+            raise KeyError(f"no device {name!r} is published{did_you_mean(str(name), self._in)}")
         if len(found) > 1:
-            raise ValueError(f"device {name} is in the pools {listed(found)}: look into one of `pools`")
+            raise ValueError(f"device {name} is in the pools {join_names(found)}: look into one of `pools`")
         return next(iter(found.values()))
 
     def __contains__(self, name: object) -> bool:
@@ -51,7 +51,7 @@ class Published(Mapping[str, Device]):
         return len(self._in)
 
     def __repr__(self) -> str:
-        return f"<published: {listed(self, _NAMES) or 'nothing'}>"
+        return f"<published: {join_names(self, _NAMES) or 'nothing'}>"
 
 
 Wanted = Collection[str] | Callable[[Published], object]
@@ -111,8 +111,8 @@ def differs(published: Published, wanted: Wanted) -> str:
     besides = [name for name in published if name not in wanted]
     return " and ".join(
         [
-            *([f"{listed(missing, _NAMES)} is missing"] if missing else []),
-            *([f"{listed(besides, _NAMES)} is there besides"] if besides else []),
+            *([f"{join_names(missing, _NAMES)} is missing"] if missing else []),
+            *([f"{join_names(besides, _NAMES)} is there besides"] if besides else []),
         ]
     )
 

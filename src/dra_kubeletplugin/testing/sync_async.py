@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from ..base.text import near
+from ..base.text import did_you_mean
 from ..errors import DraError
 from .task_context import Hosted
 
@@ -89,7 +89,7 @@ class Placed(Protocol[S_co]):
     def inner(self) -> S_co: ...
 
 
-class Call(Generic[P, T]):
+class SyncAsyncCall(Generic[P, T]):
     """A method: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not."""
 
     def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
@@ -104,7 +104,7 @@ class Call(Generic[P, T]):
             work = self._method(*args, **kwargs)
         except TypeError as e:
             known = inspect.signature(self._method).parameters  # of the method that is wrapped
-            raise TypeError(f"{e}{next((near(n, known) for n in kwargs if n not in known), '')}") from None
+            raise TypeError(f"{e}{next((did_you_mean(n, known) for n in kwargs if n not in known), '')}") from None
         return self._thread.run(work)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
@@ -113,7 +113,10 @@ class Call(Generic[P, T]):
 
 
 class both(Generic[S, P, T]):
-    """Makes an async method of the inner object a :class:`Call` of the outer one; a function of its class, as ``help`` shows it."""
+    """Makes an async method of the inner object a :class:`SyncAsyncCall` of the outer one.
+
+    ``help`` shows it as a function of its class.
+    """
 
     def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
         self._method = method
@@ -132,11 +135,13 @@ class both(Generic[S, P, T]):
     @overload
     def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Placed[S], P], T]: ...
     @overload
-    def __get__(self, instance: Placed[S], owner: type) -> Call[P, T]: ...
-    def __get__(self, instance: Placed[S] | None, owner: type) -> Callable[Concatenate[Placed[S], P], T] | Call[P, T]:
+    def __get__(self, instance: Placed[S], owner: type) -> SyncAsyncCall[P, T]: ...
+    def __get__(
+        self, instance: Placed[S] | None, owner: type
+    ) -> Callable[Concatenate[Placed[S], P], T] | SyncAsyncCall[P, T]:
         if instance is None:
             return self._blocking
-        call: Call[P, T] = Call(instance.thread, functools.partial(self._method, instance.inner))
+        call: SyncAsyncCall[P, T] = SyncAsyncCall(instance.thread, functools.partial(self._method, instance.inner))
         call.__doc__ = self.__doc__  # which a partial has not
         return call
 
@@ -180,4 +185,4 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-__all__ = ["Call", "LoopThread", "Scope", "both"]
+__all__ = ["LoopThread", "Scope", "SyncAsyncCall", "both"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.text import counted, listed
+from ...base.text import counted, join_names
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.decoding import Bare
@@ -86,7 +86,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         if twice := [d for d, n in seen.items() if n > 1]:
             yield failure(
                 "slices",
-                f"pool {name} of {driver} has {listed(twice)} more than once: it is not used at all",
+                f"pool {name} of {driver} has {join_names(twice)} more than once: it is not used at all",
                 "two publishers? see who writes them: managedFields",
             )
     lost = sorted(
@@ -99,7 +99,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
     if lost:
         yield warning(
             "slices",
-            f"slices for nodes that do not exist: {listed(lost)}",
+            f"slices for nodes that do not exist: {join_names(lost)}",
             "they go with their owner; without one, delete them",
         )
     tainted = [
@@ -109,7 +109,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
     if tainted:
         yield warning(
             "slices",
-            f"{counted(len(tainted), 'taint')} on devices: {listed(tainted)}",
+            f"{counted(len(tainted), 'taint')} on devices: {join_names(tainted)}",
             "each is of the driver's report of health, where its log says why, or one that the driver always gives",
         )
 
@@ -119,13 +119,13 @@ def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Ite
     if missing := sorted(there - published):
         yield failure(
             "slices",
-            f"{driver} finds {listed(missing)} here, and has not published them",
+            f"{driver} finds {join_names(missing)} here, and has not published them",
             "see its readiness (/readyz): what is left out is named there",
         )
     if gone := sorted(published - there):
         yield warning(
             "slices",
-            f"{driver} has published {listed(gone)}, and does not find them here",
+            f"{driver} has published {join_names(gone)}, and does not find them here",
             "it takes them back, unless a claim uses them",
         )
 

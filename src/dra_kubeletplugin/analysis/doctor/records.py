@@ -10,7 +10,7 @@ from typing import Any
 
 from ...base.text import counted
 from ...cdi import ClaimSpecs
-from ...claims.record import Record, State, Unreadable
+from ...claims.record import Record, State, UnreadableRecord
 from ...claims.rollback_retries import retry_note
 from ...claims.store.offline import read_rows
 from ...errors import ApiError, RecordsError
@@ -56,9 +56,9 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
             yield ok("records", f"{driver}: {counted(len(records), 'claim')}, with CDI files{beside}")
 
 
-def _alone(driver: str, rows: list[Record | Unreadable], files: set[str], specs: ClaimSpecs) -> Iterator[Finding]:
+def _alone(driver: str, rows: list[Record | UnreadableRecord], files: set[str], specs: ClaimSpecs) -> Iterator[Finding]:
     for r in rows:
-        if isinstance(r, Unreadable):
+        if isinstance(r, UnreadableRecord):
             yield failure(
                 "records",
                 f"{driver}: the record of claim {r.shown} cannot be read: {r.reason}",

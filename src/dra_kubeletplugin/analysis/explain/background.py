@@ -16,9 +16,9 @@ from ...resourceapi.usage.rows import PodRow
 from ...scheduling.framework import pod_info
 from ...scheduling.framework.claim_cache import is_allocated
 from ..reader import with_events
-from ..scheduler_view import Scene
+from ..scheduler_view import SchedulerView
 from ..snapshot import Snapshot
-from ..watcher import Follower
+from ..watcher import ClusterWatcher
 from .cluster_reasons import claim_name, entries
 from .explain import explain, explain_pod
 from .model import Explanation
@@ -38,10 +38,10 @@ class _Found:
     at: float  # monotonic
 
 
-class Reasons:
+class BackgroundExplainer:
     """While :meth:`run` runs, ``lines`` gets the reasons of the pods that :meth:`show` named last, by UID."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: ClusterWatcher) -> None:
         self.lines: dict[str, str] = {}
         self.version = 0
         """Grows with each change of ``lines``."""
@@ -50,7 +50,7 @@ class Reasons:
         self._shown: tuple[PodRow, ...] = ()
         self._claims: Mapping[tuple[str, str], JSON] = {}
         self._claims_of = -1  # the version of the cluster
-        self._scene: Scene | None = None
+        self._scene: SchedulerView | None = None
         self._scene_of, self._scene_at = -1, 0.0  # the version of the cluster, and when
         self._turn = asyncio.Lock()
 
@@ -83,7 +83,7 @@ class Reasons:
             ):
                 snapshot = self._follower.snapshot()
                 self._scene_of, self._scene_at = self._follower.version, time.monotonic()
-                self._scene = await asyncio.to_thread(Scene, snapshot)
+                self._scene = await asyncio.to_thread(SchedulerView, snapshot)
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
                 return "it is no longer there"
@@ -173,4 +173,4 @@ class Reasons:
         return [name for entry in entries(info) if (name := claim_name(info, entry))]
 
 
-__all__ = ["Reasons"]
+__all__ = ["BackgroundExplainer"]

@@ -7,51 +7,51 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...base.text import listed
+from ...base.text import join_names
 from ...resourceapi.quantity import Quantity, canonical, parse
 from ...scheduling import cel
 from ...scheduling.allocator import capacity, selection
 from ...scheduling.allocator.faults import AllocationError
-from ...scheduling.allocator.pools import Candidate, DeviceId, Pool, PoolKey
+from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, PoolKey
 from ...scheduling.allocator.results import PickedRequest
 from ...scheduling.allocator.search import plus
 from ...scheduling.allocator.taints import tolerates
 from ...scheduling.cel.parts import unmet
-from ...scheduling.framework.claim_cache import UNUSED, Use
+from ...scheduling.framework.claim_cache import UNUSED, DeviceUse
 from ...scheduling.framework.node_info import NodeInfo
-from ..scheduler_view import Scene, told
-from .model import Kind
+from ..scheduler_view import SchedulerView, told
+from .model import ReasonKind
 
 JSON = Mapping[str, Any]
 _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 
 @dataclass(frozen=True)
-class Fault:
+class DeviceFault:
     """One reason against one device. ``detail`` is what differs from device to device.
 
     ``subject`` is what a trial would change: a selector's part, a taint, a constraint, a capacity. ``parts`` are the reasons that
     stand against one device together.
     """
 
-    kind: Kind
+    kind: ReasonKind
     text: str
     change: str
     detail: str = ""
     subject: str = ""
-    parts: tuple[Fault, ...] = ()
+    parts: tuple[DeviceFault, ...] = ()
 
 
-_NO_AMOUNT = Fault(Kind.CAPACITY, "its policy allows no amount that suffices", "ask for another amount")
+_NO_AMOUNT = DeviceFault(ReasonKind.CAPACITY, "its policy allows no amount that suffices", "ask for another amount")
 
 
 class NodeDevices:
     """The devices that one node sees, and what is left of them."""
 
-    def __init__(self, scene: Scene, node: NodeInfo) -> None:
+    def __init__(self, scene: SchedulerView, node: NodeInfo) -> None:
         self.scene = scene
         self.node = node
-        self.pools: list[Pool] = scene.memory.pools.pools(node, scene.slices)
+        self.pools: list[AllocatorPool] = scene.memory.pools.pools(node, scene.slices)
         self._by_key = {p.key: p for p in self.pools}
         self._left: dict[PoolKey, dict[tuple[str, str], Quantity]] = {}
 
@@ -59,13 +59,15 @@ class NodeDevices:
     def candidates(self) -> list[Candidate]:
         return [c for p in self.pools if not (p.invalid or p.incomplete) for c in p.candidates]
 
-    def broken(self) -> Iterator[Fault]:
+    def broken(self) -> Iterator[DeviceFault]:
         """Pools of the node that cannot be used now."""
         known = {p.key for p in self.pools}
         for pool in self.pools:
             if pool.invalid:
                 change = "the driver has to publish a pool that does not contradict itself"
-                yield Fault(Kind.POOL_INVALID, "a pool contradicts itself", change, f"pool {pool}: {pool.invalid}")
+                yield DeviceFault(
+                    ReasonKind.POOL_INVALID, "a pool contradicts itself", change, f"pool {pool}: {pool.invalid}"
+                )
             elif pool.incomplete:
                 yield _incomplete(pool.key, self.scene)
         for key in {key for sl in self.scene.slices.local.get(self.node.name, ()) if (key := _key(sl)) not in known}:
@@ -74,7 +76,7 @@ class NodeDevices:
 
     # --- one device -----------------------------------------------------------------------------
 
-    def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[Fault]:
+    def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         """Empty where the request could have the device, if it were the only one."""
         try:
             if not selection.takes(claim, request, candidate):
@@ -86,25 +88,25 @@ class NodeDevices:
         return [*_taints(request, candidate), *taken]
 
     @staticmethod
-    def _not_taken(request: PickedRequest, candidate: Candidate) -> list[Fault]:
+    def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         found = list(_selectors(request, candidate))
         if not found and not candidate.here:
-            found = [Fault(Kind.NOT_HERE, "it is for other nodes", "another node")]
+            found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "another node")]
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
-    def _use(self, candidate: Candidate) -> Use:
+    def _use(self, candidate: Candidate) -> DeviceUse:
         return self.scene.cache.claims.use.get((candidate.id.driver, candidate.id.pool), UNUSED)
 
-    def _held(self, request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+    def _held(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
         if not request.admin and candidate.id in self._use(candidate).devices:
-            yield Fault(
-                Kind.HELD,
+            yield DeviceFault(
+                ReasonKind.HELD,
                 "another claim holds it",
                 "claims that hold such devices have to go",
                 self._holders(candidate.id),
             )
 
-    def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+    def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
         """Capacity that is shared out, and counters."""
         used = self._use(candidate).shares.get(candidate.id)
         if candidate.multiple:
@@ -117,11 +119,11 @@ class NodeDevices:
                     detail = f"{left} of {canonical(has)} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {canonical(amount)}"
                     change = f"ask for less {_short(name)}, or a claim that shares it has to go"
-                    yield Fault(Kind.CAPACITY, text, change, detail, name)
+                    yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name)
         if used is None and (candidate.multiple or not request.admin):
             yield from self._counters(candidate)
 
-    def _counters(self, candidate: Candidate) -> Iterator[Fault]:
+    def _counters(self, candidate: Candidate) -> Iterator[DeviceFault]:
         """One reason for each set of counters: which of them are short differs from device to device."""
         left = self._counters_left(candidate)
         for consumed in candidate.device.get("consumesCounters") or []:
@@ -133,8 +135,10 @@ class NodeDevices:
             if short:
                 text = "counters that it shares with others are exhausted"
                 holders = self._takers(candidate, counter_set, short)
-                detail = f"of {counter_set} it needs {listed(short.values(), 2)}; {holders}"
-                yield Fault(Kind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail)
+                detail = f"of {counter_set} it needs {join_names(short.values(), 2)}; {holders}"
+                yield DeviceFault(
+                    ReasonKind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail
+                )
 
     def _counters_left(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
@@ -155,17 +159,17 @@ class NodeDevices:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
         ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counters))
         claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.scene.holders(i)}
-        return listed([told(c) for c in claims.values()]) or "no claim holds any of it"
+        return join_names([told(c) for c in claims.values()]) or "no claim holds any of it"
 
     def _holders(self, device: DeviceId) -> str:
-        return listed([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
+        return join_names([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
 
 
 def _key(sl: JSON) -> PoolKey:
     return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
 
 
-def _newest(key: PoolKey, scene: Scene) -> tuple[int, int, int]:
+def _newest(key: PoolKey, scene: SchedulerView) -> tuple[int, int, int]:
     """Generation of a pool, how many slices of it there are, and how many there should be."""
     slices = scene.slices.by_pool.get(key, ())
     newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
@@ -173,24 +177,26 @@ def _newest(key: PoolKey, scene: Scene) -> tuple[int, int, int]:
     return newest, len(current), int(current[0]["spec"]["pool"]["resourceSliceCount"])
 
 
-def _is_incomplete(key: PoolKey, scene: Scene) -> bool:
+def _is_incomplete(key: PoolKey, scene: SchedulerView) -> bool:
     _, there, wanted = _newest(key, scene)
     return there != wanted
 
 
-def _incomplete(key: PoolKey, scene: Scene) -> Fault:
+def _incomplete(key: PoolKey, scene: SchedulerView) -> DeviceFault:
     generation, there, wanted = _newest(key, scene)
     detail = f"pool {key[0]}/{key[1]}, generation {generation}: {there} of {wanted} slices"
     change = "the driver has to publish the rest of the pool: see its log where that takes long"
-    return Fault(Kind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail)
+    return DeviceFault(
+        ReasonKind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail
+    )
 
 
-def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
     """What of the class's selectors is not true; where all is, what of the request's own."""
     name = request.device_class["metadata"]["name"]
     change = f"devices that class {name} selects, or another class"
-    of_class = Fault(Kind.CLASS_SELECTOR, f"class {name} does not select it", change)
-    own = Fault(Kind.SELECTOR, "its selector is false", "a selector without {}, or devices that match")
+    of_class = DeviceFault(ReasonKind.CLASS_SELECTOR, f"class {name} does not select it", change)
+    own = DeviceFault(ReasonKind.SELECTOR, "its selector is false", "a selector without {}, or devices that match")
     for fault, spec in ((of_class, request.device_class["spec"]), (own, request.spec)):
         found = [f for s in spec.get("selectors") or [] for f in _parts(s["cel"]["expression"], fault, candidate)]
         if found:
@@ -198,12 +204,12 @@ def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
             return
 
 
-def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Fault]:
+def _parts(expression: str, fault: DeviceFault, candidate: Candidate) -> Iterator[DeviceFault]:
     try:
         parts = unmet(expression, candidate.seen)
     except cel.CompileError as e:
         text = f"a selector does not compile: {e}"
-        yield Fault(Kind.SELECTOR_ERROR, text, "a selector that compiles", subject=str(e))
+        yield DeviceFault(ReasonKind.SELECTOR_ERROR, text, "a selector that compiles", subject=str(e))
         return
     for part in parts:
         if part.error:
@@ -211,7 +217,7 @@ def _parts(expression: str, fault: Fault, candidate: Candidate) -> Iterator[Faul
             if part.asks:
                 change = f"a selector that asks first: {' && '.join(part.asks)} && ..."
             text = f"a selector fails: {_line(part.expression)}: {part.error}"
-            yield Fault(Kind.SELECTOR_ERROR, text, change, part.seen, part.error)
+            yield DeviceFault(ReasonKind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return
     if parts:
         shown = ", and ".join(_line(p.expression) for p in parts)
@@ -225,20 +231,20 @@ def _line(expression: str) -> str:
     return " ".join(expression.split())
 
 
-def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
     capacities = candidate.device.get("capacity") or {}
     for name, value in ((request.spec.get("capacity") or {}).get("requests") or {}).items():
         if name not in capacities:
-            yield Fault(
-                Kind.CAPACITY,
+            yield DeviceFault(
+                ReasonKind.CAPACITY,
                 f"it has no capacity {_short(name)}",
                 f"a device with {_short(name)}, or no request for it",
                 subject=name,
             )
         elif parse(str(value)) > parse(capacities[name]["value"]):
             text = f"its {_short(name)} is less than {value}"
-            yield Fault(
-                Kind.CAPACITY,
+            yield DeviceFault(
+                ReasonKind.CAPACITY,
                 text,
                 f"ask for less {_short(name)}, or add larger devices",
                 f"it has {capacities[name]['value']}",
@@ -250,17 +256,21 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
         ):
             policy = capacities[name].get("requestPolicy")
             text = f"its policy for {_short(name)} allows no amount for {value}"
-            yield Fault(Kind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}", name)
+            yield DeviceFault(
+                ReasonKind.CAPACITY, text, f"ask for another amount of {_short(name)}", f"policy {policy}", name
+            )
 
 
-def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[Fault]:
+def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
     for taint in candidate.device.get("taints") or []:
         if taint["effect"] in _KEEPS_AWAY and not any(
             tolerates(t, taint) for t in request.spec.get("tolerations") or []
         ):
             shown = taint_text(taint)
             change = f"the request has to tolerate {shown}, or the driver has to take the taint back"
-            yield Fault(Kind.DEVICE_TAINT, f"it has the taint {shown}, which is not tolerated", change, subject=shown)
+            yield DeviceFault(
+                ReasonKind.DEVICE_TAINT, f"it has the taint {shown}, which is not tolerated", change, subject=shown
+            )
 
 
 def taint_text(taint: JSON) -> str:
@@ -284,4 +294,4 @@ def _short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-__all__ = ["Fault", "NodeDevices", "taint_text"]
+__all__ = ["DeviceFault", "NodeDevices", "taint_text"]

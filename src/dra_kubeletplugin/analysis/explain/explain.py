@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...base.text import listed
+from ...base.text import join_names
 from ...errors import QuestionError
 from ...kube.resource import CLAIMS, PODS
 from ...scheduling.framework import pod_info
 from ...scheduling.framework.claim_cache import is_allocated, reserved_for, results_of
 from ...scheduling.framework.extended import wanted
 from ...scheduling.framework.pod_info import PodInfo, is_extended
-from ..scheduler_view import Scene, is_finished, name_of, users_of
+from ..scheduler_view import SchedulerView, is_finished, name_of, users_of
 from ..snapshot import KINDS, Snapshot
 from . import cluster_reasons
-from .model import ClaimState, Explanation, HeldDevice, Kind, Reason, State
-from .node_feasibility import look_everywhere
-from .summary import judged, undecided
+from .model import ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
+from .node_feasibility import examine_nodes
+from .summary import summarize, undecided
 
 JSON = dict[str, Any]
 Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
 _CLAIMS = {"claim", "claims", "resourceclaim", "resourceclaims"}
-_GOES_ON = {Kind.GATED, Kind.SCHEDULER_NAME}  # nodes are worth a look all the same
+_GOES_ON = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # nodes are worth a look all the same
 
 
 def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explanation:
@@ -37,7 +37,7 @@ def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explan
     Raises :class:`QuestionError` where there is no such object, or a pod asks for no devices.
     """
     kind, name = parse(what)
-    scene = Scene(snapshot)
+    scene = SchedulerView(snapshot)
     if kind == "pod":
         pod = find(snapshot.pods, "pod", name, namespace, snapshot, PODS.plural)
         return _finished(scene, _pod(scene, pod))
@@ -50,7 +50,7 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
 
     What would be enough is not tried: :func:`explain` says it. ``progress`` hears how many were explained, and of how many.
     """
-    scene = Scene(snapshot)
+    scene = SchedulerView(snapshot)
     asking = []
     for obj in snapshot.pods:
         if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
@@ -109,7 +109,7 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
 # --- a pod ----------------------------------------------------------------------------------------
 
 
-def _pod(scene: Scene, obj: JSON) -> Explanation:
+def _pod(scene: SchedulerView, obj: JSON) -> Explanation:
     pod = pod_info.read(obj)
     if not asks(pod):
         raise QuestionError(
@@ -118,17 +118,19 @@ def _pod(scene: Scene, obj: JSON) -> Explanation:
     return explain_pod(scene, pod)
 
 
-def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanation:
+def explain_pod(scene: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Explanation:
     """As :func:`explain`, of a pod that need not be among the scene's."""
     claims = tuple(_states(scene, pod))
-    known = Explanation(f"pod {pod.key}", State.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod))
+    known = Explanation(
+        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod)
+    )
     phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
     if is_finished(pod.pod):
-        return replace(known, state=State.ENDED, summary=f"it has ended: {phase}")
+        return replace(known, state=ExplanationState.ENDED, summary=f"it has ended: {phase}")
     reasons = tuple(cluster_reasons.reasons(scene, pod))
-    lost = any(r.kind is Kind.NODE_GONE for r in reasons)
+    lost = any(r.kind is ReasonKind.NODE_GONE for r in reasons)
     if phase == "Running" and not pod.terminating and not lost:
-        return replace(known, state=State.RUNS, summary=f"it runs on {pod.node}")
+        return replace(known, state=ExplanationState.RUNS, summary=f"it runs on {pod.node}")
     if pod.node:
         return _placed(known, reasons)
     if any(r.kind not in _GOES_ON for r in reasons):
@@ -136,10 +138,10 @@ def explain_pod(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Explanat
     gap = scene.snapshot.gap(CLAIMS)
     if gap and gap.read != pod.namespace and cluster_reasons.entries(pod):
         return undecided(replace(known, reasons=reasons))
-    verdict = look_everywhere(scene, pod, changes=changes)
+    verdict = examine_nodes(scene, pod, changes=changes)
     known = replace(known, reasons=(*reasons, *verdict.reasons), groups=verdict.groups, changes=verdict.changes)
     known = replace(known, notes=verdict.notes)
-    return judged(known, scene.snapshot.gaps)
+    return summarize(known, scene.snapshot.gaps)
 
 
 def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
@@ -148,19 +150,19 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
         return replace(known, reasons=reasons, summary=reasons[0].text)
     if known.said:
         why = Reason(
-            Kind.KUBELET,
+            ReasonKind.KUBELET,
             f"the kubelet of {known.node}: {known.said}",
             "what the message names: see the driver's log on the node",
         )
         return replace(known, reasons=(why,), summary=why.text)
     return replace(
         known,
-        state=State.SCHEDULED,
+        state=ExplanationState.SCHEDULED,
         summary=f"it is scheduled to {known.node}, and its containers have not started yet",
     )
 
 
-def _said(scene: Scene, pod: PodInfo) -> str:
+def _said(scene: SchedulerView, pod: PodInfo) -> str:
     """What Kubernetes says of why the pod waits; empty where it says nothing."""
     about = [e for e in scene.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
     warnings = [e for e in about if e.get("type") == "Warning"]
@@ -174,7 +176,7 @@ def _said(scene: Scene, pod: PodInfo) -> str:
     return str(last.get("message") or "")
 
 
-def _states(scene: Scene, pod: PodInfo) -> Iterator[ClaimState]:
+def _states(scene: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
     for entry in cluster_reasons.entries(pod):
         name = cluster_reasons.claim_name(pod, entry)
         claim = scene.cache.claims.get(pod.namespace, name)
@@ -185,13 +187,13 @@ def _states(scene: Scene, pod: PodInfo) -> Iterator[ClaimState]:
         yield _state(scene, "extended resources", name, "", claim)
 
 
-def _state(scene: Scene, entry: str, name: str, template: str, claim: JSON | None) -> ClaimState:
+def _state(scene: SchedulerView, entry: str, name: str, template: str, claim: JSON | None) -> ClaimState:
     if claim is None:
         return ClaimState(entry, name, template, False, (), ())
     return ClaimState(entry, name, template, is_allocated(claim), tuple(_devices(scene, claim)), tuple(users_of(claim)))
 
 
-def _devices(scene: Scene, claim: JSON) -> Iterator[HeldDevice]:
+def _devices(scene: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
     for r in results_of(claim):
         here = [
             s
@@ -211,23 +213,27 @@ def _devices(scene: Scene, claim: JSON) -> Iterator[HeldDevice]:
 # --- a claim --------------------------------------------------------------------------------------
 
 
-def _claim(scene: Scene, claim: JSON) -> Explanation:
+def _claim(scene: SchedulerView, claim: JSON) -> Explanation:
     """By way of a pod that has the claim and nothing else."""
     namespace, name = str(claim["metadata"]["namespace"]), str(claim["metadata"]["name"])
     state = _state(scene, name, name, "", claim)
-    known = Explanation(f"claim {namespace}/{name}", State.WAITS, "", claims=(state,))
+    known = Explanation(f"claim {namespace}/{name}", ExplanationState.WAITS, "", claims=(state,))
     if is_allocated(claim):
         nodes = sorted({d.node for d in state.devices} - {""})
-        users = listed(users_of(claim)) or "no pod"
+        users = join_names(users_of(claim)) or "no pod"
         where = f" on {', '.join(nodes)}" if nodes else ""
         told = f"it is allocated{where} and reserved for {users}"
         pod = pod_info.read(_stand_in(claim))
-        bad = tuple(r for r in cluster_reasons.reasons(scene, pod) if r.kind in {Kind.BINDING, Kind.CLAIM_DELETED})
+        bad = tuple(
+            r for r in cluster_reasons.reasons(scene, pod) if r.kind in {ReasonKind.BINDING, ReasonKind.CLAIM_DELETED}
+        )
         known = replace(known, node=nodes[0] if len(nodes) == 1 else "", reasons=bad)
-        return replace(known, state=State.WAITS if bad else State.RUNS, summary=bad[0].text if bad else told)
+        return replace(
+            known, state=ExplanationState.WAITS if bad else ExplanationState.RUNS, summary=bad[0].text if bad else told
+        )
     waiting = [p for p in scene.snapshot.pods if not is_finished(p) and _names(p, name, namespace)]
     notes = (
-        (f"pods that name it: {listed([name_of(p) for p in waiting])}",)
+        (f"pods that name it: {join_names([name_of(p) for p in waiting])}",)
         if waiting
         else ("no pod names it: a claim is allocated when a pod that names it is scheduled",)
     )
@@ -236,9 +242,9 @@ def _claim(scene: Scene, claim: JSON) -> Explanation:
     known = replace(known, reasons=reasons, notes=notes)
     if reasons:
         return replace(known, summary=reasons[0].text)
-    verdict = look_everywhere(scene, pod)
+    verdict = examine_nodes(scene, pod)
     known = replace(known, reasons=verdict.reasons, groups=verdict.groups, changes=verdict.changes)
-    return judged(known, scene.snapshot.gaps)
+    return summarize(known, scene.snapshot.gaps)
 
 
 def _names(pod: JSON, claim: str, namespace: str) -> bool:
@@ -258,7 +264,7 @@ def _stand_in(claim: JSON) -> JSON:
     return {"metadata": meta, "spec": spec}
 
 
-def _finished(scene: Scene, found: Explanation) -> Explanation:
+def _finished(scene: SchedulerView, found: Explanation) -> Explanation:
     return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *map(str, scene.snapshot.unread)))
 
 

@@ -6,22 +6,27 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .device_reasons import Fault
-from .model import Example, Kind, NodeGroup, Reason, RequestOnNodes
-from .request_reasons import RequestLook
+from .device_reasons import DeviceFault
+from .model import Example, NodeGroup, Reason, ReasonKind, RequestOnNodes
+from .request_reasons import RequestReasons
 
 _EXAMPLES = 3
-_OF_NODES = {Kind.NO_DEVICES, Kind.TOO_FEW, Kind.POOL_INCOMPLETE, Kind.POOL_INVALID}  # they count no devices
+_OF_NODES = {
+    ReasonKind.NO_DEVICES,
+    ReasonKind.TOO_FEW,
+    ReasonKind.POOL_INCOMPLETE,
+    ReasonKind.POOL_INVALID,
+}  # they count no devices
 
 
 @dataclass(frozen=True)
-class NodeLook:
+class NodeReasons:
     """One node: whether it takes the pod; else what is said of the node, and of devices by request and alternative."""
 
     node: str
     fits: bool
-    faults: Sequence[Fault] = ()
-    requests: Sequence[Sequence[RequestLook]] = ()
+    faults: Sequence[DeviceFault] = ()
+    requests: Sequence[Sequence[RequestReasons]] = ()
 
     @property
     def key(self) -> Hashable:
@@ -41,7 +46,7 @@ class NodeLook:
 class _Folded:
     """One reason with where it was seen."""
 
-    fault: Fault
+    fault: DeviceFault
     count: int = 0
     details: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)  # where each detail was first seen
@@ -58,9 +63,9 @@ class _Folded:
         return Reason(self.fault.kind, self.fault.text, self.fault.change, count, examples)
 
 
-def fold(looks: Iterable[NodeLook]) -> list[tuple[NodeGroup, list[NodeLook]]]:
+def fold(looks: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
     """Groups with their nodes: those that take the pod first, then those with the fewest reasons against it."""
-    by_key: dict[Hashable, list[NodeLook]] = {}
+    by_key: dict[Hashable, list[NodeReasons]] = {}
     for look in looks:
         by_key.setdefault(look.key, []).append(look)
     groups = [(_group(members), members) for members in by_key.values()]
@@ -74,7 +79,7 @@ def _distance(group: NodeGroup) -> tuple[int, int]:
     return len(group.reasons) + short, -usable
 
 
-def _group(members: Sequence[NodeLook]) -> NodeGroup:
+def _group(members: Sequence[NodeReasons]) -> NodeGroup:
     first = members[0]
     nodes = tuple(m.node for m in members)
     if first.fits:
@@ -92,9 +97,9 @@ def _group(members: Sequence[NodeLook]) -> NodeGroup:
     return NodeGroup(nodes, False, reasons, tuple(requests))
 
 
-def _reasons(places: Iterable[tuple[str, Fault]], *, devices: bool) -> tuple[Reason, ...]:
+def _reasons(places: Iterable[tuple[str, DeviceFault]], *, devices: bool) -> tuple[Reason, ...]:
     found: dict[Hashable, _Folded] = {}
     for where, fault in places:
         found.setdefault((fault.kind, fault.text), _Folded(fault)).add(where, fault.detail)
     folded = [f.reason(devices=devices) for f in found.values()]
-    return tuple(sorted(folded, key=lambda r: (r.kind is not Kind.TOO_FEW, -r.devices)) if devices else folded)
+    return tuple(sorted(folded, key=lambda r: (r.kind is not ReasonKind.TOO_FEW, -r.devices)) if devices else folded)

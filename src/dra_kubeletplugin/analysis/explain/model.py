@@ -8,7 +8,7 @@ from enum import StrEnum
 from ..snapshot import Gap
 
 
-class Kind(StrEnum):
+class ReasonKind(StrEnum):
     """What stands in the way of a pod. The values are stable: a dashboard may count them."""
 
     # The pod itself, wherever it would go
@@ -60,7 +60,7 @@ class Kind(StrEnum):
     KUBELET = "kubelet"
 
 
-class State(StrEnum):
+class ExplanationState(StrEnum):
     RUNS = "runs"
     ENDED = "ended"  # and will not run again; whether well, its summary says
     SCHEDULED = "scheduled"
@@ -85,7 +85,7 @@ class Reason:
     ``devices`` is how many devices of the group it concerns; 0 where it is about nodes or the pod.
     """
 
-    kind: Kind
+    kind: ReasonKind
     text: str
     change: str
     devices: int = 0
@@ -120,7 +120,7 @@ class NodeGroup:
 
 
 @dataclass(frozen=True)
-class Change:
+class SuggestedChange:
     """Something that would be enough: tried on the nodes of a group, with the allocator itself."""
 
     text: str
@@ -163,19 +163,19 @@ class Explanation:
     """
 
     subject: str
-    state: State
+    state: ExplanationState
     summary: str
     node: str = ""
     reasons: tuple[Reason, ...] = ()
     groups: tuple[NodeGroup, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SuggestedChange, ...] = ()
     claims: tuple[ClaimState, ...] = ()
     said: str = ""
     notes: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[ReasonKind]:
         """All that stands in the way, anywhere."""
         found = [*self.reasons, *(r for g in self.groups for r in g.reasons)]
         found += [r for g in self.groups for q in g.requests for r in q.reasons]

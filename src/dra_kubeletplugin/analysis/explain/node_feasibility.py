@@ -19,13 +19,13 @@ from ...scheduling.framework.devices import PodClaims
 from ...scheduling.framework.node_info import NodeInfo
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Plugin, Rejection, SchedulerError
-from ..scheduler_view import Scene, name_of, users_of
+from ..scheduler_view import SchedulerView, name_of, users_of
 from . import request_reasons
-from .device_reasons import Fault, NodeDevices
-from .grouping import NodeLook, fold
-from .model import Change, Kind, NodeGroup, Reason
+from .device_reasons import DeviceFault, NodeDevices
+from .grouping import NodeReasons, fold
+from .model import NodeGroup, Reason, ReasonKind, SuggestedChange
 from .node_reasons import NodeFilters
-from .what_if import NOT_TOGETHER, Trials
+from .what_if import NOT_TOGETHER, WhatIf
 
 JSON = dict[str, Any]
 LIMIT = 2.0  # seconds for the devices of one node, where the scheduler gives ten
@@ -34,37 +34,37 @@ _FEWER = "ask for {} in request {} in place of {}"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Feasibility:
     """What all nodes say. ``reasons`` end the search for a node at once, whatever the others say."""
 
     groups: tuple[NodeGroup, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SuggestedChange, ...] = ()
     reasons: tuple[Reason, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 # What ends a look at all nodes, by the scheduler's words for it, and what mends it.
 _FATAL = {
-    "CEL ": Kind.SELECTOR_ERROR,
-    "currently being updated": Kind.POOL_INCOMPLETE,
-    "currently invalid": Kind.POOL_INVALID,
-    "constraint would not be satisfied": Kind.CONSTRAINT,
-    "exceeds the claim limit": Kind.TOO_MANY,
+    "CEL ": ReasonKind.SELECTOR_ERROR,
+    "currently being updated": ReasonKind.POOL_INCOMPLETE,
+    "currently invalid": ReasonKind.POOL_INVALID,
+    "constraint would not be satisfied": ReasonKind.CONSTRAINT,
+    "exceeds the claim limit": ReasonKind.TOO_MANY,
 }
 _MENDS = {
-    Kind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
-    Kind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
-    Kind.CONSTRAINT: "a request for all devices has to do without the constraint",
-    Kind.TOO_MANY: "several claims",
+    ReasonKind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
+    ReasonKind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
+    ReasonKind.CONSTRAINT: "a request for all devices has to do without the constraint",
+    ReasonKind.TOO_MANY: "several claims",
 }
 
 
-def look_everywhere(scene: Scene, pod: PodInfo, *, changes: bool = True) -> Verdict:
+def examine_nodes(scene: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Feasibility:
     """The scheduler's look at every node for a pod whose claims are all there, with what was in the way.
 
     ``changes``: also try what would be enough.
     """
-    return _Look(scene, pod, changes).verdict()
+    return _NodeExamination(scene, pod, changes).verdict()
 
 
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
@@ -76,22 +76,26 @@ def not_looked_at(pod: PodInfo) -> Iterator[str]:
 
 
 @dataclass
-class _Look:
-    scene: Scene
+class _NodeExamination:
+    scene: SchedulerView
     pod: PodInfo
     tries: bool
     until: float = 0.0
     untried: bool = False
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Feasibility:
         scene = self.scene
         snapshot = scene.cache.snapshot()
         notes = list(not_looked_at(self.pod))
         if not snapshot.nodes:
-            return Verdict(reasons=(Reason(Kind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=tuple(notes))
+            return Feasibility(
+                reasons=(Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=tuple(notes)
+            )
         claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
-            return Verdict(reasons=tuple(Reason(Kind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes))
+            return Feasibility(
+                reasons=tuple(Reason(ReasonKind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes)
+            )
         cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations(LIMIT))
         error = ""
         try:
@@ -101,7 +105,9 @@ class _Look:
         self.until = time.monotonic() + TRYING
         filters = NodeFilters(self.pod, list(snapshot.nodes), scene.cache.snapshot().namespaces, claims.by_class)
         looks = [
-            NodeLook(n.name, True) if n.name in fitting else self._look(n, claims, filters, cycle.rejected.get(n.name))
+            NodeReasons(n.name, True)
+            if n.name in fitting
+            else self._look(n, claims, filters, cycle.rejected.get(n.name))
             for n in snapshot.nodes
         ]
         folded = fold(looks)
@@ -110,7 +116,7 @@ class _Look:
         reasons = (self._fatal(error, claims),) if error else ()
         if self.untried:
             notes.append(_UNTRIED_NODES)
-        return Verdict(tuple(g for g, _ in folded), changes, reasons, tuple(notes))
+        return Feasibility(tuple(g for g, _ in folded), changes, reasons, tuple(notes))
 
     def _free_to_go(self) -> PodInfo:
         """The pod without the node that it was promised, so that the others are looked at too."""
@@ -120,9 +126,9 @@ class _Look:
     def _fatal(self, error: str, claims: PodClaims) -> Reason:
         """What ends the scheduler's look at nodes with an error, for all of them."""
         said = error.partition("filter plugin: ")[2] or error
-        kind = next((k for words, k in _FATAL.items() if words in said), Kind.OTHER)
+        kind = next((k for words, k in _FATAL.items() if words in said), ReasonKind.OTHER)
         change = _MENDS.get(kind, "what the message names")
-        if kind is Kind.SELECTOR_ERROR and (found := self._failing(claims, said)):
+        if kind is ReasonKind.SELECTOR_ERROR and (found := self._failing(claims, said)):
             where, fault = found
             said, change = fault.text, f"{fault.change} (seen at {where})"
         return Reason(kind, f"the scheduler ends with an error for all nodes: {said}", change)
@@ -138,17 +144,17 @@ class _Look:
 
     # --- one node -------------------------------------------------------------------------------
 
-    def _look(self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, told: Rejection | None) -> NodeLook:
+    def _look(self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, told: Rejection | None) -> NodeReasons:
         faults = list(filters.faults(node))
         faults += self._elsewhere(node, claims)
         wanted = self._open(node, claims)
-        asked: list[list[request_reasons.RequestLook]] = []
+        asked: list[list[request_reasons.RequestReasons]] = []
         if wanted:
             asked = request_reasons.looks(NodeDevices(self.scene, node), wanted, self.scene.cache.classes)
         enough = all(any(option.enough for option in options) for options in asked)
         if told and enough and not faults:
             faults = self._together(node, wanted, told)
-        return NodeLook(node.name, False, faults, asked)
+        return NodeReasons(node.name, False, faults, asked)
 
     def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
         """Claims that would have to be allocated on a node."""
@@ -158,7 +164,7 @@ class _Look:
             wanted.append(extended.for_node(claims.extended, self.pod, missing)[0])
         return wanted
 
-    def _elsewhere(self, node: NodeInfo, claims: PodClaims) -> Iterator[Fault]:
+    def _elsewhere(self, node: NodeInfo, claims: PodClaims) -> Iterator[DeviceFault]:
         for claim in claims.claims:
             if not is_allocated(claim):
                 continue
@@ -169,23 +175,23 @@ class _Look:
                 change = f"the pod has to go where claim {claim['metadata']['name']} is, or needs a claim of its own"
                 if not users:
                     change = "the scheduler takes the allocation back, and tries again"
-                yield Fault(Kind.CLAIM_ELSEWHERE, text, change)
+                yield DeviceFault(ReasonKind.CLAIM_ELSEWHERE, text, change)
 
-    def _together(self, node: NodeInfo, wanted: Sequence[JSON], told: Rejection) -> list[Fault]:
+    def _together(self, node: NodeInfo, wanted: Sequence[JSON], told: Rejection) -> list[DeviceFault]:
         """Why a node refuses the pod where nothing stands against it one by one."""
         if "timed out" in told.reasons[0]:
             return [_LATE]
         if told.plugin is not Plugin.DEVICES or not wanted:
-            return [Fault(Kind.OTHER, why, "") for why in told.reasons]
+            return [DeviceFault(ReasonKind.OTHER, why, "") for why in told.reasons]
         if time.monotonic() > self.until:
             return [NOT_TOGETHER]
-        return list(Trials(NodeDevices(self.scene, node), wanted).together())
+        return list(WhatIf(NodeDevices(self.scene, node), wanted).together())
 
     # --- what would be enough -------------------------------------------------------------------
 
     def _changes(
-        self, folded: Sequence[tuple[NodeGroup, list[NodeLook]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
-    ) -> Iterator[Change]:
+        self, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
+    ) -> Iterator[SuggestedChange]:
         found: dict[str, list[str]] = {}
         # Of each group one after the other, so that each is heard before the time is up.
         in_turn = chain.from_iterable(zip_longest(*(members for _, members in folded)))
@@ -198,15 +204,15 @@ class _Look:
             for text, example in self._enough(look, claims, nodes[look.node]):
                 found.setdefault(text, []).append(f"{look.node}: {example}" if example else look.node)
         for text, where in sorted(found.items(), key=lambda item: -len(item[1])):
-            yield Change(text, len(where), where[0])
+            yield SuggestedChange(text, len(where), where[0])
 
-    def _enough(self, look: NodeLook, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
+    def _enough(self, look: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
         """What alone would let the node take the pod, with an example."""
         short = [options for options in look.requests if not any(o.enough for o in options)]
         of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
         own = {str(c["metadata"].get("uid")) for c in claims.claims}
-        trials = Trials(NodeDevices(self.scene, node), wanted, own)
+        trials = WhatIf(NodeDevices(self.scene, node), wanted, own)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
             if len(look.faults) == 1 and not short and tried:
@@ -222,17 +228,17 @@ class _Look:
                 yield _FEWER.format(option.usable, option.request, option.wanted), ""
 
 
-_LATE = Fault(
-    Kind.TIMEOUT,
+_LATE = DeviceFault(
+    ReasonKind.TIMEOUT,
     f"whether there are devices for the claims was not found out within {LIMIT:g} s; the scheduler gives up after {TIME_LIMIT:g} s",
     "fewer alternatives, constraints or partitions to choose from",
 )
 _UNTRIED_NODES = f"what would be enough was not tried on all nodes, as that took more than {TRYING:g} s"
-_UNTRIED = {Kind.CLAIM_ELSEWHERE, Kind.EXTENDED}  # nobody knows which devices would be had then
-_OF_DEVICES = {Kind.CONSTRAINT, Kind.COUNTERS, Kind.COMPETITION, Kind.TIMEOUT}
+_UNTRIED = {ReasonKind.CLAIM_ELSEWHERE, ReasonKind.EXTENDED}  # nobody knows which devices would be had then
+_OF_DEVICES = {ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT}
 
 
-def fewer(claims: Sequence[JSON], option: request_reasons.RequestLook) -> list[JSON]:
+def fewer(claims: Sequence[JSON], option: request_reasons.RequestReasons) -> list[JSON]:
     """The claims with as many devices in a request as there are."""
     out = []
     for claim in claims:

@@ -14,18 +14,18 @@ from ...scheduling.framework.node_info import NodeInfo, pods_allowed
 from ...scheduling.framework.pod_info import CPU, PodInfo, is_extended
 from ...scheduling.framework.spread import Spread
 from ...scheduling.framework.status import Plugin, Rejection
-from .device_reasons import Fault, taint_text
-from .model import Kind
+from .device_reasons import DeviceFault, taint_text
+from .model import ReasonKind
 
 _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 _KINDS = {
-    Plugin.NODE_UNSCHEDULABLE: Kind.CORDONED,
-    Plugin.TAINTS: Kind.NODE_TAINT,
-    Plugin.NODE_AFFINITY: Kind.NODE_AFFINITY,
-    Plugin.PORTS: Kind.PORTS,
-    Plugin.FIT: Kind.RESOURCES,
-    Plugin.SPREAD: Kind.SPREAD,
-    Plugin.POD_AFFINITY: Kind.POD_AFFINITY,
+    Plugin.NODE_UNSCHEDULABLE: ReasonKind.CORDONED,
+    Plugin.TAINTS: ReasonKind.NODE_TAINT,
+    Plugin.NODE_AFFINITY: ReasonKind.NODE_AFFINITY,
+    Plugin.PORTS: ReasonKind.PORTS,
+    Plugin.FIT: ReasonKind.RESOURCES,
+    Plugin.SPREAD: ReasonKind.SPREAD,
+    Plugin.POD_AFFINITY: ReasonKind.POD_AFFINITY,
 }
 
 
@@ -46,12 +46,12 @@ class NodeFilters:
         self._affinity = PodAffinity(pod, nodes, namespaces)
         self._spread = Spread(pod, nodes)
 
-    def faults(self, node: NodeInfo) -> Iterator[Fault]:
+    def faults(self, node: NodeInfo) -> Iterator[DeviceFault]:
         """In the scheduler's order; the scheduler itself tells the first alone."""
         pod = self.pod
         cordoned = filters.unschedulable(pod, node)
         if cordoned:
-            yield Fault(Kind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
+            yield DeviceFault(ReasonKind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
         # The node controller takes this taint away with the field.
         yield from self._taints(node, without=filters.UNSCHEDULABLE_TAINT["key"] if cordoned else "")
         if pod.has_affinity or pod.spec.get("nodeSelector"):
@@ -65,32 +65,40 @@ class NodeFilters:
         if self._affinity.matters and (rejection := self._affinity.rejects(node)):
             yield _told(rejection, "other affinity terms, or other pods on the node")
 
-    def _taints(self, node: NodeInfo, without: str) -> Iterator[Fault]:
+    def _taints(self, node: NodeInfo, without: str) -> Iterator[DeviceFault]:
         for taint in (t for t in node.taints if t["key"] != without):
             if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in self.pod.tolerations):
                 shown = taint_text(taint)
                 change = f"the pod has to tolerate {shown}, or: kubectl taint node {_NODE} {shown}-"
-                yield Fault(Kind.NODE_TAINT, f"the node has the taint {shown}, which the pod does not tolerate", change)
+                yield DeviceFault(
+                    ReasonKind.NODE_TAINT, f"the node has the taint {shown}, which the pod does not tolerate", change
+                )
 
-    def _selection(self, node: NodeInfo) -> Iterator[Fault]:
+    def _selection(self, node: NodeInfo) -> Iterator[DeviceFault]:
         wrong = {k: v for k, v in (self.pod.spec.get("nodeSelector") or {}).items() if node.labels.get(k) != v}
         for key, value in wrong.items():
             has = f"it is {node.labels[key]}" if key in node.labels else "it has no such label"
-            yield Fault(
-                Kind.NODE_AFFINITY, f"nodeSelector {key}={value} is not met", "another nodeSelector, or the label", has
+            yield DeviceFault(
+                ReasonKind.NODE_AFFINITY,
+                f"nodeSelector {key}={value} is not met",
+                "another nodeSelector, or the label",
+                has,
             )
         required = self.pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
         if required is not None and not node_selectors.selector_matches(node.node, required):
             text = f"the required node affinity is not met: {_terms(required)}"
-            yield Fault(Kind.NODE_AFFINITY, text, "another node affinity, or labels that meet it")
+            yield DeviceFault(ReasonKind.NODE_AFFINITY, text, "another node affinity, or labels that meet it")
 
-    def _resources(self, node: NodeInfo) -> Iterator[Fault]:
+    def _resources(self, node: NodeInfo) -> Iterator[DeviceFault]:
         pod = self.pod
         if filters.fit(pod, node, self._by_class) is None:
             return
         if len(node.pods) + 1 > pods_allowed(node):
-            yield Fault(
-                Kind.RESOURCES, "the node has as many pods as it may", "pods have to go", counted(len(node.pods), "pod")
+            yield DeviceFault(
+                ReasonKind.RESOURCES,
+                "the node has as many pods as it may",
+                "pods have to go",
+                counted(len(node.pods), "pod"),
             )
         for name, wanted in pod.wanted:
             has = node.allocatable.get(name, 0)
@@ -100,20 +108,20 @@ class NodeFilters:
             if is_extended(name) and not has:
                 text = f"the node has no {name}, and no DeviceClass provides it"
                 change = f"a DeviceClass with extendedResourceName {name}, or a device plugin that has it"
-                yield Fault(Kind.EXTENDED, text, change)
+                yield DeviceFault(ReasonKind.EXTENDED, text, change)
             else:
                 detail = f"{_amount(name, wanted)} wanted, {_amount(name, max(free, 0))} of {_amount(name, has)} free"
                 ways = [f"less {name}"] if free > 0 or not has else []
                 ways += ["pods have to go"] if wanted <= has else []
                 change = ", or ".join(ways) or f"less {name}, and pods have to go"
-                yield Fault(Kind.RESOURCES, f"the node has too little {name}", change, detail)
+                yield DeviceFault(ReasonKind.RESOURCES, f"the node has too little {name}", change, detail)
 
 
 _NODE = "NODE"
 
 
-def _told(rejection: Rejection, change: str) -> Fault:
-    return Fault(_KINDS[rejection.plugin], rejection.reasons[0], change)
+def _told(rejection: Rejection, change: str) -> DeviceFault:
+    return DeviceFault(_KINDS[rejection.plugin], rejection.reasons[0], change)
 
 
 def _amount(name: str, amount: int) -> str:

@@ -11,19 +11,21 @@ from ...scheduling.allocator.faults import AllocationError
 from ...scheduling.allocator.pools import Candidate
 from ...scheduling.allocator.results import PickedRequest
 from ..scheduler_view import name_of
-from .device_reasons import Fault, NodeDevices
-from .model import Kind
+from .device_reasons import DeviceFault, NodeDevices
+from .model import ReasonKind
 
 JSON = dict[str, Any]
-Place = tuple[str, Fault]  # a device, and what is said of it
-_NONE = Fault(
-    Kind.NO_DEVICES, "no device is published for the node", "a driver that publishes devices there: see whether it runs"
+Place = tuple[str, DeviceFault]  # a device, and what is said of it
+_NONE = DeviceFault(
+    ReasonKind.NO_DEVICES,
+    "no device is published for the node",
+    "a driver that publishes devices there: see whether it runs",
 )
-_NO_MATCH = Fault(Kind.NO_DEVICES, "no device of the node is large enough and selected", "devices that are")
+_NO_MATCH = DeviceFault(ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "devices that are")
 
 
 @dataclass
-class RequestLook:
+class RequestReasons:
     """One request, or one alternative of it, on one node. ``wanted`` is None for all devices that match."""
 
     claim: str
@@ -38,7 +40,7 @@ class RequestLook:
 
 def looks(
     devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]
-) -> list[list[RequestLook]]:
+) -> list[list[RequestReasons]]:
     """For each request its alternatives, one where it has none."""
     out = []
     for claim in claims:
@@ -53,7 +55,7 @@ def failing(devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, 
         for request in (option for options in _options(claim, classes) for option in options):
             for candidate in devices.candidates:
                 for fault in devices.faults(name_of(claim), request, candidate):
-                    if fault.kind is Kind.SELECTOR_ERROR:
+                    if fault.kind is ReasonKind.SELECTOR_ERROR:
                         yield f"{devices.node.name}/{candidate.id.device}", fault
 
 
@@ -69,9 +71,9 @@ def _picked(name: str, parent: str, spec: JSON, classes: Mapping[str, Mapping[st
     return PickedRequest(name, parent, spec, classes[spec["deviceClassName"]], int(spec.get("count") or 1))
 
 
-def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLook:
+def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestReasons:
     every = request.spec.get("allocationMode") == "All"
-    out = RequestLook(
+    out = RequestReasons(
         claim, request.full_name, request.device_class["metadata"]["name"], None if every else request.count
     )
     of_class: list[Place] = []
@@ -84,7 +86,7 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLo
         matched += matches
         if not found:
             out.usable += 1
-        elif found[0].kind is Kind.CLASS_SELECTOR:
+        elif found[0].kind is ReasonKind.CLASS_SELECTOR:
             of_class.append((where, found[0]))
         elif not every or matches:
             out.faults.append((where, _one(found)))
@@ -105,11 +107,11 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestLo
     elif not out.faults or _too_few(devices, out, len(of_class)):
         text = f"the node has fewer than {request.count} devices for request {request.full_name}"
         detail = f"{out.devices - len(of_class)} of class {out.device_class}"
-        out.faults.insert(0, (devices.node.name, Fault(Kind.TOO_FEW, text, "ask for fewer", detail)))
+        out.faults.insert(0, (devices.node.name, DeviceFault(ReasonKind.TOO_FEW, text, "ask for fewer", detail)))
     return out
 
 
-def _too_few(devices: NodeDevices, look: RequestLook, of_others: int) -> bool:
+def _too_few(devices: NodeDevices, look: RequestReasons, of_others: int) -> bool:
     """Whether there are not even as many devices of the class as are wanted, so that nothing that keeps them away matters alone.
 
     A device that is shared out can be had more than once.
@@ -130,11 +132,11 @@ def _matches(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
         return False
 
 
-def _one(found: list[Fault]) -> Fault:
+def _one(found: list[DeviceFault]) -> DeviceFault:
     """Several reasons against one device as one, as each alone would not be enough to mend."""
     if len(found) == 1:
         return found[0]
-    return Fault(
+    return DeviceFault(
         found[0].kind,
         ", and ".join(dict.fromkeys(f.text for f in found)),
         "; and ".join(dict.fromkeys(f.change for f in found)),

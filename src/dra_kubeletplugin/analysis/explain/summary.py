@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...base.text import counted, listed
+from ...base.text import counted, join_names
 from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
 from ..snapshot import Gap
-from .model import Explanation, Kind, NodeGroup, State
+from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
 
 _MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}  # without these more seems to fit than does
 _UNREAD = "what may not be read decides it"
 
 
-def judged(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
+def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
     """What waits for a node, with state and summary."""
     unread = {g.resource for g in gaps}
     if known.reasons:
@@ -23,23 +23,23 @@ def judged(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
         return undecided(known)
     if known.nodes:
         return _fits(known, unsure=bool(unread & _MAKE_ROOM))
-    late = [r.text for g in known.groups for r in g.reasons if r.kind is Kind.TIMEOUT]
+    late = [r.text for g in known.groups for r in g.reasons if r.kind is ReasonKind.TIMEOUT]
     if late:
-        return replace(known, state=State.UNKNOWN, summary=late[0])
+        return replace(known, state=ExplanationState.UNKNOWN, summary=late[0])
     return replace(known, summary=_refused(known.groups))
 
 
 def undecided(known: Explanation) -> Explanation:
     """Nothing is claimed of what could not be read."""
-    return replace(known, state=State.UNKNOWN, summary=_UNREAD, groups=(), changes=())
+    return replace(known, state=ExplanationState.UNKNOWN, summary=_UNREAD, groups=(), changes=())
 
 
 def _fits(known: Explanation, *, unsure: bool) -> Explanation:
     number = sum(len(g.nodes) for g in known.groups)
-    shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {listed(known.nodes)}"
+    shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {join_names(known.nodes)}"
     if unsure:
-        return replace(known, state=State.UNKNOWN, summary=f"as far as can be seen, {shown}")
-    return replace(known, state=State.FITS, summary=shown)
+        return replace(known, state=ExplanationState.UNKNOWN, summary=f"as far as can be seen, {shown}")
+    return replace(known, state=ExplanationState.FITS, summary=shown)
 
 
 def _refused(groups: tuple[NodeGroup, ...]) -> str:

@@ -14,28 +14,28 @@ from typing import Any
 from ...resourceapi.quantity import Quantity, canonical, parse
 from ...scheduling.allocator.constraints import attribute_of
 from ...scheduling.allocator.faults import AllocationError
-from ...scheduling.allocator.pools import Candidate, DeviceId, Pool
-from ...scheduling.allocator.search import Search, State, plus
+from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
+from ...scheduling.allocator.search import Search, SearchState, plus
 from ...scheduling.cel.parts import without
 from ...scheduling.framework.claim_cache import UNUSED, results_of, taken_by
 from ..scheduler_view import told
-from .device_reasons import Fault, NodeDevices, taint_text
-from .model import Kind
+from .device_reasons import DeviceFault, NodeDevices, taint_text
+from .model import ReasonKind
 
 JSON = dict[str, Any]
 LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
 _VALUES = 4
-_FREED = {Kind.HELD, Kind.COUNTERS, Kind.CAPACITY}  # what other claims may have taken
+_FREED = {ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY}  # what other claims may have taken
 _HOLDERS = 16  # claims that are tried one by one
-NOT_TOGETHER = Fault(
-    Kind.COMPETITION,
+NOT_TOGETHER = DeviceFault(
+    ReasonKind.COMPETITION,
     "there are devices for each request alone, and not for all of them together",
     "ask for fewer devices, or add some",
 )
 Edit = Callable[[JSON], JSON]
 
 
-class Trials:
+class WhatIf:
     """What one node would say to claims that are not allocated yet."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Trials:
                 used = shares.setdefault(held, {})
                 used.update({name: plus(used.get(name), amount) for name, amount in amounts.items()})
         classes = self.devices.scene.cache.classes
-        state = State(classes, in_use, shares, lambda: "", self._limit)
+        state = SearchState(classes, in_use, shares, lambda: "", self._limit)
         pools = [_changed(p, device) for p in self.devices.pools] if device else self.devices.pools
         try:
             return Search(state, pools, self.claims if claims is None else claims).run()
@@ -75,7 +75,7 @@ class Trials:
 
     # --- together -------------------------------------------------------------------------------
 
-    def together(self) -> Iterator[Fault]:
+    def together(self) -> Iterator[DeviceFault]:
         """Why devices that would do one by one do not do together."""
         named = list(_constraints(self.claims))
         alone = [(i, k, c) for i, k, c in named if self.fits(_dropped(self.claims, {(i, k)}))]
@@ -85,21 +85,23 @@ class Trials:
             return
         if len(named) > 1 and self.fits(_dropped(self.claims, {(i, k) for i, k, _ in named})):
             shown = ", ".join(_shown(c) for _, _, c in named)
-            yield Fault(
-                Kind.CONSTRAINT, f"the constraints cannot all hold: {shown}", "fewer constraints, or fewer devices"
+            yield DeviceFault(
+                ReasonKind.CONSTRAINT,
+                f"the constraints cannot all hold: {shown}",
+                "fewer constraints, or fewer devices",
             )
         elif self.fits(device=_without("consumesCounters")):
             text = "the devices would do one by one, but together they need more of shared counters than there is"
             change = "fewer or smaller devices at once, or a claim that holds a device of the same counters has to go"
-            yield Fault(Kind.COUNTERS, text, change)
+            yield DeviceFault(ReasonKind.COUNTERS, text, change)
         else:
             yield NOT_TOGETHER
 
-    def _constraint(self, claim: JSON, constraint: JSON) -> Fault:
+    def _constraint(self, claim: JSON, constraint: JSON) -> DeviceFault:
         change = f"without this constraint of claim {claim['metadata']['name']} the devices would do; or other devices are needed"
         shown = _shown(constraint)
-        return Fault(
-            Kind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, self._values(constraint), shown
+        return DeviceFault(
+            ReasonKind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, self._values(constraint), shown
         )
 
     def _values(self, constraint: JSON) -> str:
@@ -114,7 +116,7 @@ class Trials:
 
     # --- what would help ------------------------------------------------------------------------
 
-    def enough(self, fault: Fault) -> Iterator[tuple[str, str]]:
+    def enough(self, fault: DeviceFault) -> Iterator[tuple[str, str]]:
         """What would let the devices do where a fault stands in the way, each alone, and what is meant by it."""
         if fault.parts:
             if all(part.kind in _FREED for part in fault.parts):
@@ -123,29 +125,29 @@ class Trials:
                 yield fault.change, ""
             return
         match fault.kind:
-            case Kind.HELD | Kind.COUNTERS:
+            case ReasonKind.HELD | ReasonKind.COUNTERS:
                 yield from self._freeing
-            case Kind.DEVICE_TAINT:
+            case ReasonKind.DEVICE_TAINT:
                 if self.fits(device=_untainted(fault.subject)):
                     yield fault.change, ""
-            case Kind.SELECTOR:
+            case ReasonKind.SELECTOR:
                 if fault.subject and self.fits([_edited(c, _without_part(fault.subject)) for c in self.claims]):
                     yield fault.change, ""
-            case Kind.CAPACITY:
+            case ReasonKind.CAPACITY:
                 yield from self._less(fault.subject)
                 yield from self._freeing
-            case Kind.CONSTRAINT:
+            case ReasonKind.CONSTRAINT:
                 named = {(i, k) for i, k, c in _constraints(self.claims) if _shown(c) == fault.subject}
                 if self.fits(_dropped(self.claims, named)):
                     yield fault.change, ""
 
-    def _without_all(self, parts: Sequence[Fault]) -> bool:
+    def _without_all(self, parts: Sequence[DeviceFault]) -> bool:
         """Whether the devices would do without several taints and parts of selectors; of anything else nothing is known."""
         claims, tainted = self.claims, []
         for part in parts:
-            if part.kind is Kind.DEVICE_TAINT:
+            if part.kind is ReasonKind.DEVICE_TAINT:
                 tainted.append(part.subject)
-            elif part.kind is Kind.SELECTOR and part.subject:
+            elif part.kind is ReasonKind.SELECTOR and part.subject:
                 claims = [_edited(c, _without_part(part.subject)) for c in claims]
             else:
                 return False
@@ -193,7 +195,7 @@ class Trials:
         return sorted((amount for amount in left if amount > parse("0")), reverse=True)
 
 
-def _changed(pool: Pool, edit: Edit) -> Pool:
+def _changed(pool: AllocatorPool, edit: Edit) -> AllocatorPool:
     def candidate(c: Candidate) -> Candidate:
         return Candidate(c.id, edit(dict(c.device)), c.slice, c.here, c.matches)
 

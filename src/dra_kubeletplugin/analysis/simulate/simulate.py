@@ -22,9 +22,9 @@ from ...scheduling.framework.status import Rejection, SchedulerError
 from ..explain.explain import explain_pod
 from ..explain.model import Explanation
 from ..explain.node_feasibility import not_looked_at
-from ..scheduler_view import Scene
+from ..scheduler_view import SchedulerView
 from ..snapshot import KINDS, Gap, Snapshot
-from .workloads import Workload, allocated, checked, claim_for, workloads
+from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
 
 JSON = dict[str, Any]
 MOST_MORE = 1000  # pods that are tried beyond those that were asked for
@@ -102,7 +102,7 @@ def simulate(
     if not found:
         raise QuestionError("the manifests have no pods: no Pod, Deployment, StatefulSet, Job, DaemonSet or the like")
     used = [m for m in checked(manifests, namespace) if m["kind"] != "Pod"]
-    return _Simulator(Scene(_with(snapshot, used)), progress).run(found, fill=fill)
+    return _Simulator(SchedulerView(_with(snapshot, used)), progress).run(found, fill=fill)
 
 
 def _with(snapshot: Snapshot, objects: Iterable[JSON]) -> Snapshot:
@@ -121,13 +121,13 @@ def _key(obj: JSON) -> tuple[str, str]:
 
 
 class _Simulator:
-    def __init__(self, scene: Scene, progress: Progress) -> None:
+    def __init__(self, scene: SchedulerView, progress: Progress) -> None:
         self.scene = scene
         self._progress = progress
         self._templates = {(t["metadata"]["namespace"], t["metadata"]["name"]): t for t in scene.snapshot.templates}
         self._done = 0
 
-    def run(self, wanted: Sequence[Workload], *, fill: bool) -> Simulation:
+    def run(self, wanted: Sequence[SimulatedWorkload], *, fill: bool) -> Simulation:
         nodes = self.scene.cache.snapshot().nodes
         pods = {w.shown: list(w.pods(nodes)) for w in wanted}
         total = sum(map(len, pods.values()))
@@ -149,7 +149,7 @@ class _Simulator:
         notes = tuple(dict.fromkeys((*map(str, self.scene.snapshot.unread), *unseen)))
         return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.scene.snapshot.gaps)
 
-    def _place_all(self, workload: Workload, pods: Sequence[JSON], total: int) -> Fit:
+    def _place_all(self, workload: SimulatedWorkload, pods: Sequence[JSON], total: int) -> Fit:
         placed: list[Placement] = []
         stopped: Explanation | None = None
         for pod in pods:
@@ -163,7 +163,7 @@ class _Simulator:
             stopped = stopped or why
         return Fit(workload.shown, len(pods), tuple(placed), None, False, stopped)
 
-    def _with_more(self, workload: Workload, fit: Fit) -> Fit:
+    def _with_more(self, workload: SimulatedWorkload, fit: Fit) -> Fit:
         """Tries more pods, and takes them back."""
         if workload.per_node:
             return fit

@@ -29,7 +29,7 @@ _DAEMON = [
 
 
 @dataclass(frozen=True)
-class Workload:
+class SimulatedWorkload:
     """So many pods of one template; of a DaemonSet, one for each node that it is for."""
 
     kind: str
@@ -86,7 +86,7 @@ _PRIORITIES = {
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Workload]:
+def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[SimulatedWorkload]:
     """Those of ``objects`` that make pods, with the priority that a PriorityClass among them says.
 
     Raises :class:`QuestionError` for what has a workload's kind and not its form.
@@ -107,7 +107,7 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Workl
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
         priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))
         spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
-        made = Workload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
+        made = SimulatedWorkload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
         try:
             settled(made.pod(0))
         except FAULTS as e:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ...resourceapi.usage.rows import BAD, DeviceRow, PodRow, Use
+from ...resourceapi.usage.rows import BAD, DeviceRow, DeviceUse, PodRow
 
 
 class Grouping(StrEnum):
@@ -35,7 +35,9 @@ class Group:
     bad: int
 
 
-_USES = {u: i for i, u in enumerate((Use.GONE, Use.HELD, Use.SHARED, Use.BLOCKED, Use.FREE))}
+_USES = {
+    u: i for i, u in enumerate((DeviceUse.GONE, DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.BLOCKED, DeviceUse.FREE))
+}
 _PARTS = re.compile(r"[0-9][0-9a-f]*|[a-z]+|[^0-9a-z]+")
 
 
@@ -72,7 +74,7 @@ def _holder(row: DeviceRow) -> str:
 _ORDERS: Mapping[Order, Callable[[DeviceRow], object]] = {
     Order.NAME: lambda r: (),
     Order.USE: lambda r: _USES[r.use],
-    Order.HEALTH: lambda r: r.health not in BAD and r.use is not Use.GONE,
+    Order.HEALTH: lambda r: r.health not in BAD and r.use is not DeviceUse.GONE,
     Order.HOLDER: _holder,
 }
 
@@ -119,8 +121,8 @@ def arranged(
         members = sorted(
             groups[title], key=lambda r: (_ORDERS[order](r), r.node, r.driver, natural(r.name)), reverse=backwards
         )
-        held = sum(1 for r in members if r.use in {Use.HELD, Use.SHARED, Use.GONE})
-        out.append(Group(title, members, held, sum(1 for r in members if r.health in BAD or r.use is Use.GONE)))
+        held = sum(1 for r in members if r.use in {DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.GONE})
+        out.append(Group(title, members, held, sum(1 for r in members if r.health in BAD or r.use is DeviceUse.GONE)))
     return out
 
 

@@ -11,27 +11,27 @@ from dataclasses import replace
 from ...errors import printable
 from ...kube import KubeClient
 from ...resourceapi.usage.rows import Overview
-from ...resourceapi.usage.usage import Tallier
-from ..explain.background import Reasons
+from ...resourceapi.usage.usage import UsageCounter
+from ..explain.background import BackgroundExplainer
 from ..snapshot import Gap
-from ..watcher import Follower
+from ..watcher import ClusterWatcher
 from .overview import overview
 
 EVERY = 1.0  # seconds between two that are made
 _FIRST = 60.0  # seconds for the first look at everything
 
 
-class Live:
+class LiveOverview:
     """Args:
     node: whose devices; of all nodes where it is empty.
     namespace: what is tried alone where a list of all namespaces is refused.
     """
 
     def __init__(self, client: KubeClient, node: str = "", namespace: str = "") -> None:
-        self.follower = Follower(client, namespace)
-        self.reasons = Reasons(self.follower)
+        self.follower = ClusterWatcher(client, namespace)
+        self.reasons = BackgroundExplainer(self.follower)
         self._node = node
-        self._tallier = Tallier()
+        self._tallier = UsageCounter()
         self._made: Overview | None = None
         # The versions that it was made of, and what could not be read.
         self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
@@ -70,4 +70,4 @@ class Live:
         return self._made
 
 
-__all__ = ["Live"]
+__all__ = ["LiveOverview"]

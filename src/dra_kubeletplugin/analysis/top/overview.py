@@ -8,8 +8,8 @@ from typing import Any
 from ...errors import clip, describe
 from ...kube.resource import NODES
 from ...resourceapi import node_selectors
-from ...resourceapi.usage.rows import DeviceRow, NodeRow, Overview, PodRow, Use, counted
-from ...resourceapi.usage.usage import Reaches, Tallier
+from ...resourceapi.usage.rows import DeviceRow, DeviceUse, NodeRow, Overview, PodRow, counted
+from ...resourceapi.usage.usage import Reaches, UsageCounter
 from ...scheduling.framework import pod_info
 from ...scheduling.framework.extended import class_names, wanted
 from ..explain.cluster_reasons import entries
@@ -22,7 +22,7 @@ _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreac
 
 
 def overview(
-    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: Tallier | None = None
+    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: UsageCounter | None = None
 ) -> Overview:
     """The rows of a cluster, or of one node: devices that reach it, and pods that wait for it or for any node.
 
@@ -34,7 +34,7 @@ def overview(
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
     reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
-    found = (tallier or Tallier()).tally(snapshot.slices, snapshot.claims, reaches)
+    found = (tallier or UsageCounter()).tally(snapshot.slices, snapshot.claims, reaches)
     notes = [*map(str, snapshot.unread), *found.notes]
     if node and node not in by_name and snapshot.gap(NODES) is None:
         notes.append(f"there is no node {node}")
@@ -62,7 +62,7 @@ def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collect
     held: dict[str, int] = {}
     for device in devices:
         number[device.node] = number.get(device.node, 0) + 1
-        held[device.node] = held.get(device.node, 0) + (device.use in {Use.HELD, Use.SHARED})
+        held[device.node] = held.get(device.node, 0) + (device.use in {DeviceUse.HELD, DeviceUse.SHARED})
     for name in names:
         yield NodeRow(name, number.get(name, 0), held.get(name, 0), _away(by_name.get(name) or {}))
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ...errors import SettingsError
 from ..files import at_home
 from .folders import folder_faults
-from .values import MAX_DURATION, To, duration, one_of, option, read_address, read_count, read_flag
+from .values import MAX_DURATION, Audience, duration, one_of, option, read_address, read_count, read_flag
 
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER_NAME = 63
@@ -24,7 +24,7 @@ _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 class Settings:
     """What a plugin process is told. Durations are seconds. Paths are absolute after :func:`load`."""
 
-    process: ClassVar[To] = To.NODE
+    process: ClassVar[Audience] = Audience.NODE
     """Which process takes them; options that say nothing to it keep their defaults."""
 
     driver_name: str = option(
@@ -32,13 +32,17 @@ class Settings:
         "DRIVER_NAME",
         "",
         "Name of the driver, in place of the class's own; a DNS subdomain of 63 bytes.",
-        to=To.ALL,
+        to=Audience.ALL,
     )
     node_name: str = option(
-        "--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName).", to=To.NODE
+        "--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName).", to=Audience.NODE
     )
     pod_uid: str = option(
-        "--pod-uid", "POD_UID", "", "UID of this pod (downward metadata.uid); turns rolling update on.", to=To.NODE
+        "--pod-uid",
+        "POD_UID",
+        "",
+        "UID of this pod (downward metadata.uid); turns rolling update on.",
+        to=Audience.NODE,
     )
     kubeconfig: str = option(
         "--kubeconfig",
@@ -53,7 +57,7 @@ class Settings:
         "Folder with a service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST; the pod's own when empty.",
     )
     kubelet_root: Path = option(
-        "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path, to=To.NODE
+        "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path, to=Audience.NODE
     )
     cdi_root: Path = option(
         "--cdi-root",
@@ -61,13 +65,13 @@ class Settings:
         Path("/var/run/cdi"),
         "Folder for CDI specs that the container runtime reads.",
         Path,
-        to=To.NODE,
+        to=Audience.NODE,
     )
     sysfs_root: Path = option(
-        "--sysfs-root", "SYSFS_ROOT", Path("/sys"), "Where sysfs is, or a described host.", Path, to=To.NODE
+        "--sysfs-root", "SYSFS_ROOT", Path("/sys"), "Where sysfs is, or a described host.", Path, to=Audience.NODE
     )
     dev_root: Path = option(
-        "--dev-root", "DEV_ROOT", Path("/dev"), "Where the host's /dev is seen from here.", Path, to=To.NODE
+        "--dev-root", "DEV_ROOT", Path("/dev"), "Where the host's /dev is seen from here.", Path, to=Audience.NODE
     )
     http_address: str = option(
         "--http-address",
@@ -76,17 +80,23 @@ class Settings:
         "HOST:PORT for /metrics, /healthz and /readyz; on a node also a page at /, for the loopback alone; off when empty.",
         read_address,
     )
-    log_format: str = option("--log-format", "LOG_FORMAT", "text", "text or json.", one_of("text", "json"), to=To.ALL)
+    log_format: str = option(
+        "--log-format", "LOG_FORMAT", "text", "text or json.", one_of("text", "json"), to=Audience.ALL
+    )
     log_level: str = option(
         "--log-level",
         "LOG_LEVEL",
         "info",
         "debug, info, warning or error.",
         one_of("debug", "info", "warning", "error"),
-        to=To.ALL,
+        to=Audience.ALL,
     )
     call_timeout: float = duration(
-        "--call-timeout", "CALL_TIMEOUT", 40.0, "Answer the kubelet within this; it gives up after 45s.", to=To.NODE
+        "--call-timeout",
+        "CALL_TIMEOUT",
+        40.0,
+        "Answer the kubelet within this; it gives up after 45s.",
+        to=Audience.NODE,
     )
     api_timeout: float = duration(
         "--api-timeout", "API_TIMEOUT", 15.0, "Longest wait for one answer of the API server."
@@ -107,27 +117,31 @@ class Settings:
         "Let calls in flight end for this long at SIGTERM; 10s below the pod's own grace, because a stop that hangs is cut "
         "5s later.",
         least=0,
-        to=To.ALL,
+        to=Audience.ALL,
     )
     lock_wait: float = duration(
         "--lock-wait",
         "LOCK_WAIT",
         10.0,
         "Longest wait for another instance that holds the records or a claim.",
-        to=To.NODE,
+        to=Audience.NODE,
     )
     rescan_interval: float = duration(
         "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not."
     )
     health_interval: float = duration(
-        "--health-interval", "HEALTH_INTERVAL", 10.0, "Ask the driver for its devices' health this often.", to=To.NODE
+        "--health-interval",
+        "HEALTH_INTERVAL",
+        10.0,
+        "Ask the driver for its devices' health this often.",
+        to=Audience.NODE,
     )
     reconcile_interval: float = duration(
         "--reconcile-interval",
         "RECONCILE_INTERVAL",
         300.0,
         "Compare records with the API server this often.",
-        to=To.NODE,
+        to=Audience.NODE,
     )
     reconcile_grace: float = duration(
         "--reconcile-grace",
@@ -135,7 +149,7 @@ class Settings:
         120.0,
         "A claim must be gone for this long before it is unprepared.",
         least=0,
-        to=To.NODE,
+        to=Audience.NODE,
     )
     local_cluster: bool = option(
         "--local-cluster",
@@ -143,7 +157,7 @@ class Settings:
         False,
         "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
         read_flag,
-        to=To.NODE,
+        to=Audience.NODE,
     )
     unhealthy_policy: str = option(
         "--unhealthy-policy",
@@ -151,7 +165,7 @@ class Settings:
         "refuse",
         "refuse or allow a prepare of a device that the driver reports as unhealthy.",
         one_of("refuse", "allow"),
-        to=To.NODE,
+        to=Audience.NODE,
     )
     unhealthy_effect: str = option(
         "--unhealthy-effect",
@@ -159,7 +173,7 @@ class Settings:
         "",
         "Effect of every taint for bad health, in place of what the driver says: None, NoSchedule, or NoExecute, which evicts pods.",
         one_of("", "None", "NoSchedule", "NoExecute"),
-        to=To.NODE,
+        to=Audience.NODE,
     )
     unhealthy_after: int = option(
         "--unhealthy-after",
@@ -167,7 +181,7 @@ class Settings:
         1,
         "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
         read_count,
-        to=To.NODE,
+        to=Audience.NODE,
     )
     healthy_after: int = option(
         "--healthy-after",
@@ -175,7 +189,7 @@ class Settings:
         3,
         "Reports in a row that must call an unhealthy device healthy before it counts.",
         read_count,
-        to=To.NODE,
+        to=Audience.NODE,
     )
     list_attributes: bool = option(
         "--list-attributes",

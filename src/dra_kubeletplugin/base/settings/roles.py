@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .node import Settings
-from .values import To, duration, option, read_address
+from .values import Audience, duration, option, read_address
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -17,21 +17,21 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 class ControllerSettings(Settings):
     """What a controller process is told."""
 
-    process: ClassVar[To] = To.CONTROLLER
+    process: ClassVar[Audience] = Audience.CONTROLLER
 
     namespace: str = option(
         "--namespace",
         "POD_NAMESPACE",
         "",
         "Namespace of the Lease and of the controller's records; this pod's own. One for a driver in a cluster.",
-        to=To.CONTROLLER,
+        to=Audience.CONTROLLER,
     )
     pod_name: str = option(
         "--pod-name",
         "POD_NAME",
         "",
         "Name of this pod, for the Lease's holder; the host's name when left out.",
-        to=To.CONTROLLER,
+        to=Audience.CONTROLLER,
     )
     lease_duration: float = duration(
         "--lease-duration",
@@ -39,17 +39,17 @@ class ControllerSettings(Settings):
         15.0,
         "Other replicas wait for this long after the leader's last sign.",
         1,
-        to=To.CONTROLLER,
+        to=Audience.CONTROLLER,
     )
     renew_deadline: float = duration(
         "--renew-deadline",
         "RENEW_DEADLINE",
         10.0,
         "A leader that has not renewed its Lease for this long ends.",
-        to=To.CONTROLLER,
+        to=Audience.CONTROLLER,
     )
     retry_period: float = duration(
-        "--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.", to=To.CONTROLLER
+        "--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.", to=Audience.CONTROLLER
     )
 
     @property
@@ -69,7 +69,7 @@ class ControllerSettings(Settings):
 class WebhookSettings(Settings):
     """What a webhook's process is told."""
 
-    process: ClassVar[To] = To.WEBHOOK
+    process: ClassVar[Audience] = Audience.WEBHOOK
 
     address: str = option(
         "--address",
@@ -77,7 +77,7 @@ class WebhookSettings(Settings):
         ":8443",
         "HOST:PORT where reviews are answered; :PORT for every address.",
         read_address,
-        to=To.WEBHOOK,
+        to=Audience.WEBHOOK,
     )
     tls_cert: Path = option(
         "--tls-cert",
@@ -85,10 +85,15 @@ class WebhookSettings(Settings):
         Path("/etc/webhook/tls/tls.crt"),
         "The webhook's certificate with those that signed it, PEM; read again when it changes.",
         Path,
-        to=To.WEBHOOK,
+        to=Audience.WEBHOOK,
     )
     tls_key: Path = option(
-        "--tls-key", "TLS_KEY", Path("/etc/webhook/tls/tls.key"), "The certificate's key, PEM.", Path, to=To.WEBHOOK
+        "--tls-key",
+        "TLS_KEY",
+        Path("/etc/webhook/tls/tls.key"),
+        "The certificate's key, PEM.",
+        Path,
+        to=Audience.WEBHOOK,
     )
 
     def faults(self) -> list[str]:

@@ -15,7 +15,7 @@ MAX_DURATION = 30 * 86400.0
 ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-class To(Flag):
+class Audience(Flag):
     """The processes that an option says something to."""
 
     NODE = auto()
@@ -26,12 +26,21 @@ class To(Flag):
 
 
 def option(
-    flag: str, env: str, default: Any, help: str, parse: Callable[[str], Any] = str, *, to: To = To.ROLES, **more: Any
+    flag: str,
+    env: str,
+    default: Any,
+    help: str,
+    parse: Callable[[str], Any] = str,
+    *,
+    to: Audience = Audience.ROLES,
+    **more: Any,
 ) -> Any:
     return field(default=default, metadata={"flag": flag, "env": env, "help": help, "parse": parse, "to": to, **more})
 
 
-def duration(flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: To = To.ROLES) -> Any:
+def duration(
+    flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.ROLES
+) -> Any:
     """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
     return option(flag, env, default, help, read_seconds, to=to, least=least)
 

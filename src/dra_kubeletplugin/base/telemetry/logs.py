@@ -92,7 +92,7 @@ def configure(format: str = "text", level: str = "info") -> None:
 _SOME = 20  # lines of one kind at once
 
 
-def tell_some(
+def log_sample(
     logger: logging.Logger, level: int, text: str, items: Collection[T], shown: Callable[[T], str] = printable
 ) -> None:
     """Logs ``text`` with each of the first items, and how many more there are: thousands of lines would hold up all else."""

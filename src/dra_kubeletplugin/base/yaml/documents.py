@@ -102,7 +102,7 @@ def read(path: Path, faults: list[str]) -> list[Document]:
         for part in stream.parts(text):
             if part.value is not None:
                 out.append(Document(name, part.value, part.line, part.node, part.twice))
-    except stream.Fault as e:
+    except stream.StreamFault as e:
         faults.append(f"{name}:{e}")
     return out
 

@@ -31,7 +31,7 @@ _LONGEST = 70  # characters of a 64 bit integer, in base 2
 
 
 @dataclass
-class Part:
+class TextPart:
     """One document.
 
     Attributes:
@@ -43,11 +43,11 @@ class Part:
     twice: list[tuple[str, int, int]] = field(default_factory=list)
 
 
-def parts(text: str) -> Iterator[Part]:
+def parts(text: str) -> Iterator[TextPart]:
     """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
     for node, loader in composed(text):
         twice = list(_twice(node, set()))  # before keys that are merged stand among the others
-        yield Part(node, loader.construct_document(node), twice)
+        yield TextPart(node, loader.construct_document(node), twice)
 
 
 def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import QuestionError, printable
 from ..terminal import on_one_line
-from ..text import near
+from ..text import did_you_mean
 from . import documents
 from .documents import Document
 
@@ -145,7 +145,7 @@ def _lacks(path: str, key: str, value: JSON) -> str:
     if key in value:
         given = "nothing" if value[key] is None else printable(value[key])
         return f"{where}: {given} in place of {'an object' if key == 'metadata' else 'text'}"
-    meant = [str(k) for k in value if near(str(k), [key])]
+    meant = [str(k) for k in value if did_you_mean(str(k), [key])]
     return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
 
 

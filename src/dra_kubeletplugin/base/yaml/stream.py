@@ -43,7 +43,7 @@ _SAID = {  # libyaml's words for the mistakes that are made most
 _DIRECTIVE = "did not find expected <document start>"  # and nothing of the document itself stands before
 
 
-class Fault(Exception):
+class StreamFault(Exception):
     """What is wrong with a text, and where: line and column, from 1."""
 
     def __init__(self, line: int, column: int, text: str) -> None:
@@ -51,7 +51,7 @@ class Fault(Exception):
 
 
 @dataclass
-class Part:
+class StreamPart:
     """One document.
 
     Attributes:
@@ -66,8 +66,8 @@ class Part:
     twice: list[tuple[int, str]] = field(default_factory=list)
 
 
-def parts(text: str) -> Iterator[Part]:
-    """The documents of a text, empty ones too. Raises :class:`Fault`, after those before it."""
+def parts(text: str) -> Iterator[StreamPart]:
+    """The documents of a text, empty ones too. Raises :class:`StreamFault`, after those before it."""
     line = end = found = 0
     if text.lstrip().startswith("{"):
         try:
@@ -88,7 +88,7 @@ def parts(text: str) -> Iterator[Part]:
         yield from _of_yaml(chunk, first)
 
 
-def _of_json(text: str) -> Iterator[tuple[Part, int]]:
+def _of_json(text: str) -> Iterator[tuple[StreamPart, int]]:
     """Each value, and where it ends. Raises ``ValueError`` and ``RecursionError`` for what is no JSON."""
     again: list[bool] = []
 
@@ -103,7 +103,7 @@ def _of_json(text: str) -> Iterator[tuple[Part, int]]:
     while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]
         line += text.count("\n", end, start)
         value, end = decoder.raw_decode(text, start)
-        part = Part(value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
+        part = StreamPart(value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
         if again:
             part.twice += _again(line, _places(text[start:end])[1])
             again.clear()
@@ -139,7 +139,7 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
     start = 0
     for found in _SEPARATOR.finditer(text):
         if (rest := found[1].strip()) and not rest.startswith("#"):
-            raise Fault(
+            raise StreamFault(
                 line + text.count("\n", start, found.start()) + 1,
                 4,
                 f"{clip(printable(rest), 60)!r} stands behind '---', which begins a document only in a line of its own",
@@ -151,7 +151,7 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
     yield text[start:], line
 
 
-def _of_yaml(chunk: str, line: int) -> Iterator[Part]:
+def _of_yaml(chunk: str, line: int) -> Iterator[StreamPart]:
     chunk = chunk.removeprefix(_MARK)
     if _MARK in chunk and (stray := _stray(chunk)) is not None:
         raise _at(chunk, stray, "a byte order mark within a document, where kubectl takes it for text: delete it", line)
@@ -163,7 +163,7 @@ def _of_yaml(chunk: str, line: int) -> Iterator[Part]:
     if part is None:
         return
     node = part.node
-    yield Part(part.value, line, lambda: node, list(_again(line, part.twice)))
+    yield StreamPart(part.value, line, lambda: node, list(_again(line, part.twice)))
     try:
         if next(found, None) is None:
             return
@@ -191,12 +191,12 @@ def _stray(chunk: str) -> int | None:
     return next((m for m in marks if not any(start <= m < end for start, end in inside)), None)
 
 
-def _at(text: str, index: int, said: str, line: int = 0) -> Fault:
+def _at(text: str, index: int, said: str, line: int = 0) -> StreamFault:
     """``line``: of the text's beginning, from 0."""
-    return Fault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), said)
+    return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), said)
 
 
-def told(chunk: str, e: Exception, line: int = 0) -> Fault:
+def told(chunk: str, e: Exception, line: int = 0) -> StreamFault:
     """A reader's exception in words for whoever wrote the text; its first line is ``line``, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))
@@ -205,14 +205,14 @@ def told(chunk: str, e: Exception, line: int = 0) -> Fault:
     mark = e.problem_mark or e.context_mark if isinstance(e, yaml.MarkedYAMLError) else None
     problem = printable(getattr(e, "problem", None) or getattr(e, "context", None) or e)
     if mark is None:
-        return Fault(line + 1, 1, f"no YAML: {'nested too deeply' if isinstance(e, RecursionError) else problem}")
+        return StreamFault(line + 1, 1, f"no YAML: {'nested too deeply' if isinstance(e, RecursionError) else problem}")
     lines = chunk.splitlines() or [""]
     written = lines[min(mark.line, len(lines) - 1)]
     if problem == _DIRECTIVE:
         at = next((i for i in range(mark.line, -1, -1) if lines[i : i + 1] and lines[i].startswith("%")), mark.line)
-        return Fault(line + at + 1, 1, "no YAML to kubectl, which takes no directives: remove the line")
+        return StreamFault(line + at + 1, 1, "no YAML to kubectl, which takes no directives: remove the line")
     if "\t" in _INDENT.match(written)[0]:  # type: ignore[index]
         said = "a tab: YAML is indented with spaces"
     else:
         said = next((words for start, words in _SAID.items() if problem.startswith(start)), problem)
-    return Fault(line + mark.line + 1, mark.column + 1, f"no YAML: {said}")
+    return StreamFault(line + mark.line + 1, mark.column + 1, f"no YAML: {said}")

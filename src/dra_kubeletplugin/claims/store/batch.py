@@ -159,7 +159,7 @@ class Batcher(Generic[Item]):
         self._jobs.put(None)
 
 
-class Rendezvous:
+class BatchWindow:
     """A meeting of ``count`` tasks before a common step; those that fail earlier leave, late ones are not waited for long."""
 
     def __init__(self, count: int, patience: float = 0.25) -> None:

@@ -3,7 +3,7 @@
 A file that somebody removes lives on in the instances that have it open, and one of them writes it again, under the next
 generation's number. Each instance notes beside its mark of life which generation it has, before it uses it; so an older one, that
 was idle meanwhile, knows that it has not all, and waits. All this is done under one lock. A process may die between any two lines
-here: the files alone say what is left to do, see :class:`Folder`.
+here: the files alone say what is left to do, see :class:`RecordFolder`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...base.text import counted
 from ...cdi import ClaimSpecs
 from ...errors import RecordsBusyError, RecordsError
 from ..claim_files import record_of
-from ..instances import Instance, Opened, ProcessLock
-from ..record import InFlight, Record
+from ..instances import Instance, InstanceLock, OpenDatabase
+from ..record import InFlightRecords, Record
 from ..transitions import RECOVER
 from . import rows
-from .folder import POLL, Folder
-from .salvage import Findings, clone, fill, from_database, from_files, overrule
+from .folder import POLL, RecordFolder
+from .salvage import SalvagedRecords, clone, fill, from_database, from_files, overrule
 from .schema import (
     Connection,
     Inodes,
@@ -46,7 +46,7 @@ _GENERATION = "generation"
 _COPIED = "copied"  # what was in the file is in a newer one
 
 
-class Keeper:
+class RecordDatabase:
     """Opens the database at ``path``, whatever was left there.
 
     Args:
@@ -64,8 +64,8 @@ class Keeper:
         self,
         path: Path,
         specs: ClaimSpecs,
-        process: ProcessLock,
-        in_flight: InFlight,
+        process: InstanceLock,
+        in_flight: InFlightRecords,
         boot_id: str,
         wait: float,
         metrics: Metrics,
@@ -78,7 +78,7 @@ class Keeper:
         self.wait = wait
         self.metrics = metrics
         self.report: list[str] = []
-        self.folder = Folder(path, process, wait)
+        self.folder = RecordFolder(path, process, wait)
 
     def open(self, fault: Exception | None = None, old: Connection | None = None) -> Connection:
         """The database; made where there is none, repaired where it is damaged.
@@ -156,7 +156,9 @@ class Keeper:
             return self._write_anew(old, others)
         return None
 
-    def _write_anew(self, old: Connection | None, others: Mapping[Instance, Opened]) -> Connection | Instance | None:
+    def _write_anew(
+        self, old: Connection | None, others: Mapping[Instance, OpenDatabase]
+    ) -> Connection | Instance | None:
         """From ``old``, which is open; else from what was set aside and from the CDI files. Answers as :meth:`_open_now` does."""
         unread = self.folder.unread()
         newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
@@ -172,7 +174,7 @@ class Keeper:
         return self._connect_or_set_aside(others)
 
     def _connect_or_set_aside(
-        self, others: Mapping[Instance, Opened], fault: Exception | None = None
+        self, others: Mapping[Instance, OpenDatabase], fault: Exception | None = None
     ) -> Connection | Instance | None:
         """None where the file that has the name is damaged, and has it no more."""
         try:
@@ -188,7 +190,7 @@ class Keeper:
             self._set_aside(e)
             return None
 
-    def _connect(self, others: Mapping[Instance, Opened]) -> Connection | Instance:
+    def _connect(self, others: Mapping[Instance, OpenDatabase]) -> Connection | Instance:
         """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
         named = inodes_of(self.path)
         db = connect(self.path, self.wait)
@@ -216,12 +218,12 @@ class Keeper:
                 rows.set_meta(db, RECOVER, "pending")
         self.process.forget_left()
 
-    def _others(self) -> dict[Instance, Opened]:
+    def _others(self) -> dict[Instance, OpenDatabase]:
         """The other living instances that have a database open."""
         return {i: i.opened for i in self.process.others() if i.opened}
 
     def _note(self, db: Connection | None) -> None:
-        self.process.note_records(Opened(db.generation, db.inodes) if db else None)
+        self.process.note_records(OpenDatabase(db.generation, db.inodes) if db else None)
 
     def _write_again(self, old: Connection, generation: int) -> bool:
         """False where ``old`` is damaged."""
@@ -310,7 +312,7 @@ class Keeper:
         records = self.in_flight.records()
         if records and any(rows.read(db, r.uid) is None for r in records):
             with transaction(db):
-                self._conflicts(fill(db, self.specs.driver, Findings(), records))
+                self._conflicts(fill(db, self.specs.driver, SalvagedRecords(), records))
 
     def _find_lost(self, db: sqlite3.Connection) -> None:
         """CDI files of this boot whose records are gone without a trace, as when the log was cut or removed.
@@ -358,21 +360,21 @@ def _generation(db: sqlite3.Connection) -> int:
         return 1
 
 
-def _torn(others: Mapping[Instance, Opened], named: Inodes) -> Instance | None:
+def _torn(others: Mapping[Instance, OpenDatabase], named: Inodes) -> Instance | None:
     return next((instance for instance, opened in others.items() if is_torn(opened.inodes, named)), None)
 
 
-def _newer(others: Mapping[Instance, Opened], generation: int) -> Instance | None:
+def _newer(others: Mapping[Instance, OpenDatabase], generation: int) -> Instance | None:
     return next((instance for instance, opened in others.items() if opened.generation > generation), None)
 
 
-def _next(others: Mapping[Instance, Opened], old: Connection | None) -> int:
+def _next(others: Mapping[Instance, OpenDatabase], old: Connection | None) -> int:
     return 1 + max([old.generation if old else 0, *(opened.generation for opened in others.values())])
 
 
-def _all_findings(paths: Sequence[Path]) -> Findings:
+def _all_findings(paths: Sequence[Path]) -> SalvagedRecords:
     """Of several files that were set aside; the newest is right where two tell of one claim."""
-    out = Findings()
+    out = SalvagedRecords()
     for path in sorted(paths):
         found = from_database(path)
         out.rows |= found.rows

@@ -21,7 +21,7 @@ from pathlib import Path
 from ...base import forks
 from ...base.files import named
 from ...errors import RecordsBusyError
-from ..instances import ProcessLock
+from ..instances import InstanceLock
 from .schema import PARTS, Inode, lenient, sync_file, transaction
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ _A_MOMENT = timedelta(microseconds=1)
 _REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
 
 
-class Folder:
+class RecordFolder:
     """The names around the database at ``path``, as instance ``process`` sees and changes them. ``wait`` is in seconds."""
 
-    def __init__(self, path: Path, process: ProcessLock, wait: float) -> None:
+    def __init__(self, path: Path, process: InstanceLock, wait: float) -> None:
         self.path = path
         self.process = process
         self.wait = wait

@@ -16,7 +16,7 @@ from ...errors import DraError, DriverError, printable
 from ..record import Record, State, allocated_json, identity
 from ..transitions import ENDED, RECOVER
 from . import rows
-from .store import Store
+from .store import RecordStore
 
 log = logging.getLogger(__name__)
 _SLOW = 10.0  # seconds until a driver that does not answer is told of
@@ -25,7 +25,7 @@ _SLOW = 10.0  # seconds until a driver that does not answer is told of
 class Recovery:
     """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
 
-    def __init__(self, driver: Driver, calls: Calls, store: Store, boot_id: str) -> None:
+    def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store

@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 
-from ...base.text import listed
+from ...base.text import join_names
 from ...devices.inventory import Held
 from ...errors import DeviceHeldError, OverdrawnError, printable
 from ..capacity import Hold, Shortage, places
-from ..record import Fence, Record, State, Unreadable, check_doc
+from ..record import Fence, Record, State, UnreadableRecord, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
 _NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
 _MOST = 1e12  # seconds, or tries: no number on record is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
-Row = Record | Unreadable
+Row = Record | UnreadableRecord
 
 
 class HeldByError(DeviceHeldError):
@@ -33,7 +33,7 @@ class HeldByError(DeviceHeldError):
 
 
 def _shown(holder: Row) -> str:
-    if isinstance(holder, Unreadable):
+    if isinstance(holder, UnreadableRecord):
         return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
     return f"{holder.shown}, which is {holder.state}: it is free when that claim's pod has stopped"
 
@@ -45,7 +45,7 @@ class OverdrawnByError(OverdrawnError):
         self.shortage = shortage
         self.holders = holders
         shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
-        by = f" by claim{'s' if len(holders) > 1 else ''} {listed(shown, _NAMED)}: it is free when their pods have stopped"
+        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: it is free when their pods have stopped"
         super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
 
 
@@ -127,7 +127,7 @@ def check_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
 
 def holder(db: sqlite3.Connection, uid: str) -> Row:
     """The row of a claim that holds something."""
-    return read(db, uid) or Unreadable(shown_key(uid), "its row cannot be found", {})
+    return read(db, uid) or UnreadableRecord(shown_key(uid), "its row cannot be found", {})
 
 
 def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False) -> list[Hold]:
@@ -271,7 +271,7 @@ def decode(row: Sequence[object]) -> Row:
             updated=_number(raw, "updated"),
         )
     except (ValueError, RecursionError) as e:
-        return Unreadable(shown_key(raw["uid"]), printable(e), raw)
+        return UnreadableRecord(shown_key(raw["uid"]), printable(e), raw)
 
 
 def _text(raw: Mapping[str, object], column: str) -> str:

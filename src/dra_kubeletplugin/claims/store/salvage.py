@@ -16,7 +16,7 @@ from ...cdi import ClaimSpecs
 from ...errors import printable
 from ..capacity import Hold, decoded
 from ..claim_files import record_of
-from ..record import Record, State, Unreadable
+from ..record import Record, State, UnreadableRecord
 from . import rows
 from .schema import lenient
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Findings:
+class SalvagedRecords:
     """Rows, and what they hold, each by claim UID."""
 
     rows: dict[str, rows.Row] = field(default_factory=dict)
@@ -49,9 +49,9 @@ def _holder(uid: str, holds: Sequence[Hold], boot_id: str) -> Record:
     return Record(uid, "", "", State.PREPARED, boot_id, "", doc)
 
 
-def from_database(path: Path) -> Findings:
+def from_database(path: Path) -> SalvagedRecords:
     """Everything that a damaged file still gives; it is only read."""
-    found = Findings()
+    found = SalvagedRecords()
     try:
         db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
     except sqlite3.Error:
@@ -107,7 +107,7 @@ def from_files(specs: ClaimSpecs, known: Mapping[str, rows.Row]) -> list[Record]
     return [r for r in (record_of(specs, uid) for uid in missing) if r is not None]
 
 
-def fill(db: sqlite3.Connection, driver: str, findings: Findings, more: Sequence[Record]) -> list[str]:
+def fill(db: sqlite3.Connection, driver: str, findings: SalvagedRecords, more: Sequence[Record]) -> list[str]:
     """Inside a transaction: adds what the database does not have. Answers a sentence for each device with two claims.
 
     Readable rows come first, those of files next, rows that cannot be read last and only where nothing better is known.
@@ -118,7 +118,7 @@ def fill(db: sqlite3.Connection, driver: str, findings: Findings, more: Sequence
         if rows.read(db, record.uid) is None:
             conflicts += _add(db, driver, record)
     for row in findings.rows.values():
-        if isinstance(row, Unreadable) and rows.read(db, row.uid) is None:
+        if isinstance(row, UnreadableRecord) and rows.read(db, row.uid) is None:
             _add_raw(db, driver, row, findings.holds.get(row.uid, []))
     return conflicts
 
@@ -134,7 +134,7 @@ def _add(db: sqlite3.Connection, driver: str, record: Record) -> list[str]:
         return [f"claim {record.shown}: {e}"]
 
 
-def _add_raw(db: sqlite3.Connection, driver: str, row: Unreadable, holds: Sequence[Hold]) -> None:
+def _add_raw(db: sqlite3.Connection, driver: str, row: UnreadableRecord, holds: Sequence[Hold]) -> None:
     """The row as it was, under the key by which it is shown: that one is text."""
     values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
     rows.insert_raw(db, [row.uid, *values[1:]])

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 from ...devices.inventory import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
-from ..record import Record, Unreadable
+from ..record import Record, UnreadableRecord
 from ..transitions import RECOVER
 from . import rows
 from .batch import Batcher
-from .database import Keeper
+from .database import RecordDatabase
 from .schema import Connection, as_records_error, explained, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Mode(enum.Enum):
     SYNC = enum.auto()  # survives a power failure too
 
 
-class Job(NamedTuple):
+class FollowUp(NamedTuple):
     """What is done at one go in the thread of the records: ``first``, before the transaction; the operation; ``then``, after it.
 
     ``first`` and ``then`` are for files. What one of them raises is the job's answer: after ``first`` nothing else is done, after
@@ -56,13 +56,13 @@ class Job(NamedTuple):
     then: Callable[[Any], Any] | None = None
 
 
-class Store:
+class RecordStore:
     """Records of one driver. All methods may be called from any task; they are gathered into transactions.
 
     ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: RecordDatabase) -> None:
         self.path = keeper.path
         self.driver = keeper.specs.driver
         self.keeper = keeper
@@ -71,7 +71,7 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._db: Connection | None = None
         self._damage: Exception | None = None
-        self._batcher: Batcher[Job] = Batcher("records", self._work, self._write_back)
+        self._batcher: Batcher[FollowUp] = Batcher("records", self._work, self._write_back)
 
     @property
     def transactions(self) -> int:
@@ -84,19 +84,19 @@ class Store:
         mode: Mode = Mode.WRITE,
         *,
         first: Callable[[], object] | None = None,
-        then: Callable[[Result], Result | Job] | None = None,
+        then: Callable[[Result], Result | FollowUp] | None = None,
     ) -> Result:
-        """Runs ``operation`` in a transaction with others; its exception rolls back only its own part. See :class:`Job`.
+        """Runs ``operation`` in a transaction with others; its exception rolls back only its own part. See :class:`FollowUp`.
 
         Raises :class:`RecordsError`, or what the operation, ``first`` or ``then`` raises.
         """
         self._loop = asyncio.get_running_loop()
-        result: Result = await self._batcher.submit(Job(operation, mode, first, then))
+        result: Result = await self._batcher.submit(FollowUp(operation, mode, first, then))
         return result
 
     async def aside(self, work: Callable[[], Result]) -> Result:
         """Runs ``work``, which is about files and not about records, in the same thread: in order with what came before."""
-        result: Result = await self._batcher.submit(Job(first=work))
+        result: Result = await self._batcher.submit(FollowUp(first=work))
         return result
 
     async def close(self, timeout: float = 10.0) -> None:
@@ -120,8 +120,8 @@ class Store:
         """Every record that can be read, oldest first."""
         return [r for r in await self.everything() if isinstance(r, Record)]
 
-    async def unreadable(self) -> list[Unreadable]:
-        return [r for r in await self.everything() if isinstance(r, Unreadable)]
+    async def unreadable(self) -> list[UnreadableRecord]:
+        return [r for r in await self.everything() if isinstance(r, UnreadableRecord)]
 
     async def held(self) -> Held:
         """Each device that some claim has, see :meth:`Inventory.update`."""
@@ -167,7 +167,7 @@ class Store:
         if db is not None:
             self.keeper.close(db)
 
-    def _work(self, jobs: Sequence[Job]) -> list[object]:
+    def _work(self, jobs: Sequence[FollowUp]) -> list[object]:
         """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
         results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
         left = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
@@ -182,7 +182,7 @@ class Store:
             then, result = jobs[i].then, results[i]
             if then and not isinstance(result, BaseException):
                 results[i] = _caught(functools.partial(then, result))
-        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, Job)]:
+        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
             for (i, _), result in zip(further, self._work([job for _, job in further]), strict=True):
                 results[i] = result
         return results
@@ -329,4 +329,4 @@ def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
         return without_frames(e) if isinstance(e, DraError) else e
 
 
-__all__ = ["Job", "Mode", "Store"]
+__all__ = ["FollowUp", "Mode", "RecordStore"]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...driver import Driver, declared, load_driver, read_options
 from ...errors import DriverError, SettingsError, printable
 from .options import add_option
@@ -59,7 +59,7 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
     except DriverError as e:
         if not unknown:
             parser.add_argument_group("options of the driver", f"cannot be told: {printable(e)}".replace("%", "%%"))
-        elif not any(near(flag, parser.flags, _CLOSE) for flag in unknown):  # else that is what is told
+        elif not any(did_you_mean(flag, parser.flags, _CLOSE) for flag in unknown):  # else that is what is told
             raise
     return loaded
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from .exit_codes import Exit
 
 _OPTION = re.compile(r"--.+|-[a-zA-Z].*", re.DOTALL)
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         option = word.partition("=")[0]
-        return f"there is no option {option}{near(option, self._option_string_actions)}"
+        return f"there is no option {option}{did_you_mean(option, self._option_string_actions)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -75,9 +75,9 @@ class Parser(argparse.ArgumentParser):
         known = list(action.choices)
         if isinstance(action, argparse._SubParsersAction):
             raise argparse.ArgumentError(
-                None, f"there is no command {value!r}{near(value, known) or ': ' + ', '.join(known)}"
+                None, f"there is no command {value!r}{did_you_mean(value, known) or ': ' + ', '.join(known)}"
             )
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{near(value, known)}")
+        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
 
     def _needed(self, missing: re.Match[str]) -> str:
         """A sentence of what was left out, with what it may be where few words will do."""

@@ -24,7 +24,7 @@ _SAID = 0.2  # seconds that a line about a stop may take to leave
 _LINE = 2048  # bytes of it; a pipe that can be written takes 4,096 without waiting
 
 
-class Stop:
+class StopSignal:
     """Whether somebody asked the process to stop.
 
     Made before anything else, because a process that is the first of its container ignores signals that it does not handle.

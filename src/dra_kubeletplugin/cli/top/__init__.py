@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from ...analysis.explain.explain import explain_pod
 from ...analysis.reader import EVERYTHING, take
-from ...analysis.scheduler_view import Scene
+from ...analysis.scheduler_view import SchedulerView
 from ...analysis.snapshot import Snapshot
 from ...analysis.top.arranging import matching, matching_pods
-from ...analysis.top.live import Live
+from ...analysis.top.live import LiveOverview
 from ...analysis.top.overview import overview
 from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
@@ -70,7 +70,7 @@ def _looked(config: ApiConfig, namespace: str, node: str, progress: Progress) ->
 
     snapshot = ask(config, question)
     found = overview(snapshot, node)
-    scene, pods = Scene(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
+    scene, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _WITHIN
     reasons: dict[str, str] = {}
     for pod in found.waiting:
@@ -91,7 +91,7 @@ async def _stay(config: ApiConfig, namespace: str, args: argparse.Namespace) -> 
 
     logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen says what is wrong
     async with KubeClient(config, _TIMEOUT) as client:
-        live = Live(client, args.node, namespace)
+        live = LiveOverview(client, args.node, namespace)
         async with live.running():
             screen = Top(live, config.server, args.filter)
             await screen.run_async(mouse=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ...resourceapi.usage.rows import CounterSet, DeviceRow, Holder
+from ...resourceapi.usage.rows import CounterRow, DeviceRow, Holder
 
 
-def device(row: DeviceRow, sets: Iterable[CounterSet]) -> Iterator[str]:
+def device(row: DeviceRow, sets: Iterable[CounterRow]) -> Iterator[str]:
     yield (
         f"{row.use}"
         + (f", {row.health}" if row.health != "unsaid" else "")

@@ -9,11 +9,17 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from ...analysis.top.arranging import Group
-from ...resourceapi.usage.rows import BAD, CounterSet, DeviceRow, Health, Meter, PodRow, Use
+from ...resourceapi.usage.rows import BAD, CounterRow, DeviceRow, DeviceUse, HealthRow, Meter, PodRow
 from .plain import age, health, holder
 
-SIGNS = {Use.FREE: "○", Use.HELD: "●", Use.SHARED: "◐", Use.BLOCKED: "◌", Use.GONE: "✕"}
-STYLES = {Use.FREE: "green", Use.HELD: "cyan", Use.SHARED: "cyan", Use.BLOCKED: "yellow", Use.GONE: "bold red"}
+SIGNS = {DeviceUse.FREE: "○", DeviceUse.HELD: "●", DeviceUse.SHARED: "◐", DeviceUse.BLOCKED: "◌", DeviceUse.GONE: "✕"}
+STYLES = {
+    DeviceUse.FREE: "green",
+    DeviceUse.HELD: "cyan",
+    DeviceUse.SHARED: "cyan",
+    DeviceUse.BLOCKED: "yellow",
+    DeviceUse.GONE: "bold red",
+}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 10
 _WIDE = 110  # columns from which on everything has a place
@@ -24,7 +30,7 @@ class Entry:
     """One line. ``key`` is the same for the same thing at another time."""
 
     key: str
-    row: Group | CounterSet | DeviceRow | PodRow
+    row: Group | CounterRow | DeviceRow | PodRow
     folded: bool = False
 
 
@@ -93,8 +99,8 @@ def device_line(row: DeviceRow, widths: Widths) -> Text:
     text = Text("    ")
     text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
     text.append(_cell(row.name, widths.name))
-    bad = row.health in BAD or row.use is Use.GONE or any(h.conditions for h in row.holders)
-    style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is Health.HEALTHY else "dim"
+    bad = row.health in BAD or row.use is DeviceUse.GONE or any(h.conditions for h in row.holders)
+    style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is HealthRow.HEALTHY else "dim"
     text.append(_cell(health(row), widths.health), style=style)
     text.append(_cell(holder(row), widths.holder))
     for meter in row.meters:
@@ -106,7 +112,7 @@ def device_line(row: DeviceRow, widths: Widths) -> Text:
     return text
 
 
-def set_line(row: CounterSet) -> Text:
+def set_line(row: CounterRow) -> Text:
     text = Text("    ┊ ", style="dim")
     text.append(f"{row.name}  ")
     for meter in row.meters:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-from ...resourceapi.usage.rows import DeviceRow, Health, Use
+from ...resourceapi.usage.rows import DeviceRow, DeviceUse, HealthRow
 
 
 def health(row: DeviceRow) -> str:
     """In a few words: the worst first."""
-    if row.use is Use.GONE:
+    if row.use is DeviceUse.GONE:
         return "✕ gone"
     if row.taints:
         more = f" +{len(row.taints) - 1}" if len(row.taints) > 1 else ""
         return f"▲ {row.taints[0].partition('/')[2] or row.taints[0]}{more}"
     broken = [c for h in row.holders for c in h.conditions]
-    if row.health is Health.UNHEALTHY or broken:
+    if row.health is HealthRow.UNHEALTHY or broken:
         return f"▲ {row.message or (broken[0] if broken else 'unhealthy')}"
-    return {Health.HEALTHY: "✓ healthy", Health.UNKNOWN: "? unknown"}.get(row.health, "")
+    return {HealthRow.HEALTHY: "✓ healthy", HealthRow.UNKNOWN: "? unknown"}.get(row.health, "")
 
 
 def holder(row: DeviceRow) -> str:

@@ -18,11 +18,11 @@ from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
 from ...analysis.top.arranging import Group, Grouping, Order, arranged, matching, matching_pods
-from ...analysis.top.live import EVERY, Live
+from ...analysis.top.live import EVERY, LiveOverview
 from ...base.terminal import on_one_line
 from ...base.text import counted
 from ...errors import QuestionError
-from ...resourceapi.usage.rows import CounterSet, DeviceRow, Overview, PodRow
+from ...resourceapi.usage.rows import CounterRow, DeviceRow, Overview, PodRow
 from ..explain_text import text as explanation
 from ..shell.style import Style
 from . import details, lines
@@ -97,7 +97,7 @@ class Top(App[None]):
         Binding("escape", "clear", "clear", show=False),
     ]
 
-    def __init__(self, live: Live, where: str, filtered: str = "") -> None:
+    def __init__(self, live: LiveOverview, where: str, filtered: str = "") -> None:
         super().__init__()
         self._live, self._where, self._filtered = live, where, filtered
         self.shown: Overview | None = None
@@ -158,7 +158,7 @@ class Top(App[None]):
         self.query_one("#pods", Rows).put([Entry(f"pod {p.uid}", p) for p in pods])
         self._write_head(found, rows, pods, text)
 
-    def _of_group(self, group: Group, sets: dict[tuple[str, str, str], CounterSet]) -> Iterable[Entry]:
+    def _of_group(self, group: Group, sets: dict[tuple[str, str, str], CounterRow]) -> Iterable[Entry]:
         folded = (group.title in self._folded) is not bool(self._fold_all)
         yield Entry(f"group {group.title}", group, folded)
         if folded:
@@ -199,7 +199,7 @@ class Top(App[None]):
         match entry.row:
             case Group() as group:
                 return lines.group_line(entry, group, self._widths.group)
-            case CounterSet() as found:
+            case CounterRow() as found:
                 return lines.set_line(found)
             case DeviceRow() as row:
                 return lines.device_line(row, self._widths)
@@ -221,7 +221,7 @@ class Top(App[None]):
                 self._arrange()
             case DeviceRow() as row:
                 self.push_screen(Sheet(row.id, [*details.device(row, self.shown.sets if self.shown else ())]))
-            case CounterSet() as found:
+            case CounterRow() as found:
                 told = [f"{m.name}: {m.taken} of {m.total} taken" for m in found.meters]
                 self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", told))
             case PodRow() as pod:

@@ -2,17 +2,17 @@
 
 from .pack import SliceContent, pack
 from .publisher import Publisher
-from .rejection_events import Notices
+from .rejection_events import RejectionEvents
 from .scope import ClusterScope, NodeScope, Scope
 from .status import PoolStatus, PublisherStatus
 
 __all__ = [
     "ClusterScope",
     "NodeScope",
-    "Notices",
     "PoolStatus",
     "Publisher",
     "PublisherStatus",
+    "RejectionEvents",
     "Scope",
     "SliceContent",
     "pack",

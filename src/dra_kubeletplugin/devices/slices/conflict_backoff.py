@@ -10,25 +10,25 @@ _ACCIDENTS = 3  # deletions in a row that are made good at once
 _CALM = 120.0  # seconds after which it is no row any more
 
 
-class Undone(Enum):
+class WriterConflict(Enum):
     """What became of what we wrote."""
 
     MISSING = "slices were deleted"
     CHANGED = "slices were changed or added"
 
 
-class Contention:
+class ConflictBackoff:
     """Counts how often our slices were undone. Times are those of a monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self.count = 0
         self._written = float("-inf")
 
-    def delay(self, undone: Undone, now: float) -> float:
+    def delay(self, undone: WriterConflict, now: float) -> float:
         """Seconds to wait before the answer."""
         if now - self._written > _CALM:
             self.count = 0
-        paid = self.count - (_ACCIDENTS if undone is Undone.MISSING else 0)
+        paid = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
         if paid < 0:
             return 0.0
         pause: float = min(_LONGEST, _FIRST * 2 ** min(paid, 10))

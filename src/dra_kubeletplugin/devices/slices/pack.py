@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES
-from ..validation import Parcel
+from ..validation import EncodedDevice
 
 MAX_BYTES = 512 * 1024
 _LOOKS = 8  # slices with room that a device is offered before a new one is made
@@ -20,7 +20,7 @@ JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PublishedDevice:
     """What a slice had before: names of devices, or of counter sets."""
 
     devices: Sequence[str] = ()
@@ -31,14 +31,14 @@ class Held:
 class SliceContent:
     """What one slice carries: devices, or counter sets; never both (since 1.35). ``key`` is the slice it was in before."""
 
-    devices: list[Parcel] = field(default_factory=list)
+    devices: list[EncodedDevice] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
     key: str | None = None
     limit: int = MAX_DEVICES
     _bytes: int = 0
     _consumed: int = 0
 
-    def take(self, device: Parcel) -> bool:
+    def take(self, device: EncodedDevice) -> bool:
         """Adds a device if the slice stays within its limits."""
         limit = device.most if device.most < self.limit else self.limit
         if (
@@ -55,9 +55,9 @@ class SliceContent:
 
 
 def pack(
-    devices: Sequence[Parcel],
+    devices: Sequence[EncodedDevice],
     counter_sets: Sequence[JSON] = (),
-    before: Mapping[str, Held] | None = None,
+    before: Mapping[str, PublishedDevice] | None = None,
     full: int = MAX_DEVICES,
 ) -> list[SliceContent]:
     """Slices for a pool, those of counter sets first.
@@ -86,7 +86,7 @@ def pack(
     return out or [SliceContent(key=next(iter(before), None))]
 
 
-def on_to(contents: Sequence[SliceContent], before: Mapping[str, Held]) -> None:
+def on_to(contents: Sequence[SliceContent], before: Mapping[str, PublishedDevice]) -> None:
     """Gives contents that were packed without ``before`` its slices, in order: counters stay where counters are."""
     sets = iter([k for k, h in before.items() if h.counter_sets])
     devices = iter([k for k, h in before.items() if not h.counter_sets])
@@ -95,14 +95,14 @@ def on_to(contents: Sequence[SliceContent], before: Mapping[str, Held]) -> None:
 
 
 def _stay(
-    devices: Sequence[Parcel], before: Mapping[str, Held], contents: Mapping[str, SliceContent]
+    devices: Sequence[EncodedDevice], before: Mapping[str, PublishedDevice], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
     """Puts devices where they were; answers the names of those that cannot stay, or are new."""
     home: dict[str, str] = {}
     for slice_, held in before.items():
         for name in held.devices:
             home.setdefault(name, slice_)
-    at_home: dict[str, list[Parcel]] = {}
+    at_home: dict[str, list[EncodedDevice]] = {}
     rest = set()
     for device in devices:
         if (key := home.get(device.name)) is not None:
@@ -118,7 +118,7 @@ def _stay(
     return rest
 
 
-def _moving(group: Sequence[Parcel], limit: int) -> Collection[str]:
+def _moving(group: Sequence[EncodedDevice], limit: int) -> Collection[str]:
     """The few devices of a slice that would cost its many others their place: one that got a taint, say."""
     least = min(d.most for d in group)
     if least >= limit or len(group) <= least:
@@ -128,7 +128,7 @@ def _moving(group: Sequence[Parcel], limit: int) -> Collection[str]:
 
 
 def _place(
-    devices: Sequence[Parcel],
+    devices: Sequence[EncodedDevice],
     rest: Collection[str],
     filled: Sequence[SliceContent],
     spare: Sequence[SliceContent],
@@ -163,7 +163,7 @@ def _place(
     return added
 
 
-def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, Held]) -> list[SliceContent]:
+def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
     contents = {k: SliceContent(key=k) for k in before}
     home: dict[str, str] = {}
     for key, held in before.items():

@@ -12,7 +12,7 @@ import msgspec
 
 from ...resourceapi.conversion import GROUP
 from .digest import device_digest, digest, spec_digest
-from .pack import Held, SliceContent
+from .pack import PublishedDevice, SliceContent
 
 JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
@@ -21,14 +21,14 @@ _MAX_PREFIX = 240  # bytes; with what the server adds a name stays below 253
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExistingSlice:
     """What is remembered of a slice of the server's while others are looked at: its devices are not."""
 
     metadata: JSON
     pool: str
     generation: int
     count: int
-    held: Held  # names of devices or of counter sets, in order
+    held: PublishedDevice  # names of devices or of counter sets, in order
     timed: Mapping[str, list[JSON]]  # device → its taints, where one has a time
     digest: bytes
 
@@ -45,7 +45,7 @@ class Found:
         return str(self.metadata["resourceVersion"])
 
 
-def found(obj: JSON, known: bytes | None = None) -> Found:
+def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
     """A slice in v1, whose digest may be ``known``.
 
     Raises ``KeyError``, ``TypeError`` or ``AttributeError`` where it has not what we read of one.
@@ -60,19 +60,19 @@ def found(obj: JSON, known: bytes | None = None) -> Found:
     names = tuple(d["name"] for d in devices)
     if not all(isinstance(n, str) for n in names):
         raise TypeError(f"{meta['name']!r} has devices without a name")
-    return Found(
+    return ExistingSlice(
         metadata={k: v for k, v in meta.items() if k != "managedFields"},
         pool=pool["name"],
         generation=pool["generation"],
         count=pool["resourceSliceCount"],
-        held=Held(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
+        held=PublishedDevice(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
         digest=known or digest(spec),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PoolFrame:
     """What the slices of a pool have in common. ``fields`` say where its devices are, and what holds for all of them."""
 
     driver: str
@@ -109,14 +109,14 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class SliceWrite:
     """A slice to send: over ``over``, or as a new one. ``index`` is its number in the order of the pool."""
 
     content: SliceContent
-    over: Found | None
+    over: ExistingSlice | None
     index: int
 
-    def object(self, frame: Frame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+    def object(self, frame: PoolFrame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
         """The whole slice, made when it is sent: one is held at a time.
 
         Args:
@@ -135,13 +135,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WritePlan:
     """Writes that turn what exists of a pool into what is wanted, in this order: ``first``, ``writes``, ``last``."""
 
-    frame: Frame
-    first: Sequence[Found]  # to delete
-    writes: Sequence[Write]
-    last: Sequence[Found]  # to delete
+    frame: PoolFrame
+    first: Sequence[ExistingSlice]  # to delete
+    writes: Sequence[SliceWrite]
+    last: Sequence[ExistingSlice]  # to delete
     devices: int
     anew: bool = False  # every slice is written, in a new generation
 
@@ -152,23 +152,23 @@ class Plan:
 
 def first_frame(
     contents: Sequence[SliceContent],
-    existing: Sequence[Found],
+    existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
     nodes: JSON,
     least_generation: int = 1,
-) -> Frame:
+) -> PoolFrame:
     """With the generation that stays where few slices change: what exists is compared with this."""
-    return Frame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
+    return PoolFrame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
 
 
 def make_plan(
     contents: Sequence[SliceContent],
-    existing: Sequence[Found],
-    frame: Frame,
+    existing: Sequence[ExistingSlice],
+    frame: PoolFrame,
     changed: Collection[str],
     touch: Collection[str] = (),
-) -> Plan:
+) -> WritePlan:
     """Pure. At no moment in between is the newest generation complete with anything but what is wanted, or what was there.
 
     The generation stays where one slice changes and none is new. It also stays, and is continued, while it has not all its
@@ -190,25 +190,25 @@ def make_plan(
 
     numbers = _numbers(contents)
 
-    def writes(places: Iterable[int]) -> list[Write]:
-        return [Write(contents[i], by_name.get(contents[i].key or ""), numbers[i]) for i in places]
+    def writes(places: Iterable[int]) -> list[SliceWrite]:
+        return [SliceWrite(contents[i], by_name.get(contents[i].key or ""), numbers[i]) for i in places]
 
     touched = [i for i, c in enumerate(contents) if c.key in touch and c.key in current and i not in bad]
     if _stays(len(contents), current, frame, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
         if len(current) > len(contents):  # two of some slices: as long as they are too many they count as unfinished
-            return Plan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
-        return Plan(frame, obsolete, order, [], devices)
+            return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
+        return WritePlan(frame, obsolete, order, [], devices)
     if (
         newest(existing) >= _LAST_GENERATION
     ):  # somebody else's: nothing comes after it, so it goes, and the count begins anew
-        fresh = [Write(c, None, numbers[i]) for i, c in enumerate(contents)]
-        return Plan(replace(frame, generation=1), list(existing), fresh, [], devices, anew=True)
+        fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
+        return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, anew=True)
     anew = replace(frame, generation=max(newest(existing) + 1, frame.generation))
     # What is there is written over before anything is made, as the order of slices says.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.over is None)
-    return Plan(anew, obsolete, every, [], devices, anew=True)
+    return WritePlan(anew, obsolete, every, [], devices, anew=True)
 
 
 def is_numbered(name: str) -> bool:
@@ -234,11 +234,11 @@ def _numbers(contents: Sequence[SliceContent]) -> list[int]:
 
 def _stays(
     count: int,
-    current: Mapping[str, Found],
-    frame: Frame,
+    current: Mapping[str, ExistingSlice],
+    frame: PoolFrame,
     bad: Sequence[int],
     missing: Sequence[int],
-    extra: Sequence[Found],
+    extra: Sequence[ExistingSlice],
 ) -> bool:
     """Whether the writes can be made in the generation that there is."""
     if not current or not (bad or missing):
@@ -251,12 +251,12 @@ def _stays(
     return not bad and all(s.count == count for s in current.values())
 
 
-def newest(existing: Sequence[Found]) -> int:
+def newest(existing: Sequence[ExistingSlice]) -> int:
     """The newest generation among the slices of a pool; 0 where it has none."""
     return max((s.generation for s in existing), default=0)
 
 
-def is_complete(existing: Sequence[Found]) -> bool:
+def is_complete(existing: Sequence[ExistingSlice]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
     current = [s for s in existing if s.generation == newest(existing)]
     return bool(current) and len(current) == current[0].count

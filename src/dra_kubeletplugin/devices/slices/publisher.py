@@ -15,22 +15,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ...base.telemetry.logs import tell_some
+from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...resourceapi.gated_fields import Gate
 from ..inventory import Inventory
-from .conflict_backoff import Contention, Undone
+from .conflict_backoff import ConflictBackoff, WriterConflict
 from .gate_probe import GateProbe
 from .plan import is_complete
 from .scope import Scope
 from .server_response import REFUSED
 from .status import PoolStatus, PublisherStatus
-from .sync import Superseded, Sync, Syncer
+from .sync import SupersededError, Sync, Syncer
 from .taint_times import TaintTimes
 from .watch import SliceWatch
-from .write_lock import Turn
+from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between looks at the server without any event
@@ -77,13 +77,20 @@ class Publisher:
         self._tell_gates_off = gates_off
         self._told_off: frozenset[Gate] = frozenset()
         self._syncer = Syncer(
-            client, inventory, scope, metrics, TaintTimes(times, token), self._is_leader, generation, Turn(instances)
+            client,
+            inventory,
+            scope,
+            metrics,
+            TaintTimes(times, token),
+            self._is_leader,
+            generation,
+            WriteLock(instances),
         )
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
         self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
-        self._contention = Contention()
+        self._contention = ConflictBackoff()
         self._dirty = asyncio.Event()
         self._doubted = False  # whether the server may be another than the one that was asked what it keeps
         self._ended = asyncio.Condition()  # an attempt
@@ -213,7 +220,7 @@ class Publisher:
             if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:
                 return 0.0
             return await self._publish()
-        except Superseded:
+        except SupersededError:
             await self._note_gates(self.inventory.gates_off)
             self._dirty.set()
             return 0.0
@@ -223,7 +230,7 @@ class Publisher:
             return self._later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
 
     async def _publish(self) -> float:
-        """Raises :class:`ApiError` and :class:`Superseded`."""
+        """Raises :class:`ApiError` and :class:`SupersededError`."""
         resource = await self._resource()
         sync = await self._syncer.plan(resource)
         undone = self._undone(sync)
@@ -252,7 +259,7 @@ class Publisher:
         if off != self._told_off:
             names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
             log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
-            tell_some(log, logging.WARNING, "%s", self.inventory.lessened())
+            log_sample(log, logging.WARNING, "%s", self.inventory.lessened())
             self.metrics.inc("dropped_fields_total", len(off - self._told_off))
             for gate in Gate:
                 self.metrics.set("gate_off", int(gate in off), gate=gate.value)
@@ -269,7 +276,7 @@ class Publisher:
     async def _follow_leader(self) -> float:
         """Another instance publishes: its slices count as ours.
 
-        Raises :class:`ApiError` and :class:`Superseded`.
+        Raises :class:`ApiError` and :class:`SupersededError`.
         """
         resource = await self._resource()
         version, contents, existing = await self._syncer.look(resource)
@@ -280,12 +287,12 @@ class Publisher:
         self._tell("the newest instance on this node publishes, and its slices are not complete yet")
         return _FOLLOW
 
-    def _undone(self, sync: Sync) -> Undone | None:
+    def _undone(self, sync: Sync) -> WriterConflict | None:
         """What somebody did to our slices since they were as wanted; None where our own devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
         now = {s.name: s.version for s in sync.existing}
-        return Undone.MISSING if now.items() <= self._syncer.settled.items() else Undone.CHANGED
+        return WriterConflict.MISSING if now.items() <= self._syncer.settled.items() else WriterConflict.CHANGED
 
     # --- faults ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 
-from ...kube.event_recorder import Events, node_subject
+from ...kube.event_recorder import EventRecorder, node_subject
 from ..inventory import Inventory
 
 _MOST = 10  # devices that are named one by one
@@ -15,10 +15,10 @@ _AGAIN = 3000.0  # seconds; the server forgets an Event after an hour
 _RETRY = 60.0
 
 
-class Notices:
+class RejectionEvents:
     """Events about ``node``. A server that refuses them costs the Events alone."""
 
-    def __init__(self, events: Events, inventory: Inventory, node: str) -> None:
+    def __init__(self, events: EventRecorder, inventory: Inventory, node: str) -> None:
         self._events = events
         self._inventory = inventory
         self._node = node_subject(node)

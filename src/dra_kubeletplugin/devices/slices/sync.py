@@ -19,12 +19,23 @@ from ...resourceapi.gated_fields import gate_of
 from ..inventory import Inventory, PoolContent
 from ..validation import decoded
 from .digest import digest
-from .pack import Held, SliceContent, on_to, pack
-from .plan import Found, Frame, Plan, Write, first_frame, found, in_order_of_names, is_numbered, make_plan, newest
+from .pack import PublishedDevice, SliceContent, on_to, pack
+from .plan import (
+    ExistingSlice,
+    PoolFrame,
+    SliceWrite,
+    WritePlan,
+    existing_slice,
+    first_frame,
+    in_order_of_names,
+    is_numbered,
+    make_plan,
+    newest,
+)
 from .scope import Scope
 from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
 from .taint_times import TaintTimes
-from .write_lock import Turn
+from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -34,7 +45,7 @@ _MANY = 1024  # devices that are packed in a thread, so that others have their t
 _Age = tuple[str, str]  # time and UID of a slice: the smaller is the older
 
 
-class Superseded(Exception):
+class SupersededError(Exception):
     """What is written turned out to be wrong, or another's to write: it must be planned again."""
 
 
@@ -45,9 +56,9 @@ class Sync:
     The first ``giving`` of the plans take devices away from their pools.
     """
 
-    plans: Sequence[Plan]
+    plans: Sequence[WritePlan]
     giving: int
-    existing: Sequence[Found]
+    existing: Sequence[ExistingSlice]
     version: int
 
     @property
@@ -67,7 +78,7 @@ class Syncer:
         times: TaintTimes,
         leads: Callable[[], bool],
         generation: int = 1,
-        turn: Turn | None = None,
+        turn: WriteLock | None = None,
     ) -> None:
         self.settled: Mapping[str, str] = {}
         """Slice → its resource version when all was as wanted."""
@@ -81,13 +92,13 @@ class Syncer:
         self._metrics = metrics
         self._times = times
         self._leads = leads
-        self._turn = turn or Turn()
+        self._turn = turn or WriteLock()
         self._least_generation = generation
         # slice → digests of what was sent, and what the server made of it
         self._echoes: dict[str, tuple[bytes, bytes]] = {}
-        self._layout: dict[str, dict[str, Held]] = {}  # pool → slice → what it had when all was as wanted
+        self._layout: dict[str, dict[str, PublishedDevice]] = {}  # pool → slice → what it had when all was as wanted
         self._metadata: JSON | None = None
-        self._found: dict[str, Found] = {}  # as the server had them last
+        self._found: dict[str, ExistingSlice] = {}  # as the server had them last
         self._rivals: Mapping[str, str] = {}  # pools of which another publishes slices, each with what to say
         self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
 
@@ -101,10 +112,10 @@ class Syncer:
         self.dropped.clear()
         self.settled_at = -1  # a write that follows answers nobody
 
-    async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[Found]]:
+    async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
         """What is wanted, with the inventory's version, and our slices as the server has them.
 
-        Raises :class:`ApiError`, and :class:`Superseded` where the server has pools of ours that another publishes.
+        Raises :class:`ApiError`, and :class:`SupersededError` where the server has pools of ours that another publishes.
         """
         pools = frozenset(self._inventory.pools)
         async with self._turn.taken():
@@ -113,15 +124,15 @@ class Syncer:
         existing = await self._existing(resource, {c.name for c in contents})
         taken = {p: why for p, why in self._rivals.items() if p in pools}
         if await self._inventory.set_taken(taken):
-            raise Superseded
+            raise SupersededError
         return version, contents, existing
 
-    async def _existing(self, resource: Resource, pools: Collection[str]) -> list[Found]:
+    async def _existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
         """Our slices as the server has them. They are decoded one at a time, and others have their turn between.
 
         Raises :class:`ApiError`.
         """
-        out: list[Found] = []
+        out: list[ExistingSlice] = []
         rivals: dict[str, tuple[_Age, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
@@ -133,7 +144,7 @@ class Syncer:
                     continue
                 obj = in_v1(decoded(item), resource)
                 if self._scope.owns(obj, pools):
-                    out.append(found(obj))
+                    out.append(existing_slice(obj))
                 elif by := self._scope.rival(obj):
                     pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
                     rivals[pool] = min(rivals.get(pool, (age, by)), (age, by))
@@ -153,7 +164,7 @@ class Syncer:
     # --- what to write --------------------------------------------------------------------------
 
     async def plan(self, resource: Resource) -> Sync:
-        """Raises :class:`ApiError` and :class:`Superseded`."""
+        """Raises :class:`ApiError` and :class:`SupersededError`."""
         if self._metadata is None:
             self._metadata = await self._scope.metadata(self._client)
         version, contents, existing = await self.look(resource)
@@ -165,9 +176,9 @@ class Syncer:
         plans = []
         # What is answered no more, and pools that lose a device, go first: it may have moved to another pool.
         for pool in sorted({s.pool for s in existing} - wanted):
-            frame = Frame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
+            frame = PoolFrame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
             plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
-        rest: list[Plan] = []
+        rest: list[WritePlan] = []
         for content in contents:
             of_pool = [s for s in existing if s.pool == content.name]
             stay = {d.name for d in content.devices}
@@ -175,7 +186,7 @@ class Syncer:
             (plans if gives else rest).append(await self._plan_pool(content, of_pool))
         return Sync([*plans, *rest], len(plans), existing, version)
 
-    async def _plan_pool(self, pool: PoolContent, existing: list[Found]) -> Plan:
+    async def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
         before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
@@ -209,12 +220,12 @@ class Syncer:
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.anew and ordered.count <= plan.count else plan
 
-    async def _packed(self, pool: PoolContent, before: Mapping[str, Held]) -> list[SliceContent]:
+    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
         if len(pool.devices) < _MANY:
             return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
 
-    def _as_wanted(self, have: Found, content: SliceContent, frame: Frame) -> bool:
+    def _as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
         """Whether a slice's spec needs no write. One that came out different from what we sent is left alone."""
         mark = (have.version, frame.mark(content))
         if self._good.get(have.name) == mark:
@@ -225,7 +236,7 @@ class Syncer:
         self._good[have.name] = mark
         return True
 
-    def _has_metadata(self, have: Found) -> bool:
+    def _has_metadata(self, have: ExistingSlice) -> bool:
         want = self._metadata or {}
         labels = have.metadata.get("labels") or {}
         return all(labels.get(k) == v for k, v in want.get("labels", {}).items()) and (
@@ -238,7 +249,7 @@ class Syncer:
         """What was done stays done. A pool that the server refuses keeps no other from its devices.
 
         Raises :class:`ApiError` at the first write that fails, or, where it was refused, after the other pools; and
-        :class:`Superseded`.
+        :class:`SupersededError`.
         """
         settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
@@ -264,7 +275,7 @@ class Syncer:
                 tainted.setdefault(slice_.pool, []).extend(slice_.timed)
             self._times.forget(tainted)
 
-    async def _carry_out_pool(self, plan: Plan, resource: Resource, settled: dict[str, str]) -> None:
+    async def _carry_out_pool(self, plan: WritePlan, resource: Resource, settled: dict[str, str]) -> None:
         layout = self._layout.setdefault(plan.frame.pool, {})
         for slice_ in plan.first:
             async with self._writing():
@@ -276,7 +287,7 @@ class Syncer:
                 name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
-            layout[name] = Held(devices, [c["name"] for c in write.content.counter_sets])
+            layout[name] = PublishedDevice(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
             async with self._writing():
                 await self._delete(resource, slice_)
@@ -295,10 +306,10 @@ class Syncer:
         """A newer instance may have come in the middle: two that write at once would make one generation of two answers."""
         async with self._turn.taken():
             if not self._leads():
-                raise Superseded
+                raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: Write, frame: Frame) -> tuple[str, str]:
+    async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> tuple[str, str]:
         await asyncio.sleep(0)
         obj = write.object(frame, self._scope.middle, self._metadata or {}, self._times.of(frame.pool))
         sent = as_sent(obj, resource)
@@ -316,7 +327,7 @@ class Syncer:
         await self._check_echo(obj, echo, write.content, frame)
         return meta["name"], meta["resourceVersion"]
 
-    async def _delete(self, resource: Resource, slice_: Found) -> None:
+    async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         meta = slice_.metadata
         try:
             await self._client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
@@ -325,11 +336,11 @@ class Syncer:
             if e.status != 404:
                 raise
 
-    async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: Frame) -> None:
+    async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: PoolFrame) -> None:
         """A server drops fields silently that it does not know; say so once, and do not fight it."""
         want, same = frame.digest(content), sent["spec"] == echo["spec"]
         has = want if same else digest(echo["spec"])
-        have = found(echo, has)
+        have = existing_slice(echo, has)
         self._echoes[have.name], self._found[have.name] = (want, has), have
         self._good[have.name] = (have.version, frame.mark(content))
         if same:
@@ -346,7 +357,7 @@ class Syncer:
             )
         if off != self._inventory.gates_off:
             await self._inventory.set_gates_off(off)
-            raise Superseded
+            raise SupersededError
 
 
 def _age(metadata: Mapping[str, Any]) -> _Age:
@@ -360,7 +371,9 @@ def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
     return met == sorted(met)
 
 
-def _before(existing: Sequence[Found], layout: Mapping[str, Held]) -> tuple[dict[str, Held], set[str]]:
+def _before(
+    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedDevice]
+) -> tuple[dict[str, PublishedDevice], set[str]]:
     """What slices had, and the names of those that are gone: they are made again as they were.
 
     Where two slices have a device, that of the newer generation counts; then the one that had it when all was well. One of which
@@ -370,10 +383,10 @@ def _before(existing: Sequence[Found], layout: Mapping[str, Held]) -> tuple[dict
     mine = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
     gone = {name for name in layout if name not in mine}
     mine |= {name: layout[name] for name in sorted(gone)}
-    out: dict[str, Held] = {}
+    out: dict[str, PublishedDevice] = {}
     had: set[tuple[bool, str]] = set()
     for name, held in mine.items():
-        rest = Held(
+        rest = PublishedDevice(
             [d for d in held.devices if (False, d) not in had], [c for c in held.counter_sets if (True, c) not in had]
         )
         had |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}

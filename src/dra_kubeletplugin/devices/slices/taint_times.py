@@ -17,7 +17,7 @@ import msgspec
 
 from ...cdi.directory import content_of, write_file
 from ...errors import describe
-from .plan import Found
+from .plan import ExistingSlice
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -54,7 +54,7 @@ class TaintTimes:
         self._load()
         return self._times.get(pool, {})
 
-    def learn(self, existing: Iterable[Found]) -> None:
+    def learn(self, existing: Iterable[ExistingSlice]) -> None:
         """Takes what the server has."""
         self._load()
         now: Times = {pool: dict(devices) for pool, devices in self._times.items()}

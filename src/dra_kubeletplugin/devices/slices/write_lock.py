@@ -23,7 +23,7 @@ _LONGEST = (
 _LOOK = 0.005  # seconds between two tries
 
 
-class Turn:
+class WriteLock:
     """``folder`` is the one that is locked; None where there are no other instances."""
 
     def __init__(self, folder: Path | None = None, longest: float = _LONGEST) -> None:

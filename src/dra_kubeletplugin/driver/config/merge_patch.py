@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...base.text import listed
+from ...base.text import join_names
 
 JSON = Mapping[str, Any]
 _MOST = 6  # fields that are named
@@ -21,7 +21,7 @@ class Layer(NamedTuple):
     fields: JSON
 
 
-def laid_over(below: JSON, above: JSON) -> dict[str, Any]:
+def merge(below: JSON, above: JSON) -> dict[str, Any]:
     """A copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
     out: dict[str, Any] = {}
     _copy(out, below)
@@ -39,7 +39,7 @@ def _copy(into: dict[str, Any], given: JSON) -> None:
 
 
 def lay_over(below: dict[str, Any], above: JSON) -> None:
-    """As :func:`laid_over`, into ``below`` itself: the cost is that of ``above``, however much is below."""
+    """As :func:`merge`, into ``below`` itself: the cost is that of ``above``, however much is below."""
     for key, value in above.items():
         if value is None:
             below.pop(key, None)
@@ -65,7 +65,7 @@ def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
     return out
 
 
-def came_from(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -> str:
+def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -> str:
     """`` (a from X, b from Y)``: which layer gives the value at a place, or its fields; of a field that is missing, that none does."""
     if missing:
         return f" (given by none of {', '.join(layer.where for layer in layers)})"
@@ -84,7 +84,7 @@ def came_from(layers: Sequence[Layer], at: Sequence[str | int], missing: str) ->
         return ""
     if len(given) == 1 and at:
         return f" (from {next(iter(given))})"
-    told = (f"{listed(names, _MOST)} from {where}" for where, names in reversed(given.items()) if names)
+    told = (f"{join_names(names, _MOST)} from {where}" for where, names in reversed(given.items()) if names)
     return f" ({'; '.join(told)})"
 
 

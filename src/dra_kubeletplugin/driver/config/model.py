@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 import msgspec
 
 from ...base.signals import Interrupted
-from ...base.structs import NamedStruct
+from ...base.structs import NamedStructMeta
 from ...errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
@@ -26,7 +26,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})  # types of values that 
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class _ConfigMeta(NamedStruct):
+class _ConfigMeta(NamedStructMeta):
     """Subclasses of :class:`Config` are frozen and made by keyword as it is, without saying so, for type checkers too."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
@@ -153,7 +153,7 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
         raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
 
 
-class Refused(ValueError):
+class ConfigRefused(ValueError):
     """What checks say of objects whose types are right: a path and a sentence for each."""
 
     def __init__(self, said: Sequence[tuple[Steps, str]]) -> None:
@@ -164,10 +164,10 @@ class Refused(ValueError):
 def checked(config: Config) -> Config:
     """After :meth:`Config.check` of it and of all within.
 
-    Raises :class:`Refused` where one refuses, with at most one more than :data:`MOST_FAULTS`.
+    Raises :class:`ConfigRefused` where one refuses, with at most one more than :data:`MOST_FAULTS`.
     """
     if said := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
-        raise Refused(said)
+        raise ConfigRefused(said)
     return config
 
 

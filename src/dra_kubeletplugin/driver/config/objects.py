@@ -18,7 +18,7 @@ from ...resourceapi.encoded import from_json
 from .. import Config, Driver
 from ..diagnostics.config_errors import MORE
 from .model import MOST_FAULTS
-from .parameters import Entry, Parameters, applies
+from .parameters import ConfigEntry, Parameters, applies
 
 JSON = Mapping[str, Any]
 _PLACES = {
@@ -31,14 +31,14 @@ KINDS = frozenset(_PLACES)
 
 
 @dataclass(frozen=True)
-class Reader:
+class ConfigReader:
     """Who reads parameters: a driver by its name, and the kinds that it knows."""
 
     driver: str
     kinds: Sequence[type[Config]]
 
     @classmethod
-    def of(cls, driver: Driver, name: str = "") -> Reader:
+    def of(cls, driver: Driver, name: str = "") -> ConfigReader:
         """``name`` is the driver's where it is not the class's own."""
         return cls(name or driver.name, driver.config_kinds())
 
@@ -47,7 +47,7 @@ class Reader:
         return Parameters(self.kinds, self.driver)
 
 
-def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> list[str]:
+def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | None = None) -> list[str]:
     """A sentence with the path for every fault of an entry that its driver would refuse. Entries for other drivers are not judged.
     At most ``MOST_FAULTS`` sentences, and then :data:`MORE`: the search stops there.
 
@@ -72,7 +72,7 @@ def faults(obj: JSON, readers: Sequence[Reader], before: JSON | None = None) -> 
     return out
 
 
-def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[Reader]) -> list[str]:
+def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[ConfigReader]) -> list[str]:
     """A sentence with the path for what a claim's parameters, or a template's, and those of its classes come to together, where its driver
     would refuse that at prepare. What is wrong with one of the two alone is not told again.
 
@@ -101,7 +101,7 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
 
 def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
     entries = [
-        Entry(given.where, source, given.opaque.get("parameters"))
+        ConfigEntry(given.where, source, given.opaque.get("parameters"))
         for source, several in (("FromClass", under), ("FromClaim", over))
         for given in several
     ]
@@ -160,7 +160,7 @@ def _at(obj: JSON, steps: Sequence[str]) -> Any:
     return at
 
 
-def unjudged(obj: JSON, readers: Sequence[Reader]) -> list[str]:
+def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
     """A sentence with the path for every entry whose driver is none of the readers', so that nobody has read its parameters."""
     import difflib  # for files of users only
 

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from ...base.signals import Interrupted
-from ...base.text import listed
+from ...base.text import join_names
 from ...errors import ConfigError, DraError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
 from ..data import is_plain_json, plain_json
-from ..diagnostics.all_errors import Fault, every
+from ..diagnostics.all_errors import Fault, all_faults
 from ..diagnostics.author_errors import explained, without_frames
 from ..diagnostics.config_errors import MORE, path_of, refusal, told
-from .merge_patch import Layer, came_from, difference, laid_over, lay_over
-from .model import MOST_FAULTS, Config, Refused, as_json, checked, converted
+from .merge_patch import Layer, difference, lay_over, merge, provenance
+from .model import MOST_FAULTS, Config, ConfigRefused, as_json, checked, converted
 from .partial import judge_partial
 from .versions import name_of, unknown_kind, versions
 
@@ -33,7 +33,7 @@ MAX_LAYERED_BYTES = 65_536
 """JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may combine them."""
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     """One entry for a request; ``where`` it stands, for people, and ``source``: ``FromClass`` or ``FromClaim``."""
 
     where: str
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     parameters: object
 
 
-class Given(NamedTuple):
+class GivenParameters(NamedTuple):
     """Fields as one entry, or several laid over each other, give them, and the kind that they are of.
 
     ``layers`` are the fields of each, with the place where it stands, the lowest first. ``size`` is the bytes of their JSON, and
@@ -114,13 +114,13 @@ class Parameters:
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver and applies(entry.get("requests") or (), request):
                 source = str(entry.get("source", ""))
-                found.append((i, Entry(f"config[{i}] ({source})", source, opaque.get("parameters"))))
+                found.append((i, ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters"))))
         key = tuple(i for i, _ in found)
         if key not in self._resolved:
             self._resolved[key] = self.together(entry for _, entry in found)
         return self._resolved[key]
 
-    def together(self, entries: Iterable[Entry]) -> Resolved:
+    def together(self, entries: Iterable[ConfigEntry]) -> Resolved:
         """The parameters that entries for one request make: the last entry applies, laid over those before where its kind says so
         (``LAYERED``). Without an entry, the default of the first kind where all its fields have defaults. The second value is
         ``FromClass``, ``FromClaim`` or empty.
@@ -130,8 +130,8 @@ class Parameters:
         """
         found: Config | None = None
         origin = ""
-        below: Given | None = None
-        whole: Entry | None = None  # the last entry, where its kind is not layered
+        below: GivenParameters | None = None
+        whole: ConfigEntry | None = None  # the last entry, where its kind is not layered
         wrong: list[ConfigError] = []
         for entry in entries:
             if not self.room:
@@ -153,7 +153,7 @@ class Parameters:
                 self._judge_partial(read)  # a field of this entry is reported with this entry
                 if whole:  # an older version, which is not layered
                     below, whole = self._given(whole.parameters, whole.where), None
-                below = self._layer(below, read) if below else read._replace(fields=laid_over({}, read.fields))
+                below = self._layer(below, read) if below else read._replace(fields=merge({}, read.fields))
             except ConfigError as e:
                 wrong.append(without_frames(e))  # the frames keep decoded entries, in a cycle with this list
                 continue
@@ -164,7 +164,7 @@ class Parameters:
             raise self._together(wrong)
         return found or self._applied(below, whole), origin
 
-    def _applied(self, below: Given | None, whole: Entry | None) -> Config | None:
+    def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
         """The configuration of entries that were judged; of no entries, the default."""
         if whole:
             content = self.content(whole.parameters) or b""
@@ -199,11 +199,11 @@ class Parameters:
 
     # --- one entry ------------------------------------------------------------------------------
 
-    def _given(self, parameters: object, where: str) -> Given | None:
+    def _given(self, parameters: object, where: str) -> GivenParameters | None:
         """None for an object of another driver's kind."""
         content = self.content(parameters)
 
-        def read() -> Given | None:
+        def read() -> GivenParameters | None:
             nonlocal parameters
             if isinstance(parameters, msgspec.Raw):
                 parameters = from_json(parameters)
@@ -222,7 +222,7 @@ class Parameters:
                 return None
             if {"apiVersion", "kind"}.intersection(cls.__struct_encode_fields__):
                 fields = dict(given)
-            return Given(cls, fields, (Layer("", fields),), len(content or b""), content)
+            return GivenParameters(cls, fields, (Layer("", fields),), len(content or b""), content)
 
         found = self._once("given", content, where, read)
         if found:
@@ -231,7 +231,7 @@ class Parameters:
             ]  # decoded fields take 20 times their bytes, and most are read once
         return found and found._replace(layers=(Layer(where, found.fields),))
 
-    def _newest(self, given: Given) -> Config:
+    def _newest(self, given: GivenParameters) -> Config:
         """The typed parameters, converted to the version that the driver's code knows."""
 
         def newest() -> Config:
@@ -247,22 +247,22 @@ class Parameters:
             del self._results["newest", given.content or b""]  # most are judged only, and apply to no request
         return found
 
-    def _judge_partial(self, given: Given) -> None:
+    def _judge_partial(self, given: GivenParameters) -> None:
         """The fields that are given, by name and type, in objects within too; missing fields may come from another layer."""
 
         def judge() -> None:
-            fields = laid_over({}, given.fields)
-            if found := every(fields, lambda part: judge_partial(part, given.cls), self.room + 1):
+            fields = merge({}, given.fields)
+            if found := all_faults(fields, lambda part: judge_partial(part, given.cls), self.room + 1):
                 raise _Faults(_sentences(given._replace(fields=fields), found))
 
         self._once("partial", given.content, given.where, judge)
 
-    def _decoded(self, given: Given) -> Config:
+    def _decoded(self, given: GivenParameters) -> Config:
         try:
             return converted(given.fields, given.cls, check=True)
         except msgspec.ValidationError:
-            found = every(given.fields, lambda fields: converted(fields, given.cls), self.room + 1)
-        except Refused as e:
+            found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.room + 1)
+        except ConfigRefused as e:
             found = [Fault(at, text) for at, text in e.said]
         raise _Faults(_sentences(given, found))
 
@@ -281,7 +281,7 @@ class Parameters:
 
     # --- versions and layers --------------------------------------------------------------------
 
-    def _layer(self, below: Given, above: Given) -> Given:
+    def _layer(self, below: GivenParameters, above: GivenParameters) -> GivenParameters:
         """``above`` over ``below``: in their own version where it is the same, else in the newest, which both are converted to.
 
         The fields of ``below`` are changed: they are a copy that :meth:`together` made.
@@ -289,16 +289,16 @@ class Parameters:
         size = below.size + above.size
         if below.cls is above.cls:
             lay_over(cast("dict[str, Any]", below.fields), above.fields)
-            return Given(above.cls, below.fields, below.layers + above.layers, size)
+            return GivenParameters(above.cls, below.fields, below.layers + above.layers, size)
         newest = self._line(below.cls)[-1]
         if newest is not self._line(above.cls)[-1]:
-            return above._replace(fields=laid_over({}, above.fields))  # of another kind
+            return above._replace(fields=merge({}, above.fields))  # of another kind
         said = self._said_in_newest(above)
         under = Layer(" and ".join(layer.where for layer in below.layers), self._said_in_newest(below))
         layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, said))
-        return Given(newest, laid_over(self._as_newest(below), said), layers, size)
+        return GivenParameters(newest, merge(self._as_newest(below), said), layers, size)
 
-    def _said_in_newest(self, given: Given) -> JSON:
+    def _said_in_newest(self, given: GivenParameters) -> JSON:
         """The fields of an entry, in the newest version: those with another value than if the entry were empty, and those that it has
         by the same name. An older version with required fields sets every field."""
         if self._line(given.cls)[-1] is given.cls:
@@ -310,14 +310,14 @@ class Parameters:
             return said
         return difference(unsaid, said, given.fields)
 
-    def _as_newest(self, given: Given) -> JSON:
+    def _as_newest(self, given: GivenParameters) -> JSON:
         """All fields in the newest version. Its own rules are not applied, because the other layers are not known yet."""
         *_, newest = line = self._line(given.cls)
         if newest is given.cls:
             return given.fields
 
         def as_newest() -> JSON:
-            config = self._decoded(given._replace(fields=laid_over({}, given.fields)))
+            config = self._decoded(given._replace(fields=merge({}, given.fields)))
             for target in line[1:]:
                 config = _converted_to(target, config, given, check=target is not newest)
             out: JSON = as_json(config)
@@ -368,7 +368,7 @@ def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str,
     return Parameters(kinds, driver).resolve(entries, request)
 
 
-def judge(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
+def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
     """:meth:`Parameters.judge` for one entry alone."""
     Parameters(kinds, driver).judge(parameters, where)
 
@@ -392,10 +392,10 @@ class _Wrong(NamedTuple):
     sentences: Sequence[str]
 
 
-def _sentences(given: Given, found: Sequence[Fault]) -> list[str]:
+def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
     """The faults in words, each with the layer that it comes from where there are several."""
     return [
-        sentence + (came_from(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
+        sentence + (provenance(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
         for fault in found
         for sentence in told(fault, given.fields, given.cls)
     ]
@@ -406,7 +406,7 @@ def applies(requests: Sequence[str], request: str) -> bool:
     return not requests or request in requests or request.partition("/")[0] in requests
 
 
-def _converted_to(target: type[Config], older: Config, given: Given, *, check: bool = True) -> Config:
+def _converted_to(target: type[Config], older: Config, given: GivenParameters, *, check: bool = True) -> Config:
     """Where the author's ``convert_from`` runs."""
     step = f"{name_of(type(older))} as {name_of(target)}"
     try:
@@ -414,8 +414,10 @@ def _converted_to(target: type[Config], older: Config, given: Given, *, check: b
         if type(config) is target:
             return checked(config) if check else config
     except ValueError as e:
-        of = came_from(given.layers, (), "") if len(given.layers) > 1 else ""
-        said = [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, Refused) else [clip(e)]
+        of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
+        said = (
+            [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, ConfigRefused) else [clip(e)]
+        )
         raise _Faults([f"{step}: {text}{of}" for text in said]) from None
     except (DraError, Interrupted):
         raise
@@ -426,8 +428,8 @@ def _converted_to(target: type[Config], older: Config, given: Given, *, check: b
     )
 
 
-def _too_large(given: Given) -> str:
-    places = listed([layer.where for layer in given.layers])
+def _too_large(given: GivenParameters) -> str:
+    places = join_names([layer.where for layer in given.layers])
     return (
         f"parameters: {places} are laid over each other for one request and have {given.size} bytes: at most "
         f"{MAX_LAYERED_BYTES} are read; remove entries that are not needed"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import DraError
-from ..checks import Checks
+from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
 from .parameters import Parameters, Resolved
@@ -25,7 +25,7 @@ class Resolver:
     def __init__(self, driver: Driver, name: str) -> None:
         self._driver = driver
         self._name = name
-        self._checks = Checks(_THREADS)
+        self._checks = ParameterChecks(_THREADS)
 
     async def resolve(self, config: Sequence[JSON], requests: Iterable[str]) -> dict[str, Resolved | DraError]:
         """The configuration of each request, and where it came from; up to the first request that has a fault, with its error.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...errors import clip
 from .model import Config
 
@@ -28,7 +28,7 @@ def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[
     """Which of the two is none of the driver's, or missing, and what it may be."""
     kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
     names = ", ".join(map(name_of, known))
-    if meant := near(kind, kinds) if kind not in kinds else "":
+    if meant := did_you_mean(kind, kinds) if kind not in kinds else "":
         return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{meant}"
     field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
     if not value:

@@ -33,7 +33,7 @@ class Fault(NamedTuple):
     key: bool = False  # of the last step itself, not of its value
 
 
-def every(given: JSON, judge: Judge, most: int) -> list[Fault]:
+def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
     """What ``judge`` refuses with ``msgspec.ValidationError``, in the order of the document; at most ``most``.
 
     Each fault costs one more judgement, and about ten where it stands in a long mapping.

@@ -188,7 +188,7 @@ def _is_stop(e: BaseException) -> bool:
     return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 
-def instead(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
+def replacement_message(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
     """What an author may have forgotten where he gave ``value`` in place of a list of ``wanted``; ``answered``: by a method."""
     if value is None and answered:
         return ": is a `return` missing?"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.text import first, near
+from ...base.text import did_you_mean, join_first
 from ...errors import ConfigError, clip, printable
 from ..config.model import Config, Steps
 from ..config.types import alternatives, types_of
@@ -27,7 +27,7 @@ def refusal(*wrong: str, at: str = "") -> ConfigError:
     head = f"{at}: " if at else ""
     found = [w for w in wrong if w != MORE]
     more = [MORE] if len(found) < len(wrong) else []
-    error = ConfigError("; ".join((*([head + first(found, "; ")] if found else ()), *more)))
+    error = ConfigError("; ".join((*([head + join_first(found, "; ")] if found else ()), *more)))
     error.faults = (*(head + w for w in found), *more)
     return error
 
@@ -38,7 +38,7 @@ def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
     if fault.unknown:
         known = sorted(_names(here)) or types_of(cls).names
         name = printable(fault.unknown)
-        yield f"{path}: unknown field {clip(name, _LONGEST)!r}{near(name, known) or _listed(known)}"
+        yield f"{path}: unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}"
     elif fault.missing:
         for name in dict.fromkeys((fault.missing, *_required(here, value_at(given, fault.at)))):
             yield f"{path}: missing required field {name!r}"

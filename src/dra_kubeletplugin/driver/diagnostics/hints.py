@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType, ModuleType
 from typing import Any
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...errors import is_a, printable
 
 _PACKAGE = __name__.partition(".")[0]
@@ -49,7 +49,7 @@ def _attribute(e: Any, text: str, frame: FrameType | None) -> str:
         return ""
     known = [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")]
     ours = type(e.obj).__module__.partition(".")[0] == _PACKAGE
-    return near(e.name, known) or (_listed("it has", known) if ours else "")
+    return did_you_mean(e.name, known) or (_listed("it has", known) if ours else "")
 
 
 def _name(e: Any, text: str, frame: FrameType | None) -> str:
@@ -60,7 +60,7 @@ def _name(e: Any, text: str, frame: FrameType | None) -> str:
         return f": write `from {_PACKAGE} import {e.name}`"
     if e.name in sys.stdlib_module_names:
         return f": write `import {e.name}`"
-    return near(e.name, [*frame.f_locals, *frame.f_globals, *dir(builtins)]) if frame else ""
+    return did_you_mean(e.name, [*frame.f_locals, *frame.f_globals, *dir(builtins)]) if frame else ""
 
 
 def _import(e: Any, text: str, frame: FrameType | None) -> str:
@@ -68,7 +68,7 @@ def _import(e: Any, text: str, frame: FrameType | None) -> str:
     if not named:
         return ""
     module = sys.modules.get(named[2], ModuleType("none"))
-    return near(named[1], getattr(module, "__all__", dir(module)))  # what it offers, where it says so
+    return did_you_mean(named[1], getattr(module, "__all__", dir(module)))  # what it offers, where it says so
 
 
 def _call(e: Any, text: str, frame: FrameType | None) -> str:
@@ -78,7 +78,7 @@ def _call(e: Any, text: str, frame: FrameType | None) -> str:
     if not call or not frame:
         return ""
     known = list(_parameters(call[1], frame))
-    return (near(call[2], known) if call[2] else "") or _listed("its parameters are", known)
+    return (did_you_mean(call[2], known) if call[2] else "") or _listed("its parameters are", known)
 
 
 def _assertion(e: Any, text: str, frame: FrameType | None) -> str:

@@ -42,8 +42,8 @@ from typing import Any
 from ...base.yaml import line_numbers
 from ...errors import SettingsError
 from ..model import SPEEDS, WIDTHS, Function, Link, Machine, NumaNode, Texts, VirtualFunctions, root_of
-from ..topology import LAST, check_functions, check_numa, laid_out
-from ..validation import Faults, Keys
+from ..topology import LAST, build_topology, check_functions, check_numa
+from ..validation import Faults, KeyReader
 from . import values
 
 
@@ -64,10 +64,10 @@ def parse(
     Raises :class:`SettingsError` with every fault, each with its place.
     """
     faults = Faults(source, lines or {})
-    keys = Keys(given, (), faults)
+    keys = KeyReader(given, (), faults)
     functions = keys.each("functions", _function, required=True)
     machine = Machine(
-        functions=laid_out(functions, faults),
+        functions=build_topology(functions, faults),
         numa_nodes=keys.mapping("numa_nodes", values.node_number, _numa_node),
         drivers=keys.items("drivers", values.word),
         nodes=keys.mapping("nodes", values.path, values.node),
@@ -81,7 +81,7 @@ def parse(
     return machine
 
 
-def _function(keys: Keys) -> Function | None:
+def _function(keys: KeyReader) -> Function | None:
     address = keys.take("address", values.address, required=True)
     vendor = keys.take("vendor", values.within(0, 0xFFFF), required=True)
     device = keys.take("device", values.within(0, 0xFFFF), required=True)
@@ -119,14 +119,14 @@ def _function(keys: Keys) -> Function | None:
     )
 
 
-def _link(keys: Keys) -> Link | None:
+def _link(keys: KeyReader) -> Link | None:
     speed = keys.take("speed", values.one_of(SPEEDS), required=True)
     width = keys.take("width", values.one_of(WIDTHS), required=True)
     keys.end()
     return None if speed is None or width is None else Link(speed=float(speed), width=int(width))
 
 
-def _virtual(keys: Keys, device: int) -> VirtualFunctions | None:
+def _virtual(keys: KeyReader, device: int) -> VirtualFunctions | None:
     total = keys.take("total", values.within(1, LAST), required=True)
     own = keys.take("device", values.within(0, 0xFFFF))
     enabled = keys.take("enabled", values.within(0, LAST)) or 0
@@ -166,7 +166,7 @@ def _device(given: object) -> Texts:
 
 def _numa_node(given: object) -> NumaNode:
     faults = Faults("", {})
-    keys = Keys(given, (), faults)
+    keys = KeyReader(given, (), faults)
     out = NumaNode(
         cpus=keys.take("cpus", values.cpus) or "",
         socket=keys.take("socket", values.within(0, 1023)) or 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .auth import User
-from .status_errors import Refusal
+from .status_errors import StatusError
 from .storage import Storage
 
 JSON = dict[str, Any]
@@ -16,7 +16,7 @@ GROUP = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True)
-class Question:
+class AccessRequest:
     """``path`` is that of a request which is for no resource."""
 
     verb: str
@@ -47,27 +47,27 @@ class Access:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.told: Callable[[User, Question, bool], None] = lambda *_: None
+        self.told: Callable[[User, AccessRequest, bool], None] = lambda *_: None
 
-    def decide(self, user: User, *questions: Question) -> bool:
+    def decide(self, user: User, *questions: AccessRequest) -> bool:
         """Whether one of them is allowed, of a request that stands or falls with it."""
         by = next((q for q in questions if self.allowed(user, q)), None)
         self.told(user, by or questions[0], by is not None)
         return by is not None
 
-    def require(self, user: User, question: Question) -> None:
-        """Raises :class:`Refusal` where a request may not do what is asked."""
+    def require(self, user: User, question: AccessRequest) -> None:
+        """Raises :class:`StatusError` where a request may not do what is asked."""
         if self.decide(user, question):
             return
         if question.path:
-            raise Refusal(403, "Forbidden", f'forbidden: User "{user.name}" {question.denied}')
+            raise StatusError(403, "Forbidden", f'forbidden: User "{user.name}" {question.denied}')
         key = f"{question.resource}.{question.group}" if question.group else question.resource
         named = f' "{question.name}"' if question.name else ""
         details = {"name": question.name, "group": question.group, "kind": question.resource}
         message = f'{key}{named} is forbidden: User "{user.name}" {question.denied}'
-        raise Refusal(403, "Forbidden", message, details)
+        raise StatusError(403, "Forbidden", message, details)
 
-    def allowed(self, user: User, question: Question) -> str:
+    def allowed(self, user: User, question: AccessRequest) -> str:
         """Why it is allowed; empty where it is not."""
         if user.is_master:
             return "the user is of system:masters"
@@ -114,7 +114,7 @@ def _subject(binding: JSON, user: User) -> str:
     return ""
 
 
-def covers(rule: Rule, question: Question) -> bool:
+def covers(rule: Rule, question: AccessRequest) -> bool:
     """Whether a rule of a role allows what is asked."""
 
     def has(field: str, value: str) -> bool:

@@ -66,7 +66,7 @@ class Manager:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManagedFieldsEntry:
     """One entry of ``metadata.managedFields``. ``fields`` are its paths as they were read; None once they have changed."""
 
     manager: Manager
@@ -75,7 +75,7 @@ class Entry:
     fields: JSON | None = None
 
 
-Entries = Mapping[tuple[str, Operation, str, str], Entry]
+Entries = Mapping[tuple[str, Operation, str, str], ManagedFieldsEntry]
 
 
 class ConflictError(Exception):
@@ -142,7 +142,7 @@ class Rules:
 # --- managed fields as objects have them ------------------------------------------------------------
 
 
-def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operation, str, str], Entry]:
+def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
     out = {}
     for item in managed or ():
         if not item.get("manager") and not item.get("fieldsV1"):
@@ -150,7 +150,7 @@ def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operati
         operation = Operation(item.get("operation", Operation.UPDATE.value))
         manager = Manager(item.get("manager", ""), operation, item.get("apiVersion", ""), item.get("subresource", ""))
         fields = item.get("fieldsV1") or {}
-        out[manager.key] = Entry(manager, frozenset(decode(fields)), item.get("time", ""), fields)
+        out[manager.key] = ManagedFieldsEntry(manager, frozenset(decode(fields)), item.get("time", ""), fields)
     return out
 
 
@@ -192,7 +192,7 @@ def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rul
     out = _yielded(live if live is not None else empty, new, entries, manager, rules, known, force=True)
     before = entries[manager.key].paths if manager.key in entries else frozenset()
     paths = (before | found.modified | found.added) - found.removed
-    return _with(out, Entry(manager, frozenset(without(paths, rules.hidden))), entries)
+    return _with(out, ManagedFieldsEntry(manager, frozenset(without(paths, rules.hidden))), entries)
 
 
 def apply(
@@ -207,10 +207,10 @@ def apply(
     if live is not None and not entries:
         first = rules.manager(_BEFORE, Operation.UPDATE, "")
         found = rules.compare(empty, live, first)
-        entries = _with({}, Entry(first, frozenset(found.added | found.modified)), {})
+        entries = _with({}, ManagedFieldsEntry(first, frozenset(found.added | found.modified)), {})
     live = live if live is not None else empty
     last = entries.get(manager.key)
-    claimed = Entry(manager, frozenset(without(typed.paths_of(applied, kind), rules.ignored)))
+    claimed = ManagedFieldsEntry(manager, frozenset(without(typed.paths_of(applied, kind), rules.ignored)))
     merged = typed.merge(live, applied, kind)
     if last is not None and last.paths:
         everybody = {**entries, manager.key: claimed}
@@ -220,7 +220,7 @@ def apply(
     return typed.cleaned(merged, kind), _with(left, kept, entries)
 
 
-def _pruned(merged: JSON, last: Entry, entries: Entries, rules: Rules) -> JSON:
+def _pruned(merged: JSON, last: ManagedFieldsEntry, entries: Entries, rules: Rules) -> JSON:
     """``merged`` without what its manager applied last, and nobody manages now.
 
     Versions of a kind differ only below fields that are one value, so paths are the same in each.
@@ -270,7 +270,7 @@ def _yielded(
     return {k: e for k, e in out.items() if e.paths}
 
 
-def _with(others: Entries, entry: Entry, before: Entries) -> Entries:
+def _with(others: Entries, entry: ManagedFieldsEntry, before: Entries) -> Entries:
     """``others`` and ``entry``, with the time of before where nothing changed."""
     known = before.get(entry.manager.key)
     out = {k: e for k, e in others.items() if k != entry.manager.key}

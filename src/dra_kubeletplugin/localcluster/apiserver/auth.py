@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ...base.http_server.origin import host_of, leads_here
 from ...base.http_server.server import Request
-from .status_errors import Refusal, bad_request
+from .status_errors import StatusError, bad_request
 from .storage import Storage
 
 JSON = dict[str, Any]
@@ -140,17 +140,17 @@ def account_user(namespace: str, name: str, uid: str = "", extra: Mapping[str, t
 
 
 def authenticate(request: Request, tokens: Tokens, storage: Storage, names: Collection[str] = ()) -> User:
-    """``names`` are those of the addresses at which the server was asked to serve. Raises :class:`Refusal`."""
+    """``names`` are those of the addresses at which the server was asked to serve. Raises :class:`StatusError`."""
     _check_source(request, names)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip(), storage) if kind.lower() == "bearer" else None
     if user is None:
-        raise Refusal(401, "Unauthorized", "Unauthorized")
+        raise StatusError(401, "Unauthorized", "Unauthorized")
     return user
 
 
 def impersonated(request: Request) -> User | None:
-    """As whom the request wants to be answered; None for the user that sends it. Raises :class:`Refusal`."""
+    """As whom the request wants to be answered; None for the user that sends it. Raises :class:`StatusError`."""
     headers = request.headers
     name = headers.get("impersonate-user", "")
     groups = tuple(g.strip() for g in headers.get("impersonate-group", "").split(",") if g.strip())
@@ -193,7 +193,7 @@ def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
 def _check_source(request: Request, names: Collection[str]) -> None:
     if not leads_here(host_of(request), {*_LOCAL, *names}):
         host = request.headers.get("host", "")
-        raise Refusal(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
+        raise StatusError(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
     origin = request.headers.get("origin")
     if origin is not None:
-        raise Refusal(403, "Forbidden", f"a web page of {origin!r} made this request: pages get nothing")
+        raise StatusError(403, "Forbidden", f"a web page of {origin!r} made this request: pages get nothing")

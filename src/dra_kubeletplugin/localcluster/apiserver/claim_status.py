@@ -11,7 +11,7 @@ from typing import Any
 
 from ...resourceapi.conversion import GROUP
 from ...resourceapi.validation.field_errors import FieldError, forbidden
-from .access import Access, Question
+from .access import Access, AccessRequest
 from .auth import User
 
 JSON = Mapping[str, Any]
@@ -25,7 +25,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
         return []
     out: list[FieldError] = []
     if any((new.get(f) or None) != (old.get(f) or None) for f in ("allocation", "reservedFor")):
-        question = Question(verb, GROUP, "resourceclaims", "binding")
+        question = AccessRequest(verb, GROUP, "resourceclaims", "binding")
         if not access.decide(user, question):
             needs = f'requires resource="resourceclaims/binding", verb="{verb}" permission'
             why = f"changing status.allocation or status.reservedFor {needs}: {_denied(user, question)}"
@@ -34,7 +34,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
     if _node_of(user) == _allocated_node(new.get("allocation")) != "":
         verbs.insert(0, f"associated-node:{verb}")
     for driver in _changed_drivers(new.get("devices") or (), old.get("devices") or ()):
-        questions = [Question(v, GROUP, "resourceclaims", "driver", namespace, driver) for v in verbs]
+        questions = [AccessRequest(v, GROUP, "resourceclaims", "driver", namespace, driver) for v in verbs]
         if not access.decide(user, *questions):
             needs = f'requires resource="resourceclaims/driver", verb="[{" ".join(verbs)}]" permission'
             why = f"changing status.devices {needs}: {_denied(user, questions[0])}"
@@ -42,7 +42,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
     return out
 
 
-def _denied(user: User, question: Question) -> str:
+def _denied(user: User, question: AccessRequest) -> str:
     name = f' "{question.name}"' if question.name else ""
     return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denied}'
 

@@ -15,7 +15,7 @@ from ...resourceapi.validation.field_errors import FieldError, invalid, required
 from ...scheduling.cel.patterns import regex
 from . import custom_rules
 from .columns import AGE, NAME, Column, look, since
-from .kinds import Kind
+from .kinds import ServedKind
 
 JSON = dict[str, Any]
 Schema = Mapping[str, Any]
@@ -26,7 +26,7 @@ _ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 _META = {"apiVersion", "kind", "metadata"}
 
 
-def kind_of(definition: JSON) -> Kind:
+def kind_of(definition: JSON) -> ServedKind:
     """The kind that a CustomResourceDefinition adds, with its served versions, the stored one first."""
     spec = definition["spec"]
     names = spec["names"]
@@ -34,7 +34,7 @@ def kind_of(definition: JSON) -> Kind:
     served.sort(key=lambda v: not v.get("storage"))
     schemas = {v["name"]: (v.get("schema") or {}).get("openAPIV3Schema") or _ANYTHING for v in served}
     scale: Mapping[str, str] = next((s for v in served if (s := (v.get("subresources") or {}).get("scale"))), {})
-    return Kind(
+    return ServedKind(
         spec["group"],
         tuple(schemas),
         names["kind"],
@@ -188,7 +188,7 @@ def fill(obj: Any, schema: Schema) -> None:
             fill(item, items)
 
 
-def faults(kind: Kind, obj: JSON, old: JSON | None) -> list[FieldError]:
+def faults(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
     """Every fault of an object, by the schema of the stored version."""
     meta = obj["metadata"]
     out = metadata_rules.metadata(meta) if old is None else metadata_rules.updated_metadata(meta, wholly=False)
@@ -197,7 +197,7 @@ def faults(kind: Kind, obj: JSON, old: JSON | None) -> list[FieldError]:
     return out + found + ([] if found else custom_rules.faults(_typed(kind, obj), old and _typed(kind, old), schema))
 
 
-def _typed(kind: Kind, obj: JSON) -> JSON:
+def _typed(kind: ServedKind, obj: JSON) -> JSON:
     """As rules see an object: of its metadata, the names."""
     meta = {k: v for k, v in obj["metadata"].items() if k in {"name", "generateName"}}
     return {**obj, "apiVersion": kind.api_version(kind.versions[0]), "kind": kind.kind, "metadata": meta}
@@ -287,7 +287,7 @@ def _bounds(value: float, schema: Schema, path: str) -> list[FieldError]:
     return out
 
 
-def merge_type(kind: Kind, version: str) -> Type:
+def merge_type(kind: ServedKind, version: str) -> Type:
     """How objects of a custom kind are merged: as their schema says, with the metadata that all objects have."""
     schema = kind.schemas[version]
     always = {"metadata": {"$ref": "apis.meta.v1.ObjectMeta"}, "apiVersion": _TEXT, "kind": _TEXT}

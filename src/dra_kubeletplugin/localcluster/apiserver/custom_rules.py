@@ -14,7 +14,7 @@ from typing import Any
 
 from ...resourceapi.validation.field_errors import FieldError, invalid
 from ...scheduling.cel.ast import Ident, children
-from ...scheduling.cel.expressions import DYN, Budget, Environment, Expression
+from ...scheduling.cel.expressions import DYN, Budget, CelEnvironment, Expression
 from ...scheduling.cel.lexer import Source
 from ...scheduling.cel.library_core import parse_duration, parse_timestamp
 from ...scheduling.cel.parser import Parser
@@ -178,7 +178,7 @@ def _compile(given: Schema, schema: Schema, *, root: bool) -> Rule:
     text = str(given.get("rule") or "")
     optional = bool(given.get("optionalOldSelf"))
     old = Type("optional_type", (own,)) if optional else own
-    environment = Environment({"self": own, "oldSelf": old}, types.objects)
+    environment = CelEnvironment({"self": own, "oldSelf": old}, types.objects)
     message = given.get("messageExpression")
     return Rule(
         Expression(text, environment, _BOOL),

@@ -10,9 +10,9 @@ from ...base.http_server.server import Request, Response
 from ...resourceapi.defaulting import now
 from . import request_decoding, strategy
 from .admission import Admission
-from .kinds import Kind, Registry
+from .kinds import Registry, ServedKind
 from .reading import Reader
-from .requests import Target, conflict, details_of, dry_run, json_response, not_found, number, same_object, success
+from .requests import RequestInfo, conflict, details_of, dry_run, json_response, not_found, number, same_object, success
 from .status_errors import bad_request
 from .storage import Storage
 
@@ -28,13 +28,13 @@ class Deleter:
     """
 
     def __init__(
-        self, storage: Storage, registry: Registry, reader: Reader, gone: Callable[[Kind, JSON], None]
+        self, storage: Storage, registry: Registry, reader: Reader, gone: Callable[[ServedKind, JSON], None]
     ) -> None:
         self.storage, self.registry, self.reader = storage, registry, reader
         self._waiting: dict[str, asyncio.TimerHandle] = {}  # by the namespace that is emptied then
         self._told = gone
 
-    async def delete(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def delete(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         options = self._options(request)
         await self._admitted(target, options, admission)
         obj, gone = self.one(
@@ -44,13 +44,13 @@ class Deleter:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
         return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
 
-    async def _admitted(self, target: Target, options: JSON, admission: Admission) -> None:
+    async def _admitted(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
         """Raises :class:`Refusal`."""
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is not None:
             await admission.validate(target, None, old, options=options)
 
-    async def delete_all(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def delete_all(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         options = self._options(request)
         matches, _ = self.reader.matching(request, target)
         dry, grace = dry_run(request, options), number(request, "gracePeriodSeconds")
@@ -58,7 +58,7 @@ class Deleter:
         for obj in self.storage.list(target.storage, target.namespace):
             if matches(obj):
                 meta = obj["metadata"]
-                one = Target(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
+                one = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
                 await self._admitted(one, options, admission)
                 if self.storage.get(one.storage, one.namespace, one.name) is not None:  # it may have gone with another
                     self.one(one, options, dry=dry, grace=grace)
@@ -81,7 +81,7 @@ class Deleter:
             raise bad_request(f"gracePeriodSeconds: Invalid value: {grace}: must be a number that is not negative")
         return options
 
-    def one(self, target: Target, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:
+    def one(self, target: RequestInfo, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:
         """Deletes one object, or marks it; the object then, and whether it has gone."""
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is None:
@@ -118,7 +118,7 @@ class Deleter:
             obj = self.storage.put(target.storage, obj, fresh=True)
         return self._after_mark(target, obj, policy)
 
-    def _after_mark(self, target: Target, obj: JSON, policy: str) -> tuple[JSON, bool]:
+    def _after_mark(self, target: RequestInfo, obj: JSON, policy: str) -> tuple[JSON, bool]:
         """What follows from an object's deletion before it goes."""
         if target.storage == "namespaces":
             self.empty_soon(target.name)
@@ -128,7 +128,7 @@ class Deleter:
         return (kept, False) if kept is not None else (obj, True)
 
     @staticmethod
-    def _grace(kind: Kind, obj: JSON, options: JSON, grace: int | None) -> int:
+    def _grace(kind: ServedKind, obj: JSON, options: JSON, grace: int | None) -> int:
         if not kind.graceful or not (obj.get("spec") or {}).get("nodeName"):
             return 0
         if (obj.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
@@ -145,7 +145,7 @@ class Deleter:
 
     # --- going ----------------------------------------------------------------------------------
 
-    def finish(self, target: Target, obj: JSON) -> JSON | None:
+    def finish(self, target: RequestInfo, obj: JSON) -> JSON | None:
         """An object that is marked and was written: gone now, or None where something still holds it."""
         meta = obj["metadata"]
         if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
@@ -155,7 +155,7 @@ class Deleter:
                 return None
         return self.remove(target, obj)
 
-    def remove(self, target: Target, obj: JSON) -> JSON:
+    def remove(self, target: RequestInfo, obj: JSON) -> JSON:
         """The object goes, and what it alone owns; its owners go that waited for it, and a namespace that was."""
         gone = self.storage.remove(target.storage, target.namespace, target.name) or obj
         self._told(target.kind, gone)
@@ -166,9 +166,9 @@ class Deleter:
             self._settle_namespace(target.namespace)
         return gone
 
-    def _target(self, kind: str, namespace: str, name: str) -> Target | None:
+    def _target(self, kind: str, namespace: str, name: str) -> RequestInfo | None:
         found = self.registry.by_key(kind)
-        return Target(found, found.versions[0], namespace, name, "") if found else None
+        return RequestInfo(found, found.versions[0], namespace, name, "") if found else None
 
     def _collect(self, owner: str) -> None:
         """What an owner that goes alone has owned goes too; what has another owner loses this one."""
@@ -194,7 +194,7 @@ class Deleter:
             others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
             self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
 
-    def _put(self, target: Target, obj: JSON) -> None:
+    def _put(self, target: RequestInfo, obj: JSON) -> None:
         if not obj["metadata"]["ownerReferences"]:
             obj = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}}
         self.storage.put(target.storage, obj)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ...resourceapi.conversion import GROUP
-from .kinds import Kind, Registry
+from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
@@ -84,7 +84,7 @@ def is_served(group: str, version: str, served: Collection[str]) -> bool:
     return group != GROUP or version in served
 
 
-def _entries(kind: Kind) -> list[JSON]:
+def _entries(kind: ServedKind) -> list[JSON]:
     entry: JSON = {
         "name": kind.plural,
         "singularName": kind.singular,

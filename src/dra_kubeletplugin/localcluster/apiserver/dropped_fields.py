@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...resourceapi.kubernetes_releases import Features
-from .kinds import Kind
+from .kinds import ServedKind
 
 JSON = dict[str, Any]
 _DEVICE = "spec.devices[]."
@@ -102,7 +102,7 @@ _FORMS = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableR
 """A field that was replaced by another: its first and its last release."""
 
 
-def known(kind: Kind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
+def known(kind: ServedKind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
     """An object in v1 without what the release has never heard of, as decoding leaves it; and the paths of that."""
     gone: list[str] = []
     for path in _said(obj, [p for g, p in _paths(kind) if not _knows(features, g, p)]):
@@ -113,7 +113,7 @@ def known(kind: Kind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
     return obj, gone
 
 
-def _paths(kind: Kind) -> Iterator[tuple[str, str]]:
+def _paths(kind: ServedKind) -> Iterator[tuple[str, str]]:
     return ((gate, path) for gate, paths in _GATED.get(kind.kind, {}).items() for path in paths)
 
 
@@ -130,7 +130,7 @@ def _knows(features: Features, gate: str, path: str) -> bool:
     return (not first or features.is_at_least(first)) and (not last or features.release <= last)
 
 
-def drop(kind: Kind, obj: JSON, old: JSON | None, features: Features) -> None:
+def drop(kind: ServedKind, obj: JSON, old: JSON | None, features: Features) -> None:
     """Takes away what depends on a gate that is off, unless the object used it before."""
     off = _ALWAYS_OFF.get((kind.kind, features.release), ())
     said = set(_said(obj, [*off, *(p for g, p in _paths(kind) if not features.has(g))]))

@@ -15,8 +15,8 @@ from ...resourceapi.schemas.field_paths import Path, shown
 from ...resourceapi.schemas.merging import MapOf
 from . import apply, custom, strategy
 from .apply import Manager, Operation, Rules
-from .requests import Target
-from .status_errors import Refusal
+from .requests import RequestInfo
+from .status_errors import StatusError
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
@@ -27,7 +27,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def check_options(request: Request, *, is_apply: bool) -> None:
-    """Raises :class:`Refusal` for options of a patch that do not fit it."""
+    """Raises :class:`StatusError` for options of a patch that do not fit it."""
     name = request.query.get("fieldManager", "")
     causes = []
     if is_apply and not name:
@@ -45,27 +45,29 @@ def check_options(request: Request, *, is_apply: bool) -> None:
         text = ", ".join(f"{where}: {message}" for _, where, message in causes)
         details = {"group": "meta.k8s.io", "kind": "PatchOptions"}
         listed = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
-        raise Refusal(422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {text}', {**details, "causes": listed})
+        raise StatusError(
+            422, "Invalid", f'PatchOptions.meta.k8s.io "" is invalid: {text}', {**details, "causes": listed}
+        )
 
 
-def check_applied(target: Target, applied: Any) -> JSON:
-    """What a client applies, with its name. Raises :class:`Refusal`."""
+def check_applied(target: RequestInfo, applied: Any) -> JSON:
+    """What a client applies, with its name. Raises :class:`StatusError`."""
     if not isinstance(applied, dict):
-        raise Refusal(400, "BadRequest", "the body is no object")
+        raise StatusError(400, "BadRequest", "the body is no object")
     version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
     if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
         group, _, short = version.rpartition("/")
-        raise Refusal(400, "BadRequest", f"invalid object type: {group}/{short}, Kind={kind}")
+        raise StatusError(400, "BadRequest", f"invalid object type: {group}/{short}, Kind={kind}")
     meta = applied.get("metadata")
     meta = dict(meta) if isinstance(meta, Mapping) else {}
     if meta.get("managedFields") is not None:
-        raise Refusal(400, "BadRequest", "metadata.managedFields must be nil")
+        raise StatusError(400, "BadRequest", "metadata.managedFields must be nil")
     if (name := meta.get("name", target.name)) != target.name:
-        raise Refusal(
+        raise StatusError(
             400, "BadRequest", f"the name of the object ({name}) does not match the name on the URL ({target.name})"
         )
     if target.kind.namespaced and (namespace := meta.get("namespace", target.namespace)) != target.namespace:
-        raise Refusal(
+        raise StatusError(
             400,
             "BadRequest",
             f"the namespace of the object ({namespace}) does not match the namespace on the URL ({target.namespace})",
@@ -73,10 +75,10 @@ def check_applied(target: Target, applied: Any) -> JSON:
     return {**applied, "metadata": {**meta, "name": target.name}}
 
 
-def applied(request: Request, target: Target, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
+def applied(request: Request, target: RequestInfo, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
     """What comes of applying ``config`` to the stored object, in the request's version, and the managed fields then.
 
-    Raises :class:`Refusal`.
+    Raises :class:`StatusError`.
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)
@@ -95,11 +97,11 @@ def applied(request: Request, target: Target, live: JSON | None, config: JSON) -
             merged, entries = apply.apply(current, config, before, manager, rules, empty, force=True)
     except apply.ConflictError as e:
         causes = [{"reason": _CONFLICT, "message": f"conflict with {m}", "field": shown(p)} for m, p in e.conflicts]
-        raise Refusal(409, "Conflict", str(e), {"causes": causes}) from None
+        raise StatusError(409, "Conflict", str(e), {"causes": causes}) from None
     except typed.SchemaError as e:
         place = f"{config['metadata'].get('namespace', '')}/{target.name}"
         named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
-        raise Refusal(500, "", f"failed to create typed patch object {named}: {e}") from None
+        raise StatusError(500, "", f"failed to create typed patch object {named}: {e}") from None
     return merged, apply.written(entries)
 
 
@@ -120,7 +122,7 @@ def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
         return set()
 
 
-def updated(request: Request, target: Target, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
+def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
     """The managed fields after a write that is no apply, of objects as they are stored.
 
     ``asked`` is what the request itself says of them, None for nothing; a subresource has no say.
@@ -138,13 +140,13 @@ def updated(request: Request, target: Target, live: JSON | None, new: JSON, aske
     return apply.written(entries)
 
 
-def _manager(request: Request, rules: Rules, operation: Operation, target: Target) -> Manager:
+def _manager(request: Request, rules: Rules, operation: Operation, target: RequestInfo) -> Manager:
     agent = request.headers.get("user-agent", "").partition("/")[0]
     name = request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_LONGEST] or "unknown"
     return rules.manager(name, operation, target.sub)
 
 
-def _rules(target: Target, version: str) -> Rules:
+def _rules(target: RequestInfo, version: str) -> Rules:
     kind = target.kind
     ignored: tuple[tuple[str, ...], ...] = ()
     if kind.status:
@@ -157,7 +159,7 @@ def _rules(target: Target, version: str) -> Rules:
     return Rules(kind.group, version, kind.kind, ignored, converted, types)
 
 
-def _empty(target: Target, *, stored: bool) -> JSON:
+def _empty(target: RequestInfo, *, stored: bool) -> JSON:
     """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
     kind = target.kind
     if kind.structured:

@@ -19,7 +19,7 @@ _NAMESPACED = ("metadata.name", "metadata.namespace")
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServedKind:
     """One resource in all its versions, best first.
 
     Attributes:
@@ -117,9 +117,9 @@ _EVENT_FIELDS = (
 )  # fmt: skip
 
 KINDS = (
-    Kind("", _V1, "Namespace", "namespaces", False, ("ns",), True, subresources=("finalize",), selectable=("status.phase",)),
-    Kind("", _V1, "Node", "nodes", False, ("no",), True, selectable=("spec.unschedulable",)),
-    Kind(
+    ServedKind("", _V1, "Namespace", "namespaces", False, ("ns",), True, subresources=("finalize",), selectable=("status.phase",)),
+    ServedKind("", _V1, "Node", "nodes", False, ("no",), True, selectable=("spec.unschedulable",)),
+    ServedKind(
         "", _V1, "Pod", "pods", True, ("po",), True, graceful=True, categories=ALL,
         subresources=("binding", "eviction", "log", "exec", "attach", "portforward"),
         selectable=(
@@ -127,73 +127,73 @@ KINDS = (
             "status.phase", "status.podIP", "status.nominatedNodeName",
         ),
     ),
-    Kind("", _V1, "Event", "events", True, ("ev",), selectable=_EVENT_FIELDS),
-    Kind("", _V1, "ServiceAccount", "serviceaccounts", True, ("sa",), subresources=("token",)),
-    Kind("", _V1, "ConfigMap", "configmaps", True, ("cm",)),
-    Kind("", _V1, "Secret", "secrets", True, selectable=("type",)),
-    Kind("", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")),
-    Kind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
-    Kind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
-    Kind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
-    Kind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
-    Kind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
-    Kind("apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)),
-    Kind(
+    ServedKind("", _V1, "Event", "events", True, ("ev",), selectable=_EVENT_FIELDS),
+    ServedKind("", _V1, "ServiceAccount", "serviceaccounts", True, ("sa",), subresources=("token",)),
+    ServedKind("", _V1, "ConfigMap", "configmaps", True, ("cm",)),
+    ServedKind("", _V1, "Secret", "secrets", True, selectable=("type",)),
+    ServedKind("", _V1, "Service", "services", True, ("svc",), True, categories=ALL, selectable=("spec.clusterIP", "spec.type")),
+    ServedKind("", _V1, "ResourceQuota", "resourcequotas", True, ("quota",), True),
+    ServedKind("", _V1, "LimitRange", "limitranges", True, ("limits",)),
+    ServedKind("", _V1, "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), refused=_NO_STORAGE),
+    ServedKind("", _V1, "PersistentVolume", "persistentvolumes", False, ("pv",), refused=_NO_STORAGE),
+    ServedKind("apps", _V1, "DaemonSet", "daemonsets", True, ("ds",), True, categories=ALL),
+    ServedKind("apps", _V1, "Deployment", "deployments", True, ("deploy",), True, categories=ALL, subresources=("scale",)),
+    ServedKind(
         "apps", _V1, "ReplicaSet", "replicasets", True, ("rs",), True, categories=ALL, subresources=("scale",),
         selectable=("status.replicas",),
     ),
-    Kind(
+    ServedKind(
         "apps", _V1, "StatefulSet", "statefulsets", True, ("sts",), categories=ALL,
         refused="the local cluster has no controller for stateful sets: use a Deployment or Pods",
     ),
-    Kind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
-    Kind(
+    ServedKind("batch", _V1, "Job", "jobs", True, (), True, categories=ALL, selectable=("status.successful",)),
+    ServedKind(
         "batch", _V1, "CronJob", "cronjobs", True, ("cj",), categories=ALL,
         refused="the local cluster has no controller for cron jobs: use a Job",
     ),
-    Kind("", _V1, "ReplicationController", "replicationcontrollers", True, ("rc",), categories=ALL, refused=_NO_REPLICATION),
-    Kind("autoscaling", ("v2", "v1"), "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, ("hpa",), categories=ALL,
+    ServedKind("", _V1, "ReplicationController", "replicationcontrollers", True, ("rc",), categories=ALL, refused=_NO_REPLICATION),
+    ServedKind("autoscaling", ("v2", "v1"), "HorizontalPodAutoscaler", "horizontalpodautoscalers", True, ("hpa",), categories=ALL,
          refused=_NO_METRICS),
-    Kind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
-    Kind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
-    Kind("coordination.k8s.io", _V1, "Lease", "leases", True),
-    Kind(
+    ServedKind("networking.k8s.io", _V1, "Ingress", "ingresses", True, ("ing",), refused=_NO_NETWORK),
+    ServedKind("networking.k8s.io", _V1, "NetworkPolicy", "networkpolicies", True, ("netpol",), refused=_NO_NETWORK),
+    ServedKind("coordination.k8s.io", _V1, "Lease", "leases", True),
+    ServedKind(
         "events.k8s.io", _V1, "Event", "events", True, ("ev",), stored_as="events",
         selectable=("reason", "reportingController", "type", "regarding.kind", "regarding.namespace", "regarding.name",
                     "regarding.uid", "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath"),
     ),
-    Kind(_RBAC, _V1, "Role", "roles", True),
-    Kind(_RBAC, _V1, "RoleBinding", "rolebindings", True),
-    Kind(_RBAC, _V1, "ClusterRole", "clusterroles", False),
-    Kind(_RBAC, _V1, "ClusterRoleBinding", "clusterrolebindings", False),
-    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", False, (), True),
-    Kind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
-    Kind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
-    Kind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
-    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
-    Kind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
-    Kind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
-    Kind(pod_groups.GROUP, _GROUPS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
-    Kind(
+    ServedKind(_RBAC, _V1, "Role", "roles", True),
+    ServedKind(_RBAC, _V1, "RoleBinding", "rolebindings", True),
+    ServedKind(_RBAC, _V1, "ClusterRole", "clusterroles", False),
+    ServedKind(_RBAC, _V1, "ClusterRoleBinding", "clusterrolebindings", False),
+    ServedKind(_ADMISSION, _V1, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", False, (), True),
+    ServedKind(_ADMISSION, _V1, "ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings", False),
+    ServedKind(_ADMISSION, _V1, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False),
+    ServedKind(_ADMISSION, _V1, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False),
+    ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
+    ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
+    ServedKind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
+    ServedKind(pod_groups.GROUP, _GROUPS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
+    ServedKind(
         pod_groups.GROUP, _GROUPS, "Workload", "workloads", True,
         refused="the local cluster has no controller that makes PodGroups of a Workload: make the PodGroups",
     ),
-    Kind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
-    Kind(
+    ServedKind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
+    ServedKind(
         "apiextensions.k8s.io", _V1, "CustomResourceDefinition", "customresourcedefinitions", False, ("crd", "crds"), True,
         categories=("api-extensions",),
     ),
-    Kind(_REVIEWS, _V1, "SelfSubjectAccessReview", "selfsubjectaccessreviews", False, virtual=True),
-    Kind(_REVIEWS, _V1, "SubjectAccessReview", "subjectaccessreviews", False, virtual=True),
-    Kind(_REVIEWS, _V1, "LocalSubjectAccessReview", "localsubjectaccessreviews", True, virtual=True),
-    Kind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
-    Kind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
-    Kind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
-    Kind(GROUP, _DRA, "ResourceSlice", "resourceslices", False),
-    Kind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
-    Kind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
-    Kind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
-    Kind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
+    ServedKind(_REVIEWS, _V1, "SelfSubjectAccessReview", "selfsubjectaccessreviews", False, virtual=True),
+    ServedKind(_REVIEWS, _V1, "SubjectAccessReview", "subjectaccessreviews", False, virtual=True),
+    ServedKind(_REVIEWS, _V1, "LocalSubjectAccessReview", "localsubjectaccessreviews", True, virtual=True),
+    ServedKind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
+    ServedKind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
+    ServedKind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
+    ServedKind(GROUP, _DRA, "ResourceSlice", "resourceslices", False),
+    ServedKind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
+    ServedKind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
+    ServedKind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
+    ServedKind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
 )  # fmt: skip
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
@@ -207,17 +207,17 @@ class Registry:
         self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
         self._by_plural = {(k.group, v, k.plural): k for k in self._own for v in k.versions}
         self._by_key = {k.key: k for k in self._own}
-        self._custom: dict[str, Kind] = {}  # by the definition's name
+        self._custom: dict[str, ServedKind] = {}  # by the definition's name
 
-    def __iter__(self) -> Iterator[Kind]:
+    def __iter__(self) -> Iterator[ServedKind]:
         yield from self._own
         yield from self._custom.values()
 
-    def stored(self) -> Iterator[Kind]:
+    def stored(self) -> Iterator[ServedKind]:
         """Kinds of which there can be objects, each storage once."""
         return (k for k in self if not (k.stored_as or k.virtual or k.refused))
 
-    def find(self, group: str, version: str, plural: str) -> Kind | None:
+    def find(self, group: str, version: str, plural: str) -> ServedKind | None:
         found = self._by_plural.get((group, version, plural))
         if found is None:
             found = self._custom.get(f"{plural}.{group}")
@@ -225,21 +225,21 @@ class Registry:
                 return None
         return found
 
-    def by_key(self, key: str) -> Kind | None:
+    def by_key(self, key: str) -> ServedKind | None:
         return self._by_key.get(key) or self._custom.get(key)
 
-    def by_kind(self, api_version: str, kind: str) -> Kind | None:
+    def by_kind(self, api_version: str, kind: str) -> ServedKind | None:
         group, _, version = api_version.rpartition("/")
         return next((k for k in self if k.kind == kind and k.group == group and version in k.versions), None)
 
-    def define(self, kind: Kind) -> None:
+    def define(self, kind: ServedKind) -> None:
         self._custom[kind.key] = kind
 
     def forget(self, key: str) -> None:
         self._custom.pop(key, None)
 
 
-def _as_of(kind: Kind, features: Features) -> Kind:
+def _as_of(kind: ServedKind, features: Features) -> ServedKind:
     """A kind as a release has it; without versions where it has none."""
     if kind.group == GROUP and kind.kind == "DeviceTaintRule":
         return replace(kind, versions=features.taint_rules)
@@ -250,6 +250,6 @@ def _as_of(kind: Kind, features: Features) -> Kind:
     return kind
 
 
-def table(kind: Kind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
+def table(kind: ServedKind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
     """A meta.k8s.io/v1 Table of the objects."""
     return columns.table(kind.columns, objects, metadata, include=include)

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...resourceapi.quantity import Quantity, QuantityError
-from .requests import Target, forbidden
+from .requests import RequestInfo, forbidden
 from .storage import Storage
 
 JSON = dict[str, Any]
 Amounts = Mapping[str, Any]
 
 
-def admit(storage: Storage, target: Target, pod: JSON) -> None:
+def admit(storage: Storage, target: RequestInfo, pod: JSON) -> None:
     """Fills a new pod's resources and judges them. Raises :class:`Refusal`."""
     limits = [
         item

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...base.yaml.manifests import Manifest
 from ...resourceapi.gated_fields import Gate
 from ...resourceapi.kubernetes_releases import Features
@@ -16,7 +16,7 @@ from ...resourceapi.schemas import shapes
 from ...resourceapi.validation import claims
 from ...resourceapi.validation.field_errors import FieldError
 from . import dropped_fields, strategy, unknown_fields
-from .kinds import Kind, Registry
+from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
 _ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # which labels a namespace has is not known here
@@ -115,9 +115,9 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
     if fault.reason == "FieldValueNotSupported":
         value, _, allowed = fault.message.partition("supported values: ")
         given = re.search(r'"(.*)"', value)
-        return text + (near(given[1], re.findall(r'"(.*?)"', allowed)) if given else "")
+        return text + (did_you_mean(given[1], re.findall(r'"(.*?)"', allowed)) if given else "")
     for pattern, known in _IN_CEL.items():
-        if (found := re.search(pattern, text)) and (meant := near(found[1], known)):
+        if (found := re.search(pattern, text)) and (meant := did_you_mean(found[1], known)):
             return re.sub(pattern, lambda m, meant=meant: m[0] + meant, text, count=1)  # type: ignore[misc]
     text = re.sub(
         r"(undeclared reference to 'includes')",
@@ -134,12 +134,12 @@ def _reference(fault: FieldError, obj: JSON) -> str:
         return ""
     spec = functools.reduce(lambda at, key: at[key], fault.field[: end.start()].split("."), obj)
     if end[0] == ".devices.":
-        return near(given[1], sorted(claims.known_requests(spec)))
+        return did_you_mean(given[1], sorted(claims.known_requests(spec)))
     own = "resourceClaims" if ".resources.claims[" in fault.field else "volumes"
-    return near(given[1], [str(named.get("name")) for named in spec.get(own) or []])
+    return did_you_mean(given[1], [str(named.get("name")) for named in spec.get(own) or []])
 
 
-def _misspelled(api_version: str, kind: str, known: list[Kind]) -> str:
+def _misspelled(api_version: str, kind: str, known: list[ServedKind]) -> str:
     group, _, version = api_version.rpartition("/")
     groups = {k.group for k in known}
     if group in groups:
@@ -147,19 +147,19 @@ def _misspelled(api_version: str, kind: str, known: list[Kind]) -> str:
         if same := [k for k in ours if k.kind == kind]:
             there = ", ".join(k.api_version(v) for k in same for v in k.versions)
             return f"apiVersion: {api_version!r} has no {kind}: give {there}"
-        if meant := near(kind, [k.kind for k in ours], 0.8):
+        if meant := did_you_mean(kind, [k.kind for k in ours], 0.8):
             return f"kind: {api_version} has no {kind!r}{meant}"
         if elsewhere := _elsewhere(kind, known):
             return f"apiVersion: {kind} is not of {api_version!r}: give {elsewhere}"
         versions = {v for k in ours for v in k.versions}
         if version not in versions:
-            return f"apiVersion: {api_version!r} is no version of Kubernetes{near(version, versions)}"
+            return f"apiVersion: {api_version!r} is no version of Kubernetes{did_you_mean(version, versions)}"
         return ""
     if elsewhere := _elsewhere(kind, known):
-        similar = near(group, [g for g in groups if g], 0.7)
+        similar = did_you_mean(group, [g for g in groups if g], 0.7)
         return f"apiVersion: no {kind} in {api_version!r}: give {elsewhere}" if similar or "." not in group else ""
     return ""
 
 
-def _elsewhere(kind: str, known: list[Kind]) -> str:
+def _elsewhere(kind: str, known: list[ServedKind]) -> str:
     return ", ".join(k.api_version(v) for k in known if k.kind == kind for v in k.versions)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...resourceapi.schemas import openapi_wire, tables
 from .discovery import Discovery
-from .kinds import Kind, Registry
+from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
 _MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
@@ -37,7 +37,7 @@ class OpenApi:
                 return openapi_wire.encode(found_2) if "proto" in accept and "json" not in accept else found_2
         return None
 
-    def _kinds(self, group: str, version: str) -> Iterator[Kind]:
+    def _kinds(self, group: str, version: str) -> Iterator[ServedKind]:
         return (k for k in self.registry if k.group == group and version in k.versions)
 
     def _document(self, group: str, version: str) -> JSON:
@@ -81,18 +81,18 @@ def full_name(name: str) -> str:
     return f"io.k8s.api.{name}"
 
 
-def _gvk(kind: Kind, version: str) -> JSON:
+def _gvk(kind: ServedKind, version: str) -> JSON:
     return {"group": kind.group, "version": version, "kind": kind.kind}
 
 
-def _name_of(kind: Kind, version: str) -> str:
+def _name_of(kind: ServedKind, version: str) -> str:
     found = tables.name_of(kind.group, version, kind.kind)
     if found:
         return full_name(found)
     return ".".join([*reversed(kind.group.split(".")), version, kind.kind])
 
 
-def _paths(kind: Kind, version: str, references: str) -> JSON:
+def _paths(kind: ServedKind, version: str, references: str) -> JSON:
     head = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     collection = f"{head}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}"
     answer = {
@@ -120,7 +120,7 @@ def _paths(kind: Kind, version: str, references: str) -> JSON:
     return out
 
 
-def _schemas(kind: Kind, version: str, references: str) -> JSON:
+def _schemas(kind: ServedKind, version: str, references: str) -> JSON:
     """The kind's schema and all that it refers to."""
     name = tables.name_of(kind.group, version, kind.kind)
     marked = {"x-kubernetes-group-version-kind": [_gvk(kind, version)]}
@@ -141,7 +141,7 @@ _META = "apis.meta.v1.ObjectMeta"
 _UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 
 
-def _custom(kind: Kind, version: str, references: str, marked: JSON) -> JSON:
+def _custom(kind: ServedKind, version: str, references: str, marked: JSON) -> JSON:
     """A custom kind's schema, with the fields that all objects have."""
     own = dict(kind.schemas.get(version) or {"type": "object", _UNKNOWN: True})
     waiting = [_META]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...resourceapi.schemas import tables
-from .requests import Target
-from .status_errors import Refusal, bad_request
+from .requests import RequestInfo
+from .status_errors import StatusError, bad_request
 
 JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
@@ -23,8 +23,8 @@ class PatchError(ValueError):
     """The patch cannot be applied."""
 
 
-def apply(kind: str, target: Target, current: dict[str, Any], change: Any) -> Any:
-    """The object with the patch; ``kind`` is its media type. Raises :class:`Refusal`."""
+def apply(kind: str, target: RequestInfo, current: dict[str, Any], change: Any) -> Any:
+    """The object with the patch; ``kind`` is its media type. Raises :class:`StatusError`."""
     try:
         if kind == JSON_PATCH:
             return json_patch(current, change)
@@ -36,9 +36,11 @@ def apply(kind: str, target: Target, current: dict[str, Any], change: Any) -> An
             name = tables.name_of(target.kind.group, target.version, target.kind.kind)
             return strategic(current, change, tables.named(name) if name else _NONE)
     except PatchError as e:
-        raise Refusal(422, "Invalid", f"the server rejected our request due to an error in our request: {e}") from None
+        raise StatusError(
+            422, "Invalid", f"the server rejected our request due to an error in our request: {e}"
+        ) from None
     accepted = f"{JSON_PATCH}, {MERGE}, application/apply-patch+yaml" + ("" if target.kind.custom else f", {STRATEGIC}")
-    raise Refusal(
+    raise StatusError(
         415,
         "UnsupportedMediaType",
         f"the body of the request was in an unknown format ({kind}) - accepted media types include: {accepted}",
@@ -185,7 +187,7 @@ def json_patch(target: Any, operations: Any) -> Any:
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         raise PatchError("a JSON patch is a list of operations")
     if len(operations) > _MOST_OPERATIONS:
-        raise Refusal(
+        raise StatusError(
             413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MOST_OPERATIONS}"
         )
     doc = {"": copy.deepcopy(target)}

@@ -24,7 +24,7 @@ class StateError(SettingsError):
     """The file cannot be used; the text says why, and what to do."""
 
 
-class Journal:
+class PersistentStorage:
     """The changes of one :class:`Storage`; made by :func:`open_storage`."""
 
     def __init__(self, path: Path) -> None:
@@ -99,9 +99,9 @@ def _line(version: int, kind: str, key: Key, obj: JSON | None) -> bytes:
     return msgspec.json.encode((version, kind, *key, obj)) + b"\n"
 
 
-def open_storage(path: Path) -> tuple[Storage, Journal]:
+def open_storage(path: Path) -> tuple[Storage, PersistentStorage]:
     """A storage with the objects of its earlier life, and the journal to close after it. Raises :class:`StateError`."""
-    journal = Journal(path)
+    journal = PersistentStorage(path)
     version, objects = journal.read()
     journal.rewrite()
     storage = Storage(journal)

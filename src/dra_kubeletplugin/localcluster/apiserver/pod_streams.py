@@ -14,7 +14,7 @@ from typing import Any
 from ...base.http_server.server import Request, Response
 from ..runtime.interface import ContainerRuntime, ExecSession, LogOptions
 from . import remote_command
-from .status_errors import Refusal
+from .status_errors import StatusError
 from .storage import Storage
 from .websocket import HandshakeError, WebSocket, accept
 
@@ -32,14 +32,14 @@ class PodStreams:
         self._runtime_of = runtime_of
 
     async def answer(self, request: Request) -> Response | None:
-        """None where the path is another's. Raises :class:`Refusal`."""
+        """None where the path is another's. Raises :class:`StatusError`."""
         found = _PATH.fullmatch(request.path)
         if not found:
             return None
         namespace, name, sub = found.groups()
         pod = self._storage.get("pods", namespace, name)
         if pod is None:
-            raise Refusal(404, "NotFound", f'pods "{name}" not found', {"name": name, "kind": "pods"})
+            raise StatusError(404, "NotFound", f'pods "{name}" not found', {"name": name, "kind": "pods"})
         match sub:
             case "log" if request.method == "GET":
                 return await self._log(request, pod)
@@ -47,14 +47,14 @@ class PodStreams:
                 return self._session(request, pod, sub)
             case "portforward":
                 text = "the local cluster has no portforward: a pod's network ends at the pod, and `kubectl exec` reaches into it"
-                raise Refusal(501, "NotImplemented", text)
-        raise Refusal(405, "MethodNotAllowed", f"{request.method} is not supported on {request.path}")
+                raise StatusError(501, "NotImplemented", text)
+        raise StatusError(405, "MethodNotAllowed", f"{request.method} is not supported on {request.path}")
 
     def _runtime(self, pod: JSON) -> ContainerRuntime:
         node = pod["spec"].get("nodeName", "")
         runtime = self._runtime_of(node)
         if runtime is None:
-            raise Refusal(404, "NotFound", f'nodes "{node}" not found', {"name": node, "kind": "nodes"})
+            raise StatusError(404, "NotFound", f'nodes "{node}" not found', {"name": node, "kind": "nodes"})
         return runtime
 
     # --- log ----------------------------------------------------------------------------------------------
@@ -70,8 +70,8 @@ class PodStreams:
             first = await anext(lines, b"")
         except KeyError:
             if options.previous:
-                raise Refusal(400, "BadRequest", f"previous terminated {where} not found") from None
-            raise Refusal(400, "BadRequest", f"{where} is waiting to start: {_waiting(pod, name)}") from None
+                raise StatusError(400, "BadRequest", f"previous terminated {where} not found") from None
+            raise StatusError(400, "BadRequest", f"{where} is waiting to start: {_waiting(pod, name)}") from None
         if options.follow:
             return Response(content_type="text/plain", stream=_after(first, lines))
         parts = [first]
@@ -84,17 +84,17 @@ class PodStreams:
     def _session(self, request: Request, pod: JSON, sub: str) -> Response:
         name = _container(pod, request.query.get("container", ""))
         if not pod["spec"].get("nodeName"):
-            raise Refusal(400, "BadRequest", f"pod {pod['metadata']['name']} does not have a host assigned")
+            raise StatusError(400, "BadRequest", f"pod {pod['metadata']['name']} does not have a host assigned")
         command = [value for key, value in request.arguments if key == "command"]
         if sub == "exec" and not command:
-            raise Refusal(400, "BadRequest", "you must specify at least 1 command for exec")
+            raise StatusError(400, "BadRequest", "you must specify at least 1 command for exec")
         runtime, uid = self._runtime(pod), pod["metadata"]["uid"]
         if name not in runtime.statuses(uid):
-            raise Refusal(500, "InternalError", f'container not found ("{name}")')
+            raise StatusError(500, "InternalError", f'container not found ("{name}")')
         try:
             _, headers = accept(request.headers, remote_command.PROTOCOLS)
         except HandshakeError as e:
-            raise Refusal(400, "BadRequest", str(e)) from None
+            raise StatusError(400, "BadRequest", str(e)) from None
         stdin, tty = (request.query.get(key) in {"true", "1"} for key in ("stdin", "tty"))
 
         async def start() -> ExecSession:
@@ -125,9 +125,11 @@ def _options(request: Request) -> LogOptions:
         try:
             found = int(text)
         except ValueError:
-            raise Refusal(400, "BadRequest", f"{name}: {text!r} is no whole number") from None
+            raise StatusError(400, "BadRequest", f"{name}: {text!r} is no whole number") from None
         if found < least:
-            raise Refusal(422, "Invalid", f"{name}: Invalid value: {found}: must be greater than or equal to {least}")
+            raise StatusError(
+                422, "Invalid", f"{name}: Invalid value: {found}: must be greater than or equal to {least}"
+            )
         return found
 
     since = 0.0
@@ -137,13 +139,13 @@ def _options(request: Request) -> LogOptions:
         try:
             since = dt.datetime.fromisoformat(at).timestamp()
         except ValueError:
-            raise Refusal(400, "BadRequest", f"sinceTime: {at!r} is no time") from None
+            raise StatusError(400, "BadRequest", f"sinceTime: {at!r} is no time") from None
     flags = {name: query.get(name) in {"true", "1"} for name in ("follow", "previous", "timestamps")}
     return LogOptions(**flags, tail=number("tailLines", 0), since=since, limit=number("limitBytes", 1))
 
 
 def _container(pod: JSON, asked: str) -> str:
-    """Raises :class:`Refusal` where it is not said, or not there."""
+    """Raises :class:`StatusError` where it is not said, or not there."""
     spec, name = pod["spec"], pod["metadata"]["name"]
     main = [c["name"] for c in spec.get("containers") or []]
     init = [c["name"] for c in spec.get("initContainers") or []]
@@ -152,13 +154,13 @@ def _container(pod: JSON, asked: str) -> str:
         if len(main) == 1 and not init:
             return str(main[0])
         also = f" or one of the init containers: [{' '.join(init)}]" if init else ""
-        raise Refusal(
+        raise StatusError(
             400,
             "BadRequest",
             f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{also}",
         )
     if asked not in {*main, *init}:
-        raise Refusal(400, "BadRequest", f"container {asked} is not valid for pod {name}")
+        raise StatusError(400, "BadRequest", f"container {asked} is not valid for pod {name}")
     return asked
 
 

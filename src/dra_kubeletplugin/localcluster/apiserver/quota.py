@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...resourceapi.quantity import Quantity, QuantityError
-from .requests import Target, forbidden
+from .requests import RequestInfo, forbidden
 from .storage import Storage
 
 JSON = dict[str, Any]
@@ -27,7 +27,7 @@ class Quotas:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
-    def admit(self, target: Target, obj: JSON, old: JSON | None) -> None:
+    def admit(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         """Raises :class:`Refusal` where an object is more than a quota of its namespace leaves."""
         if not target.namespace or target.storage == _QUOTAS or target.sub:
             return
@@ -41,7 +41,7 @@ class Quotas:
             if _in_scope(quota, target.storage, obj):
                 self._admit(target, obj, quota, new, more)
 
-    def _admit(self, target: Target, obj: JSON, quota: JSON, new: Amounts, more: Amounts) -> None:
+    def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, new: Amounts, more: Amounts) -> None:
         hard = _amounts((quota.get("spec") or {}).get("hard"))
         name = obj["metadata"].get("name") or obj["metadata"].get("generateName", "")
         quota_name = quota["metadata"]["name"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...base.http_server.server import Request, Response
 from . import selectors, strategy, watching
-from .kinds import Kind, table
-from .requests import Target, flag, json_response, not_found, number, resource_version, sort_key, table_of
-from .status_errors import Refusal, bad_request
+from .kinds import ServedKind, table
+from .requests import RequestInfo, flag, json_response, not_found, number, resource_version, sort_key, table_of
+from .status_errors import StatusError, bad_request
 from .storage import ExpiredError, Match, Objects, Storage
 from .validation import events
 
@@ -27,7 +27,7 @@ class Reader:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
-    def get(self, request: Request, target: Target) -> Response:
+    def get(self, request: Request, target: RequestInfo) -> Response:
         obj = self.storage.get(target.storage, target.namespace, target.name)
         if obj is None:
             raise not_found(target)
@@ -37,11 +37,11 @@ class Reader:
         return json_response(strategy.outgoing(target.kind, target.version, obj))
 
     @staticmethod
-    def _shown(target: Target, obj: JSON) -> JSON:
+    def _shown(target: RequestInfo, obj: JSON) -> JSON:
         """As a table's columns look at it."""
         return strategy.outgoing(target.kind, target.version, obj) if not target.kind.structured else obj
 
-    def list(self, request: Request, target: Target) -> Response:
+    def list(self, request: Request, target: RequestInfo) -> Response:
         matches, _ = self.matching(request, target)
         include = table_of(request)
         found, metadata = self._page(request, target, matches)
@@ -57,20 +57,20 @@ class Reader:
             {"kind": f"{target.kind.kind}List", "apiVersion": api_version, "metadata": metadata, "items": items}
         )
 
-    def watch(self, request: Request, target: Target) -> Response:
+    def watch(self, request: Request, target: RequestInfo) -> Response:
         given = request.query.get("resourceVersion", "")
         sends = flag(request, "sendInitialEvents")
         bookmarks = flag(request, "allowWatchBookmarks")
         if sends and request.query.get("resourceVersionMatch") != "NotOlderThan":
             message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise Refusal(422, "Invalid", f"resourceVersionMatch: Forbidden: {message}")
+            raise StatusError(422, "Invalid", f"resourceVersionMatch: Forbidden: {message}")
         initial = sends or given in {"", "0"}
         since = self.storage.version if given in {"", "0"} else resource_version(given)
         if sends:
             self._not_newer(since)
         matches, only = self.matching(request, target)
         seconds = number(request, "timeoutSeconds")
-        wish = watching.Wish(
+        wish = watching.WatchOptions(
             since,
             initial,
             sends and bookmarks,
@@ -83,10 +83,10 @@ class Reader:
 
     # --- which objects --------------------------------------------------------------------------
 
-    def matching(self, request: Request, target: Target) -> tuple[Match, tuple[tuple[str, ...], str] | None]:
+    def matching(self, request: Request, target: RequestInfo) -> tuple[Match, tuple[tuple[str, ...], str] | None]:
         """What a request selects; and, for one that asks for a value of one field, that field and value.
 
-        Raises :class:`Refusal` for selectors that cannot be used.
+        Raises :class:`StatusError` for selectors that cannot be used.
         """
         try:
             terms = selectors.fields(request.query.get("fieldSelector", ""), target.kind.fields)
@@ -109,7 +109,7 @@ class Reader:
             exact = (("metadata", "namespace"), namespace)
         return matches, exact
 
-    def _page(self, request: Request, target: Target, matches: Match) -> tuple[Objects, JSON]:
+    def _page(self, request: Request, target: RequestInfo, matches: Match) -> tuple[Objects, JSON]:
         limit = number(request, "limit") or 0
         if limit < 0:
             raise bad_request(f"limit: Invalid value: {limit}: must be greater than or equal to 0")
@@ -143,20 +143,20 @@ class Reader:
             chosen = chosen[:limit]
         return chosen, metadata
 
-    def _at(self, target: Target, version: int, gone: str) -> Objects:
+    def _at(self, target: RequestInfo, version: int, gone: str) -> Objects:
         if version == self.storage.version:
             return self.storage.list(target.storage, target.namespace)
         self._not_newer(version)
         try:
             return self.storage.list_at(target.storage, target.namespace, version)
         except ExpiredError:
-            raise Refusal(410, "Expired", gone) from None
+            raise StatusError(410, "Expired", gone) from None
 
     def _not_newer(self, version: int) -> None:
         if version > self.storage.version:
             message = f"Too large resource version: {version}, current: {self.storage.version}"
             cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-            raise Refusal(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
+            raise StatusError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
 
 
 def _token(text: str) -> tuple[int, tuple[str, str]]:
@@ -168,7 +168,7 @@ def _token(text: str) -> tuple[int, tuple[str, str]]:
         raise bad_request("continue key is not valid: it is no token of this server") from None
 
 
-def _in_storage(kind: Kind, term: selectors.FieldTerm) -> selectors.FieldTerm:
+def _in_storage(kind: ServedKind, term: selectors.FieldTerm) -> selectors.FieldTerm:
     """A term about an event of either group, as events are stored."""
     if kind.storage != "events":
         return term

@@ -10,7 +10,7 @@ import msgspec
 
 from ...base.http_server.server import Request
 from ...resourceapi.schemas import protobuf
-from .status_errors import Refusal
+from .status_errors import StatusError
 
 JSON = dict[str, Any]
 LIMIT = 3 * 1024 * 1024  # bytes of a body that a real server reads
@@ -33,10 +33,10 @@ def media_type(request: Request) -> str:
 
 
 def read(request: Request) -> Body:
-    """Raises :class:`Refusal`."""
+    """Raises :class:`StatusError`."""
     kind, data = media_type(request), request.body
     if len(data) > LIMIT:
-        raise Refusal(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
+        raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
     if kind == protobuf.MEDIA_TYPE:
         return Body(_protobuf(data))
     if kind in _JSON:
@@ -44,7 +44,7 @@ def read(request: Request) -> Body:
     if kind in _YAML:
         return Body(_yaml(data))
     accepted = ", ".join(("application/json", "application/yaml", protobuf.MEDIA_TYPE))
-    raise Refusal(
+    raise StatusError(
         415,
         "UnsupportedMediaType",
         f"the body of the request was in an unknown format ({kind}) - accepted media types include: {accepted}",
@@ -55,7 +55,7 @@ def read_object(request: Request) -> Body:
     """As :func:`read`, and the body is an object."""
     body = read(request)
     if not isinstance(body.value, dict):
-        raise Refusal(400, "BadRequest", "the body is no object: a kind and its fields are expected")
+        raise StatusError(400, "BadRequest", "the body is no object: a kind and its fields are expected")
     return body
 
 
@@ -63,16 +63,16 @@ def _protobuf(data: bytes) -> JSON:
     try:
         return protobuf.decode(data)
     except protobuf.UnknownKindError as e:
-        raise Refusal(415, "UnsupportedMediaType", str(e)) from None
+        raise StatusError(415, "UnsupportedMediaType", str(e)) from None
     except protobuf.WireError as e:
-        raise Refusal(400, "BadRequest", f"the protobuf body cannot be read: {e}") from None
+        raise StatusError(400, "BadRequest", f"the protobuf body cannot be read: {e}") from None
 
 
 def _json(data: bytes) -> Body:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
-        raise Refusal(400, "BadRequest", f"the body is no JSON: {e}") from None
+        raise StatusError(400, "BadRequest", f"the body is no JSON: {e}") from None
     # What comes out as it went in, byte for byte, has nothing twice: our own clients write it so.
     once = len(data) > _CHECKED or msgspec.json.encode(value) == data
     return Body(value, () if once else _duplicates(data))
@@ -90,11 +90,11 @@ def _yaml(data: bytes) -> Any:
     try:
         found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]
         if len(found) > 1:
-            raise Refusal(400, "BadRequest", "error converting YAML to JSON: several documents in place of one")
+            raise StatusError(400, "BadRequest", "error converting YAML to JSON: several documents in place of one")
         return json.loads(json.dumps(found[0] if found else None))  # an alias is a value of its own
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         problem = str(getattr(e, "problem", None) or e)
-        raise Refusal(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
+        raise StatusError(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
 
 
 class _Object(dict[str, Any]):

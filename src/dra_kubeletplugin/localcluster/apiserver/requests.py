@@ -11,8 +11,8 @@ import msgspec
 
 from ...base.http_server.server import Request, Response
 from ...resourceapi.defaulting import now
-from .kinds import Kind, Registry
-from .status_errors import Refusal, bad_request, no_resource
+from .kinds import Registry, ServedKind
+from .status_errors import StatusError, bad_request, no_resource
 
 JSON = dict[str, Any]
 _TRUE = {"true", "1", "t", "T", "TRUE", "True"}
@@ -20,8 +20,8 @@ _FALSE = {"", "false", "0", "f", "F", "FALSE", "False"}
 
 
 @dataclass(frozen=True)
-class Target:
-    kind: Kind
+class RequestInfo:
+    kind: ServedKind
     version: str
     namespace: str
     name: str
@@ -35,13 +35,13 @@ class Target:
     def storage(self) -> str:
         return self.kind.storage
 
-    def of(self, name: str) -> Target:
+    def of(self, name: str) -> RequestInfo:
         """One object of this resource."""
-        return Target(self.kind, self.version, self.namespace, name, "")
+        return RequestInfo(self.kind, self.version, self.namespace, name, "")
 
 
-def parse_path(path: str, registry: Registry) -> Target:
-    """Raises :class:`Refusal` where nothing is served."""
+def parse_path(path: str, registry: Registry) -> RequestInfo:
+    """Raises :class:`StatusError` where nothing is served."""
     parts = [p for p in path.split("/") if p]
     group = ""
     if parts[:1] == ["api"] and len(parts) >= 3:
@@ -62,14 +62,14 @@ def parse_path(path: str, registry: Registry) -> Target:
         raise no_resource()
     if tail or (name and kind.namespaced and not namespace):
         raise no_resource()
-    return Target(kind, version, namespace, name, sub)
+    return RequestInfo(kind, version, namespace, name, sub)
 
 
 # --- options ----------------------------------------------------------------------------------------
 
 
 def flag(request: Request, name: str) -> bool:
-    """An option that is yes or no. Raises :class:`Refusal`."""
+    """An option that is yes or no. Raises :class:`StatusError`."""
     text = request.query.get(name, "")
     if text in _TRUE:
         return True
@@ -79,7 +79,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def number(request: Request, name: str) -> int | None:
-    """An option that is a whole number; None where it is not given. Raises :class:`Refusal`."""
+    """An option that is a whole number; None where it is not given. Raises :class:`StatusError`."""
     text = request.query.get(name, "")
     if not text:
         return None
@@ -95,7 +95,7 @@ def number(request: Request, name: str) -> int | None:
 def resource_version(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
-    raise Refusal(
+    raise StatusError(
         400,
         "BadRequest",
         f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax',
@@ -103,10 +103,10 @@ def resource_version(text: str) -> int:
 
 
 def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
-    """Raises :class:`Refusal` for a kind of dry run that there is not."""
+    """Raises :class:`StatusError` for a kind of dry run that there is not."""
     asked = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
     if odd := next((v for v in asked if v != "All"), None):
-        raise Refusal(400, "BadRequest", f'dryRun: Unsupported value: "{odd}": supported values: "All"')
+        raise StatusError(400, "BadRequest", f'dryRun: Unsupported value: "{odd}": supported values: "All"')
     return bool(asked)
 
 
@@ -159,7 +159,7 @@ def _quoted(text: str) -> str:
     return plain.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def status_response(e: Refusal) -> Response:
+def status_response(e: StatusError) -> Response:
     body: JSON = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     body |= {"message": str(e), "reason": e.reason, "details": e.details, "code": e.code}
     return json_response(body, e.code)
@@ -170,19 +170,19 @@ def success(code: int = 200, details: JSON | None = None) -> Response:
     return json_response(body | ({"details": details} if details else {"code": code}), code)
 
 
-def details_of(target: Target, name: str = "") -> JSON:
+def details_of(target: RequestInfo, name: str = "") -> JSON:
     return {"name": name or target.name, "group": target.kind.group, "kind": target.kind.plural}
 
 
-def not_found(target: Target) -> Refusal:
-    return Refusal(404, "NotFound", f'{target.qualified} "{target.name}" not found', details_of(target))
+def not_found(target: RequestInfo) -> StatusError:
+    return StatusError(404, "NotFound", f'{target.qualified} "{target.name}" not found', details_of(target))
 
 
-def conflict(target: Target, why: str) -> Refusal:
+def conflict(target: RequestInfo, why: str) -> StatusError:
     message = f'Operation cannot be fulfilled on {target.qualified} "{target.name}": {why}'
-    return Refusal(409, "Conflict", message, details_of(target))
+    return StatusError(409, "Conflict", message, details_of(target))
 
 
-def forbidden(target: Target, name: str, why: str, details: JSON | None = None) -> Refusal:
+def forbidden(target: RequestInfo, name: str, why: str, details: JSON | None = None) -> StatusError:
     message = f'{target.qualified} "{name}" is forbidden: {why}'
-    return Refusal(403, "Forbidden", message, details_of(target, name) | (details or {}))
+    return StatusError(403, "Forbidden", message, details_of(target, name) | (details or {}))

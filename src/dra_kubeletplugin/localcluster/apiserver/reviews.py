@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...base.http_server.server import Request, Response
-from .access import Access, Question
+from .access import Access, AccessRequest
 from .auth import AUDIENCE, Tokens, User
 from .request_decoding import read_object
-from .requests import Target, json_response
+from .requests import RequestInfo, json_response
 from .status_errors import bad_request, invalid
 
 JSON = dict[str, Any]
@@ -26,7 +26,7 @@ class Reviews:
     def __init__(self, access: Access, tokens: Tokens) -> None:
         self.access, self.tokens = access, tokens
 
-    def answer(self, request: Request, target: Target, user: User) -> Response:
+    def answer(self, request: Request, target: RequestInfo, user: User) -> Response:
         """Raises :class:`Refusal`."""
         body = read_object(request).value
         spec = body.get("spec")
@@ -36,7 +36,7 @@ class Reviews:
             head["spec"] = spec
         return json_response({**head, "status": self._status(target, spec, user)}, 201)
 
-    def _status(self, target: Target, spec: JSON, user: User) -> JSON:
+    def _status(self, target: RequestInfo, spec: JSON, user: User) -> JSON:
         match target.kind.kind:
             case "SelfSubjectReview":
                 return {"userInfo": user.info}
@@ -55,7 +55,7 @@ class Reviews:
             raise invalid(target.kind.kind, target.kind.group, "", causes)
         return self._decision(_user(spec), question)
 
-    def _decision(self, user: User, question: Question) -> JSON:
+    def _decision(self, user: User, question: AccessRequest) -> JSON:
         reason = self.access.allowed(user, question)
         return {"allowed": bool(reason)} | ({"reason": reason} if reason else {})
 
@@ -91,10 +91,10 @@ def _user(spec: JSON) -> User:
     )
 
 
-def _question(spec: Mapping[str, Any]) -> Question:
+def _question(spec: Mapping[str, Any]) -> AccessRequest:
     asked, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
     if isinstance(asked, dict) and not path:
-        return Question(**{ours: str(asked.get(theirs) or "") for theirs, ours in _ATTRIBUTES.items()})
+        return AccessRequest(**{ours: str(asked.get(theirs) or "") for theirs, ours in _ATTRIBUTES.items()})
     if isinstance(path, dict) and not asked:
-        return Question(str(path.get("verb", "")), path=str(path.get("path", "")))
+        return AccessRequest(str(path.get("verb", "")), path=str(path.get("path", "")))
     raise bad_request("spec needs exactly one of resourceAttributes and nonResourceAttributes")

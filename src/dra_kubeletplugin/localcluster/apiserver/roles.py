@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .access import GROUP, Access, Question, Rule, covers
+from .access import GROUP, Access, AccessRequest, Rule, covers
 from .auth import User
 from .kinds import Registry
-from .requests import Target, forbidden, new_metadata
-from .status_errors import Refusal
+from .requests import RequestInfo, forbidden, new_metadata
+from .status_errors import StatusError
 from .storage import Storage
 from .validation.label_selectors import selects
 
@@ -131,16 +131,16 @@ def _distinct(rules: Iterable[Rule]) -> list[Rule]:
 # --- nobody grants what he does not hold ------------------------------------------------------------
 
 
-def check_grant(access: Access, user: User, target: Target, obj: JSON) -> None:
+def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> None:
     """A role's rules must be held by who writes it, a bound role's by who binds it, or the verbs ``escalate`` and ``bind``.
 
-    Raises :class:`Refusal`.
+    Raises :class:`StatusError`.
     """
     if user.is_master or target.kind.group != GROUP:
         return
     name, namespace = obj["metadata"].get("name", ""), target.namespace
     if target.kind.kind in {"Role", "ClusterRole"}:
-        allows = Question("escalate", GROUP, target.kind.plural, "", namespace, name)
+        allows = AccessRequest("escalate", GROUP, target.kind.plural, "", namespace, name)
         rules: Sequence[Rule] = obj.get("rules") or ()
         if target.kind.kind == "ClusterRole" and obj.get("aggregationRule"):
             rules = [
@@ -150,10 +150,10 @@ def check_grant(access: Access, user: User, target: Target, obj: JSON) -> None:
     else:
         reference = obj.get("roleRef") or {}
         plural = "clusterroles" if reference.get("kind") == "ClusterRole" else "roles"
-        allows = Question("bind", GROUP, plural, "", namespace, reference.get("name", ""))
+        allows = AccessRequest("bind", GROUP, plural, "", namespace, reference.get("name", ""))
         found = access.role_rules(reference, namespace)
         if found is None and not access.allowed(user, allows):
-            raise Refusal(404, "NotFound", f'{plural}.{GROUP} "{reference.get("name", "")}" not found')
+            raise StatusError(404, "NotFound", f'{plural}.{GROUP} "{reference.get("name", "")}" not found')
         rules = found or ()
     if access.allowed(user, allows):
         return
@@ -166,15 +166,15 @@ def check_grant(access: Access, user: User, target: Target, obj: JSON) -> None:
         raise forbidden(target, name, why)
 
 
-def _questions(rule: Rule) -> Iterator[Question]:
+def _questions(rule: Rule) -> Iterator[AccessRequest]:
     """What a rule allows, one at a time; a wildcard is held by a wildcard only."""
     for verb in rule.get("verbs") or ():
         for path in rule.get("nonResourceURLs") or ():
-            yield Question(verb, path=path)
+            yield AccessRequest(verb, path=path)
         parts = (rule.get("apiGroups") or (), rule.get("resources") or (), rule.get("resourceNames") or ("",))
         for group, resource, name in itertools.product(*parts):
             plural, _, sub = resource.partition("/")
-            yield Question(verb, group, plural, sub, "", name)
+            yield AccessRequest(verb, group, plural, sub, "", name)
 
 
 def _shown(rule: Rule) -> str:

@@ -16,21 +16,21 @@ from ...resourceapi.kubernetes_releases import Features
 from ...resourceapi.schemas import openapi_wire
 from ..runtime.interface import ContainerRuntime
 from . import auth, custom, roles
-from .access import Access, Question
-from .admission import Admission, Admissions, builtin
+from .access import Access, AccessRequest
+from .admission import Admission, AdmissionChain, builtin
 from .admission.attributes import CONNECT, ObjectKind
 from .auth import Tokens, User
 from .deleting import Deleter
 from .discovery import Discovery, is_served
 from .faults import Faults
-from .kinds import Kind, Registry
+from .kinds import Registry, ServedKind
 from .openapi import OpenApi
 from .pod_streams import PodStreams
 from .quota import Quotas
 from .reading import Reader
-from .requests import Target, flag, json_response, new_metadata, parse_path, status_response
+from .requests import RequestInfo, flag, json_response, new_metadata, parse_path, status_response
 from .reviews import Reviews
-from .status_errors import Refusal, bad_request, no_resource, not_allowed
+from .status_errors import StatusError, bad_request, no_resource, not_allowed
 from .storage import Storage
 from .subresources import Subresources
 from .writing import Writer
@@ -90,7 +90,7 @@ class ApiServer:
         self._subresources = Subresources(self.storage, self._writer, self._deleter, self.tokens)
         self.access = Access(self.storage)
         self._reviews = Reviews(self.access, self.tokens)
-        self._admissions = Admissions(self.storage, self._registry, self.access, self.features)
+        self._admissions = AdmissionChain(self.storage, self._registry, self.access, self.features)
         self._discovery = Discovery(self._registry, self.features.version)
         self._openapi = OpenApi(self._registry, self._discovery)
         self._begin()
@@ -166,7 +166,7 @@ class ApiServer:
 
     # --- what follows from writes ---------------------------------------------------------------
 
-    def _written(self, target: Target, obj: JSON, old: JSON | None) -> None:
+    def _written(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         if target.storage == "namespaces" and old is None:
             self._account(obj["metadata"]["name"])
         elif target.storage == custom.DEFINITIONS:
@@ -184,7 +184,7 @@ class ApiServer:
         if (definition.get("status") or {}).get("acceptedNames") != names:
             self.storage.put(custom.DEFINITIONS, {**definition, "status": status})
 
-    def _gone(self, kind: Kind, obj: JSON) -> None:
+    def _gone(self, kind: ServedKind, obj: JSON) -> None:
         namespace = obj["metadata"].get("namespace", "")
         if kind.storage == custom.DEFINITIONS:
             key = obj["metadata"]["name"]
@@ -204,15 +204,15 @@ class ApiServer:
             await asyncio.sleep(self.faults.delay)
         try:
             if self.faults.down:
-                raise Refusal(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
+                raise StatusError(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
             user = self._user(request)
             if self.faults.throttle and not request.path.startswith("/openapi"):
                 self.faults.throttle -= 1
-                refused = status_response(Refusal(429, "TooManyRequests", "too many requests, try again"))
+                refused = status_response(StatusError(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
             return await self._answer(request, user)
-        except Refusal as e:
+        except StatusError as e:
             return status_response(e)
         except RecursionError:
             return status_response(bad_request("the object is nested too deeply: exceeded max depth"))
@@ -221,7 +221,7 @@ class ApiServer:
         if request.path in {"/healthz", "/livez", "/readyz"}:
             return Response(200, b"ok", "text/plain")
         if request.path == "/metrics":
-            self.access.require(user, Question("get", path=request.path))
+            self.access.require(user, AccessRequest("get", path=request.path))
             return Response(200, self.features.metrics().encode(), "text/plain; version=0.0.4")
         if request.method in {"GET", "HEAD"}:
             found = self._discovery.answer(request.path, self.served)
@@ -277,17 +277,17 @@ class ApiServer:
     # --- who may --------------------------------------------------------------------------------
 
     def _user(self, request: Request) -> User:
-        """Who asks, or as whom he wants to be answered. Raises :class:`Refusal`."""
+        """Who asks, or as whom he wants to be answered. Raises :class:`StatusError`."""
         user = auth.authenticate(request, self.tokens, self.storage, self._names)
         other = auth.impersonated(request)
         if other is None:
             return user
         for question in auth.to_impersonate(other):
-            self.access.require(user, Question("impersonate", *question))
+            self.access.require(user, AccessRequest("impersonate", *question))
         return other
 
-    def _authorize(self, request: Request, target: Target, user: User, *, watches: bool) -> None:
-        """Raises :class:`Refusal`."""
+    def _authorize(self, request: Request, target: RequestInfo, user: User, *, watches: bool) -> None:
+        """Raises :class:`StatusError`."""
         if user.is_master:
             return
         verb = _VERBS.get(request.method, "")
@@ -299,14 +299,14 @@ class ApiServer:
         if not name and verb in {"list", "watch", "deletecollection"}:
             name = _one_name(request)
         namespace = name if kind.storage == "namespaces" else target.namespace
-        self.access.require(user, Question(verb, kind.group, kind.plural, target.sub, namespace, name))
+        self.access.require(user, AccessRequest(verb, kind.group, kind.plural, target.sub, namespace, name))
 
-    async def _connected(self, request: Request, target: Target, user: User, admission: Admission) -> None:
-        """A stream to a pod's container is as good as writing. Raises :class:`Refusal`."""
+    async def _connected(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
+        """A stream to a pod's container is as good as writing. Raises :class:`StatusError`."""
         kind = target.kind
         if request.method == "GET" and not user.is_master:
             self.access.require(
-                user, Question("create", kind.group, kind.plural, target.sub, target.namespace, target.name)
+                user, AccessRequest("create", kind.group, kind.plural, target.sub, target.namespace, target.name)
             )
         options = ObjectKind("", "v1", _STREAMS[target.sub])
         asked: JSON = {"kind": options.kind, "apiVersion": "v1"}

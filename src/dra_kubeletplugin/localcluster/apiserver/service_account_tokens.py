@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .auth import AUDIENCE, Bound, Tokens
-from .status_errors import Refusal, bad_request, invalid
+from .status_errors import StatusError, bad_request, invalid
 from .storage import Storage
 
 JSON = dict[str, Any]
@@ -18,7 +18,7 @@ _KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 
 
 def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, Any]) -> JSON:
-    """The TokenRequest that answers one with ``spec``. Raises :class:`Refusal`."""
+    """The TokenRequest that answers one with ``spec``. Raises :class:`StatusError`."""
     seconds = spec.get("expirationSeconds") or _HOUR
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not _SHORTEST <= seconds < _LONGEST:
         message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
@@ -57,14 +57,14 @@ def _bound(storage: Storage, namespace: str, reference: Any) -> tuple[list[Bound
     obj = storage.get(_KINDS[kind], where, name)
     if obj is None:
         details = {"name": name, "kind": _KINDS[kind]}
-        raise Refusal(404, "NotFound", f'{_KINDS[kind]} "{name}" not found', details)
+        raise StatusError(404, "NotFound", f'{_KINDS[kind]} "{name}" not found', details)
     uid = obj["metadata"]["uid"]
     if reference.get("uid") not in {None, "", uid}:
         message = (
             f"the UID in the bound object reference ({reference['uid']}) does not match the UID in record. "
             "The object might have been deleted and then recreated"
         )
-        raise Refusal(409, "Conflict", f'Operation cannot be fulfilled on {_KINDS[kind]} "{name}": {message}')
+        raise StatusError(409, "Conflict", f'Operation cannot be fulfilled on {_KINDS[kind]} "{name}": {message}')
     word = kind.lower()
     claims = {} if kind == "Secret" else {f"{word}-name": name, f"{word}-uid": uid}
     if kind == "Pod" and (node := (obj.get("spec") or {}).get("nodeName")):

@@ -8,7 +8,7 @@ from typing import Any
 JSON = dict[str, Any]
 
 
-class Refusal(Exception):
+class StatusError(Exception):
     """A request that is refused: an HTTP code, a reason of meta/v1 and a sentence."""
 
     def __init__(self, code: int, reason: str, message: str, details: JSON | None = None) -> None:
@@ -16,24 +16,24 @@ class Refusal(Exception):
         self.code, self.reason, self.details = code, reason, details or {}
 
 
-def bad_request(message: str) -> Refusal:
-    return Refusal(400, "BadRequest", message)
+def bad_request(message: str) -> StatusError:
+    return StatusError(400, "BadRequest", message)
 
 
-def no_resource() -> Refusal:
-    return Refusal(404, "NotFound", "the server could not find the requested resource")
+def no_resource() -> StatusError:
+    return StatusError(404, "NotFound", "the server could not find the requested resource")
 
 
-def not_allowed() -> Refusal:
+def not_allowed() -> StatusError:
     message = "the server does not allow this method on the requested resource"
-    return Refusal(405, "MethodNotAllowed", message)
+    return StatusError(405, "MethodNotAllowed", message)
 
 
-def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, str]]) -> Refusal:
+def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, str]]) -> StatusError:
     """``causes`` are reason, field and message of each; one that comes twice is in the sentence once."""
     listed = list(dict.fromkeys(f"{field}: {message}" for _, field, message in causes))
     text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
     details: JSON = {"name": name, "group": group, "kind": kind}
     details["causes"] = [{"reason": r, "message": m, "field": f} for r, f, m in causes]
     qualified = f"{kind}.{group}" if group else kind
-    return Refusal(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)
+    return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {text}', details)

@@ -30,7 +30,7 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class StorageChange:
     version: int
     type: str  # ADDED, MODIFIED, DELETED
     kind: str  # key of the kind
@@ -45,13 +45,13 @@ class Watch:
     ``ended``: nothing more will come, since watches were cut or nobody has read this one for long.
     """
 
-    def __init__(self, matches: Match, missed: Iterable[Change]) -> None:
+    def __init__(self, matches: Match, missed: Iterable[StorageChange]) -> None:
         self.ended = False
         self._matches = matches
         self._pending = deque(missed)
         self._woken = asyncio.Event()
 
-    def push(self, change: Change) -> None:
+    def push(self, change: StorageChange) -> None:
         if self.ended:
             return  # who watches again begins behind what it has seen
         self._pending.append(change)
@@ -70,7 +70,7 @@ class Watch:
         """That up to which everything has been read, ``newest`` where nothing waits: a bookmark may not be later."""
         return self._pending[0].version - 1 if self._pending else newest
 
-    async def next(self) -> list[Change]:
+    async def next(self) -> list[StorageChange]:
         """What has come since the last time, as soon as there is something: all at once, since one waits for the next.
 
         Nothing where :meth:`wake` was called, or where it has ended.
@@ -88,7 +88,7 @@ class _Kind:
 
     objects: dict[Key, JSON] = field(default_factory=dict)
     names: list[Key] | None = None  # in order; None once an object came or went
-    history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    history: deque[StorageChange] = field(default_factory=lambda: deque(maxlen=HISTORY))
     oldest: int = 0  # a watch may start here or later
     watchers: set[Watch] = field(default_factory=set)
     narrow: dict[tuple[str, ...], dict[str, set[Watch]]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Storage:
             of.names = None
         of.objects[key] = stored
         self._own(kind, key, before, stored)
-        self._record(of, Change(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key)
+        self._record(of, StorageChange(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key)
         return stored
 
     def remove(self, kind: str, namespace: str, name: str) -> JSON | None:
@@ -194,7 +194,7 @@ class Storage:
         self.version += 1
         last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
         self._own(kind, key, before, None)
-        self._record(of, Change(self.version, "DELETED", kind, last, before), key)
+        self._record(of, StorageChange(self.version, "DELETED", kind, last, before), key)
         return last
 
     def _own(self, kind: str, key: Key, before: JSON | None, after: JSON | None) -> None:
@@ -212,7 +212,7 @@ class Storage:
         for uid in now - was:
             self._owned.setdefault(uid, set()).add((kind, key))
 
-    def _record(self, of: _Kind, change: Change, key: Key) -> None:
+    def _record(self, of: _Kind, change: StorageChange, key: Key) -> None:
         if self._journal is not None:
             self._journal.write(change.version, change.kind, key, None if change.type == "DELETED" else change.object)
         if len(of.history) == HISTORY:
@@ -271,7 +271,7 @@ class Storage:
                 del by_value[only[1]]  # names come and go
 
 
-def _seen(change: Change, matches: Match) -> Change | None:
+def _seen(change: StorageChange, matches: Match) -> StorageChange | None:
     """A change as somebody sees it who sees only what matches."""
     now = change.type != "DELETED" and matches(change.object)
     was = change.before is not None and matches(change.before)
@@ -284,8 +284,8 @@ def _seen(change: Change, matches: Match) -> Change | None:
         version = str(change.version)
         before = change.before or change.object
         gone = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
-        return Change(change.version, type_, change.kind, gone, None)
-    return Change(change.version, type_, change.kind, change.object, None)
+        return StorageChange(change.version, type_, change.kind, gone, None)
+    return StorageChange(change.version, type_, change.kind, change.object, None)
 
 
 def _look(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> str | None:

@@ -15,7 +15,7 @@ from ...resourceapi.validation import claim_status, claims, metadata, slices
 from ...resourceapi.validation.field_errors import FieldError
 from ...scheduling import cel
 from . import custom, dropped_fields
-from .kinds import Kind
+from .kinds import ServedKind
 from .validation import defaulting, events, objects
 from .validation.pod_defaults import admitted
 
@@ -35,7 +35,7 @@ class InvalidObject(Exception):
 
 
 def incoming(
-    kind: Kind,
+    kind: ServedKind,
     version: str,
     obj: Mapping[str, Any],
     features: Features,
@@ -60,12 +60,12 @@ def incoming(
     return out
 
 
-def _bad(kind: Kind, version: str, why: object) -> BadObject:
+def _bad(kind: ServedKind, version: str, why: object) -> BadObject:
     return BadObject(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
 
 
 def _structured(
-    kind: Kind, version: str, obj: Mapping[str, Any], features: Features, told: list[str], *, strict: bool
+    kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features, told: list[str], *, strict: bool
 ) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
@@ -76,7 +76,7 @@ def _structured(
             raise _bad(kind, version, _STRICT + ", ".join(found))
         told += found
         decoded = _strictly(in_v1, kind, told, strict=strict)
-    except schema.DecodeError as e:
+    except schema.SchemaDecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
         raise _bad(kind, version, "wrong shape") from None
@@ -86,17 +86,17 @@ def _structured(
 _STRICT = "strict decoding error: "
 
 
-def _strictly(sent: JSON, kind: Kind, told: list[str], *, strict: bool) -> JSON:
+def _strictly(sent: JSON, kind: ServedKind, told: list[str], *, strict: bool) -> JSON:
     try:
         return schema.decode(sent, kind.kind, strict=True)
-    except schema.DecodeError as e:
+    except schema.SchemaDecodeError as e:
         if strict or not str(e).startswith(_STRICT):
             raise
         told += str(e).removeprefix(_STRICT).split(", ")
     return schema.decode(sent, kind.kind, strict=False)
 
 
-def _decoded(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
+def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
     unknown: list[str] = []
     body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
     try:
@@ -119,17 +119,17 @@ def _decoded(kind: Kind, version: str, obj: Mapping[str, Any], told: list[str], 
     return events.to_core(out) if kind.storage == "events" and kind.group else out
 
 
-def stored(kind: Kind, obj: JSON) -> JSON:
+def stored(kind: ServedKind, obj: JSON) -> JSON:
     """A valid object as it is kept."""
     return schema.stored(obj, kind.kind) if kind.structured else obj
 
 
-def written(kind: Kind, obj: JSON) -> JSON:
+def written(kind: ServedKind, obj: JSON) -> JSON:
     """An object as a client sees it that wrote it just now."""
     return schema.written(obj, kind.kind) if kind.structured else obj
 
 
-def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
+def outgoing(kind: ServedKind, version: str, obj: Mapping[str, Any]) -> JSON:
     """A stored object as ``version`` has it."""
     if not kind.structured:
         shown = events.from_core(obj) if kind.storage == "events" and kind.group else dict(obj)
@@ -138,7 +138,7 @@ def outgoing(kind: Kind, version: str, obj: Mapping[str, Any]) -> JSON:
     return full if version == "v1" else convert(full, version)
 
 
-def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
+def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     """What is stored: the part that this request may write, the rest as it was."""
     if kind.status and old is not None:
         out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
@@ -160,7 +160,7 @@ def prepare(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
     return defaults.apply(obj, kind.kind) if kind.structured else obj
 
 
-def select_own_pods(kind: Kind, obj: JSON) -> None:
+def select_own_pods(kind: ServedKind, obj: JSON) -> None:
     """The selector of a new Job, which nobody writes by hand, and the labels of its pods and its own (batch/v1, ``manualSelector``)."""
     spec = obj.get("spec") or {}
     if kind.storage != "jobs.batch" or spec.get("manualSelector"):
@@ -188,7 +188,7 @@ _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 _STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
 
 
-def settle(kind: Kind, obj: JSON, old: JSON) -> None:
+def settle(kind: ServedKind, obj: JSON, old: JSON) -> None:
     """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
     manager)."""
     if kind.kind == "ResourceClaim" and "status" in obj:
@@ -207,7 +207,7 @@ def drop(spec: JSON, names: Collection[str]) -> None:
 
 
 def validate(
-    kind: Kind,
+    kind: ServedKind,
     obj: JSON,
     old: JSON | None,
     namespace_labels: Mapping[str, str],
@@ -229,7 +229,13 @@ def validate(
 
 
 def _structured_faults(
-    kind: Kind, obj: JSON, old: JSON | None, namespace_labels: Mapping[str, str], features: Features, *, status: bool
+    kind: ServedKind,
+    obj: JSON,
+    old: JSON | None,
+    namespace_labels: Mapping[str, str],
+    features: Features,
+    *,
+    status: bool,
 ) -> list[FieldError]:
     compile_selector = functools.partial(cel.compile_selector, list_attributes=features.has("DRAListTypeAttributes"))
     match kind.kind:

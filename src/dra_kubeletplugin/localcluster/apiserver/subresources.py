@@ -15,9 +15,9 @@ from .admission import Admission
 from .admission.attributes import ObjectKind
 from .auth import Tokens
 from .deleting import Deleter
-from .kinds import Kind
-from .requests import Target, conflict, dry_run, json_response, success
-from .status_errors import Refusal, bad_request, invalid, not_allowed
+from .kinds import ServedKind
+from .requests import RequestInfo, conflict, dry_run, json_response, success
+from .status_errors import StatusError, bad_request, invalid, not_allowed
 from .storage import Storage
 from .validation.label_selectors import selects
 from .writing import Writer
@@ -34,9 +34,9 @@ class Subresources:
     def __init__(self, storage: Storage, writer: Writer, deleter: Deleter, tokens: Tokens) -> None:
         self.storage, self.writer, self.deleter, self.tokens = storage, writer, deleter, tokens
 
-    async def answer(self, request: Request, target: Target, admission: Admission) -> Response:
-        """Raises :class:`Refusal`."""
-        found: Mapping[tuple[str, str], Callable[[Request, Target, Admission], Awaitable[Response]]] = {
+    async def answer(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
+        """Raises :class:`StatusError`."""
+        found: Mapping[tuple[str, str], Callable[[Request, RequestInfo, Admission], Awaitable[Response]]] = {
             ("POST", "binding"): self._bind,
             ("POST", "eviction"): self._evict,
             ("POST", "token"): self._token,
@@ -52,7 +52,7 @@ class Subresources:
 
     # --- pods -----------------------------------------------------------------------------------
 
-    async def _bind(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _bind(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         pod = self.writer.find(target)
         given = body.get("target")
@@ -80,7 +80,7 @@ class Subresources:
             self.storage.put(target.storage, bound, fresh=True)
         return success(201)
 
-    async def _evict(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _evict(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         pod = self.writer.find(target)
         await admission.validate(target, body, kind=_EVICTION)
@@ -97,7 +97,7 @@ class Subresources:
                 counts = f"needs {healthy.get('desiredHealthy', 0)} healthy pods and has {healthy.get('currentHealthy', 0)} currently"
                 cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {name} {counts}"}
                 message = "Cannot evict pod as it would violate the pod's disruption budget."
-                raise Refusal(429, "TooManyRequests", message, {"causes": [cause]})
+                raise StatusError(429, "TooManyRequests", message, {"causes": [cause]})
             if not dry:
                 status = {**budget["status"], "disruptionsAllowed": allowed - 1}
                 self.storage.put(_BUDGETS, {**budget, "status": status})
@@ -132,7 +132,7 @@ class Subresources:
 
     # --- others ---------------------------------------------------------------------------------
 
-    async def _token(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _token(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         account = self.writer.find(target)
         await admission.validate(target, body, kind=_TOKEN_REQUEST)
@@ -140,7 +140,7 @@ class Subresources:
         answer = service_account_tokens.issue(self.storage, self.tokens, account, spec or {})
         return json_response(answer, 201, admission.warnings)
 
-    async def _finalize(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _finalize(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         old = self.writer.find(target)
         asked = body.get("spec") if isinstance(body.get("spec"), dict) else {}
@@ -155,10 +155,10 @@ class Subresources:
             obj = gone or self.storage.put(target.storage, obj)
         return json_response(strategy.outgoing(target.kind, target.version, obj))
 
-    async def _scale(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _scale(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         return json_response(_scale_of(target.kind, self.writer.find(target)))
 
-    async def _set_scale(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _set_scale(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         obj = self.writer.find(target)
         current = _scale_of(target.kind, obj)
         scale = target
@@ -201,7 +201,7 @@ class Subresources:
 _REPLICAS, _STATUS_REPLICAS = ".spec.replicas", ".status.replicas"
 
 
-def _path(kind: Kind, name: str, default: str) -> list[str]:
+def _path(kind: ServedKind, name: str, default: str) -> list[str]:
     return [p for p in (kind.scale.get(name) or default).split(".") if p]
 
 
@@ -212,7 +212,7 @@ def _at(obj: JSON, path: list[str]) -> Any:
     return found
 
 
-def _scale_of(kind: Kind, obj: JSON) -> JSON:
+def _scale_of(kind: ServedKind, obj: JSON) -> JSON:
     meta = obj["metadata"]
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     if kind.custom:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...errors import printable
 from ...resourceapi import quantity
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
@@ -66,7 +66,7 @@ def _instead(key: str, value: Any, around: Above) -> str:
             return (
                 f": it belongs in {path!r}, further out: check the indentation" if path else ": it belongs to the top"
             )
-    return near(key, shape.fields) or f": there are {', '.join(sorted(shape.fields))}"
+    return did_you_mean(key, shape.fields) or f": there are {', '.join(sorted(shape.fields))}"
 
 
 def _has(shape: Shape, key: str, value: Any) -> bool:

@@ -12,16 +12,16 @@ import msgspec
 
 from . import strategy
 from .kinds import table
-from .requests import Target, status_response
-from .status_errors import Refusal
-from .storage import Change, ExpiredError, Match, Storage, Watch
+from .requests import RequestInfo, status_response
+from .status_errors import StatusError
+from .storage import ExpiredError, Match, Storage, StorageChange, Watch
 
 JSON = dict[str, Any]
 BOOKMARK_EVERY = 30.0  # seconds
 
 
 @dataclass(frozen=True)
-class Wish:
+class WatchOptions:
     """What a client asks of a watch.
 
     Attributes:
@@ -42,7 +42,7 @@ class Wish:
     only: tuple[tuple[str, ...], str] | None = None
 
 
-async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -> AsyncIterator[bytes]:
+async def events(storage: Storage, target: RequestInfo, matches: Match, wish: WatchOptions) -> AsyncIterator[bytes]:
     """The lines of a watch."""
     form = (target.kind.key, target.version, wish.include)
 
@@ -52,7 +52,7 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
         version = {"resourceVersion": obj["metadata"]["resourceVersion"]}
         return table(target.kind, [obj], version, include=wish.include)
 
-    def line(change: Change) -> bytes:
+    def line(change: StorageChange) -> bytes:
         found = change.lines.get(form)
         if found is None:
             found = msgspec.json.encode({"type": change.type, "object": shown(change.object)}) + b"\n"
@@ -73,7 +73,7 @@ async def events(storage: Storage, target: Target, matches: Match, wish: Wish) -
         try:
             watch = stack.enter_context(storage.watch(target.kind.storage, since, matches, wish.only))
         except ExpiredError:
-            gone = status_response(Refusal(410, "Expired", f"too old resource version: {since}")).body
+            gone = status_response(StatusError(410, "Expired", f"too old resource version: {since}")).body
             yield b'{"type":"ERROR","object":' + gone + b"}\n"
             return
         if wish.initial:

@@ -12,13 +12,13 @@ from ...base.http_server.server import Request, Response
 from ...resourceapi.kubernetes_releases import Features
 from ...resourceapi.validation.field_errors import FieldError
 from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
-from .access import Question
+from .access import AccessRequest
 from .admission import Admission, builtin
 from .faults import Faults
 from .kinds import Registry
 from .quota import Quotas
 from .requests import (
-    Target,
+    RequestInfo,
     conflict,
     details_of,
     dry_run,
@@ -28,7 +28,7 @@ from .requests import (
     not_found,
     same_object,
 )
-from .status_errors import Refusal, bad_request, invalid
+from .status_errors import StatusError, bad_request, invalid
 from .storage import Storage
 from .validation import unsupported_warnings
 
@@ -75,8 +75,8 @@ class Writer:
         faults: Faults,
         quotas: Quotas,
         features: Features,
-        finish: Callable[[Target, JSON], JSON | None],
-        stored: Callable[[Target, JSON, JSON | None], None],
+        finish: Callable[[RequestInfo, JSON], JSON | None],
+        stored: Callable[[RequestInfo, JSON, JSON | None], None],
     ) -> None:
         self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
         self.features = features
@@ -85,14 +85,14 @@ class Writer:
 
     # --- the three verbs ------------------------------------------------------------------------
 
-    async def create(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def create(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         if target.kind.refused:
-            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+            raise StatusError(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
         obj = self.decode(request, target, request_decoding.read_object(request), admission.warnings)
         out = await self.new(request, target, obj, admission)
         return self._answer(target, out, admission.warnings)
 
-    async def update(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def update(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         async def once() -> Response:
             body = request_decoding.read_object(request)
             obj = self.decode(request, target, body, admission.warnings)
@@ -104,10 +104,10 @@ class Writer:
 
         return await self.until_unchanged(target, admission, once)
 
-    async def patch(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def patch(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         return await self.until_unchanged(target, admission, lambda: self._patch(request, target, admission))
 
-    def check_unchanged(self, target: Target, old: JSON) -> None:
+    def check_unchanged(self, target: RequestInfo, old: JSON) -> None:
         """Raises :class:`_ChangedError`, which :meth:`until_unchanged` answers."""
         found = self.storage.get(target.storage, target.namespace, target.name)
         if found is None or found["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
@@ -115,9 +115,9 @@ class Writer:
 
     @staticmethod
     async def until_unchanged(
-        target: Target, admission: Admission, once: Callable[[], Awaitable[Response]]
+        target: RequestInfo, admission: Admission, once: Callable[[], Awaitable[Response]]
     ) -> Response:
-        """Again, where somebody else wrote the object while a webhook thought about it. Raises :class:`Refusal`."""
+        """Again, where somebody else wrote the object while a webhook thought about it. Raises :class:`StatusError`."""
         for _ in range(_TRIES):
             try:
                 return await once()
@@ -125,7 +125,7 @@ class Writer:
                 admission.warnings.clear()
         raise conflict(target, _MODIFIED)
 
-    async def _patch(self, request: Request, target: Target, admission: Admission) -> Response:
+    async def _patch(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         kind = request_decoding.media_type(request)
         field_managers.check_options(request, is_apply=kind == field_managers.APPLY)
         body = request_decoding.read(request)
@@ -149,14 +149,14 @@ class Writer:
         return self._answer(target, out, warnings)
 
     async def _apply(
-        self, request: Request, target: Target, config: JSON, old: JSON | None, admission: Admission
+        self, request: Request, target: RequestInfo, config: JSON, old: JSON | None, admission: Admission
     ) -> Written:
         if old is None and target.sub:
             raise not_found(target)
         if target.kind.refused:
-            raise Refusal(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
+            raise StatusError(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
         if old is None:  # who may patch may not create by it
-            question = Question("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
+            question = AccessRequest("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
             admission.access.require(admission.user, question)
         merged, managed = field_managers.applied(request, target, old, config)
         obj = self.decode(request, target, request_decoding.Body(merged), admission.warnings)
@@ -166,13 +166,13 @@ class Writer:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def find(self, target: Target) -> JSON:
+    def find(self, target: RequestInfo) -> JSON:
         found = self.storage.get(target.storage, target.namespace, target.name)
         if found is None:
             raise not_found(target)
         return found
 
-    def decode(self, request: Request, target: Target, body: request_decoding.Body, warnings: list[str]) -> JSON:
+    def decode(self, request: Request, target: RequestInfo, body: request_decoding.Body, warnings: list[str]) -> JSON:
         obj = body.value
         given = (obj.get("apiVersion"), obj.get("kind"))
         wanted = (target.kind.api_version(target.version), target.kind.kind)
@@ -202,7 +202,7 @@ class Writer:
         return out
 
     @staticmethod
-    def _check_name(target: Target, meta: JSON) -> None:
+    def _check_name(target: RequestInfo, meta: JSON) -> None:
         name = meta.get("name", "")
         if not name:
             raise bad_request("the name of the object could not be determined: name must be provided")
@@ -212,7 +212,7 @@ class Writer:
     # --- creating -------------------------------------------------------------------------------
 
     async def new(
-        self, request: Request, target: Target, obj: JSON, admission: Admission, managed: list[JSON] | None = None
+        self, request: Request, target: RequestInfo, obj: JSON, admission: Admission, managed: list[JSON] | None = None
     ) -> Written:
         """``managed`` are the managed fields of what was applied; who creates manages all."""
         meta = obj["metadata"]
@@ -247,7 +247,7 @@ class Writer:
         self._manage(obj, managed or field_managers.updated(request, target, None, obj))
         return Written(self._keep(target, obj, None, dry=dry), 201)
 
-    def _name(self, target: Target, meta: JSON) -> str:
+    def _name(self, target: RequestInfo, meta: JSON) -> str:
         if name := meta.get("name"):
             return str(name)
         prefix = meta.get("generateName", "")[:_LONGEST_BASE]
@@ -261,7 +261,7 @@ class Writer:
 
     def _validate(
         self,
-        target: Target,
+        target: RequestInfo,
         obj: JSON,
         old: JSON | None,
         namespace: JSON,
@@ -279,7 +279,7 @@ class Writer:
             causes = [(f.reason, f.field, f.message) for f in faults]
             raise invalid(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), causes)
 
-    def _drop(self, target: Target, obj: JSON, old: JSON | None) -> None:
+    def _drop(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         """What depends on a feature gate that is off, or that a fault made on purpose takes."""
         dropped_fields.drop(target.kind, obj, old, self.features)
         if target.kind.kind == "ResourceSlice" and target.kind.structured:
@@ -290,7 +290,7 @@ class Writer:
     async def replace(
         self,
         request: Request,
-        target: Target,
+        target: RequestInfo,
         obj: JSON,
         old: JSON,
         admission: Admission,
@@ -351,7 +351,7 @@ class Writer:
         return Written(self._keep(target, obj, old, dry=dry), 200)
 
     def _unauthorized(
-        self, request: Request, target: Target, obj: JSON, old: JSON, admission: Admission
+        self, request: Request, target: RequestInfo, obj: JSON, old: JSON, admission: Admission
     ) -> Sequence[FieldError]:
         if target.sub != "status" or target.kind.kind != "ResourceClaim" or not target.kind.structured:
             return ()
@@ -362,7 +362,7 @@ class Writer:
         return claim_status.status_faults(admission.access, admission.user, verb, target.namespace, new, before)
 
     @staticmethod
-    def _no_new_finalizers(target: Target, meta: JSON, before: JSON) -> None:
+    def _no_new_finalizers(target: RequestInfo, meta: JSON, before: JSON) -> None:
         added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
         if before.get("deletionTimestamp") and added:
             listed = ", ".join(json.dumps(f) for f in added)
@@ -378,7 +378,7 @@ class Writer:
         if managed:
             obj["metadata"]["managedFields"] = managed
 
-    def _keep(self, target: Target, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
+    def _keep(self, target: RequestInfo, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
         obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
         if dry:
             return obj
@@ -386,17 +386,17 @@ class Writer:
         self._told(target, stored, old)
         return self.storage.get(target.storage, target.namespace, stored["metadata"]["name"]) or stored
 
-    def _answer(self, target: Target, out: Written, warnings: Sequence[str]) -> Response:
+    def _answer(self, target: RequestInfo, out: Written, warnings: Sequence[str]) -> Response:
         shown = strategy.outgoing(target.kind, target.version, out.object)
         told = unsupported_warnings.warnings(target.kind, out.object, self.features) if not target.sub else ()
         return json_response(shown, out.code, [*warnings, *told])
 
 
-def already_exists(target: Target, name: str) -> Refusal:
-    return Refusal(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
+def already_exists(target: RequestInfo, name: str) -> StatusError:
+    return StatusError(409, "AlreadyExists", f'{target.qualified} "{name}" already exists', details_of(target, name))
 
 
-def invalid_option(name: str, value: str, allowed: Sequence[str]) -> Refusal:
+def invalid_option(name: str, value: str, allowed: Sequence[str]) -> StatusError:
     listed = ", ".join(f'"{a}"' for a in allowed)
     message = f'Unsupported value: "{value}": supported values: {listed}'
     return invalid("CreateOptions", "meta.k8s.io", "", [("FieldValueNotSupported", name, message)])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ..event_recorder import EventRecorder
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from ..work_queue import Backoff, WorkQueue
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key:
     return Key(resource, obj["metadata"].get("namespace") or "", obj["metadata"]["name"])
 
 
-class Waiting(Exception):
+class RetryLater(Exception):
     """What is in an object's way was told in an event already: it is tried again, and nothing more is said."""
 
 
@@ -68,10 +68,10 @@ class Controller(ABC):
     async def reconcile(self, key: Key) -> None:
         """Looks at one object and does what is to be done. What it raises is retried for this key alone."""
 
-    def watch(self, resource: Resource, handler: Callable[[Change], None] | None = None) -> None:
+    def watch(self, resource: Resource, handler: Callable[[ObjectChange], None] | None = None) -> None:
         """Has objects of a resource looked at when they change, or calls ``handler`` for each change."""
 
-        def look(change: Change) -> None:
+        def look(change: ObjectChange) -> None:
             self.queue.add(key_of(resource, change.object))
 
         self.informers.on(resource, handler or look)
@@ -89,7 +89,7 @@ class Controller(ABC):
 
     def _failed(self, key: Key, error: Exception) -> None:
         """Tells what is wrong once for the same text. A lost race is no fault: the newer object, or its end, comes by itself."""
-        if isinstance(error, Waiting) or (isinstance(error, ApiError) and _lost_race(key, error)):
+        if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _lost_race(key, error)):
             log.debug("%s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"

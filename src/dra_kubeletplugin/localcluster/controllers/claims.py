@@ -18,14 +18,14 @@ from ..informer import (
     FINALIZER,
     POD_CLAIM_NAME,
     POD_GROUPS,
-    Change,
     Informers,
+    ObjectChange,
     is_finished,
     owned_by,
     pod_claim_names,
     words_of,
 )
-from .base import Controller, Key, Waiting, key_of
+from .base import Controller, Key, RetryLater, key_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -64,7 +64,7 @@ class ClaimController(Controller):
             informers.index(groups, "templates", _templates_of)
             self.watch(groups, self._group_changed)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         pod = change.object
         if change.gone:
             self._forget(pod)
@@ -73,7 +73,7 @@ class ClaimController(Controller):
         if change.gone or _is_done(pod):
             self._look_at_claims_of(pod)
 
-    def _group_changed(self, change: Change) -> None:
+    def _group_changed(self, change: ObjectChange) -> None:
         group = change.object
         meta = group["metadata"]
         if change.gone:
@@ -103,7 +103,7 @@ class ClaimController(Controller):
         assert self._groups is not None
         return self._groups
 
-    def _claim_changed(self, change: Change) -> None:
+    def _claim_changed(self, change: ObjectChange) -> None:
         claim = change.object
         meta = claim["metadata"]
         if change.gone:
@@ -122,7 +122,7 @@ class ClaimController(Controller):
             if owner["kind"] == pod_groups.KIND:
                 self.queue.add(Key(self._of_groups, meta["namespace"], owner["name"]))
 
-    def _template_changed(self, change: Change) -> None:
+    def _template_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
         for resource in (PODS, self._groups) if self._groups else (PODS,):
             for owner in self.informers.by(resource, "templates", (meta["namespace"], meta["name"])):
@@ -308,11 +308,11 @@ class ClaimController(Controller):
         """A pod that our copy does not have may be newer than the copy, so the server is asked. A group uses its claims until it is
         gone, whatever becomes of its pods.
 
-        Raises :class:`Waiting` for a consumer that is neither: the claim stays as it is, as in Kubernetes without a word.
+        Raises :class:`RetryLater` for a consumer that is neither: the claim stays as it is, as in Kubernetes without a word.
         """
         resource = self._groups if pod_groups.is_group(consumer) else PODS
         if resource is None or (resource is PODS and (consumer["resource"] != "pods" or consumer.get("apiGroup"))):
-            raise Waiting(f"unsupported ReservedFor entry: {consumer}")
+            raise RetryLater(f"unsupported ReservedFor entry: {consumer}")
         if consumer["uid"] in self._gone:
             return False
         found = self.informers.find(resource, consumer["name"], namespace)
@@ -345,7 +345,7 @@ class ClaimController(Controller):
                 raise
 
 
-class _Refused(Waiting):
+class _Refused(RetryLater):
     """A claim cannot be made; the text is Kubernetes'."""
 
 

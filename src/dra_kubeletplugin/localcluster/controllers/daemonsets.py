@@ -10,7 +10,7 @@ from ...kube import KubeClient
 from ...kube.resource import NODES
 from ...resourceapi import node_selectors
 from ...scheduling.allocator.taints import tolerates
-from ..informer import Change, Informers, is_finished
+from ..informer import Informers, ObjectChange, is_finished
 from .base import key_of
 from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
 
@@ -36,7 +36,7 @@ class DaemonSetController(Workload):
         super().__init__(client, informers, NODES)
         self.watch(NODES, self._node_changed)
 
-    def _node_changed(self, change: Change) -> None:
+    def _node_changed(self, change: ObjectChange) -> None:
         for obj in self.informers.all(DAEMON_SETS):
             self.queue.add(key_of(DAEMON_SETS, obj))
 

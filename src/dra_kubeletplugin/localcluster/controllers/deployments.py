@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resourceapi.defaulting import now
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from .base import Key, key_of
 from .workloads import DEPLOYMENTS, KINDS, REPLICA_SETS, Workload, condition, controller_of, hash_of, share_of
 
@@ -32,7 +32,7 @@ class DeploymentController(Workload):
         self._progress: dict[str, tuple[Any, float]] = {}  # by UID: what was seen last, since when
         self.watch(REPLICA_SETS, self._set_changed)
 
-    def _set_changed(self, change: Change) -> None:
+    def _set_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
         ours = self._sets.get(meta["uid"])
         if ours and int(meta["resourceVersion"]) >= int(ours[1]["metadata"]["resourceVersion"]):

@@ -16,7 +16,7 @@ from ...kube.resource import CLAIMS, PODS, SLICES
 from ...scheduling.allocator.taints import tolerates
 from ...scheduling.framework import pod_groups
 from ...scheduling.framework.device_taint_rules import taints_of
-from ..informer import Change, Informers, is_finished, pod_claim_names
+from ..informer import Informers, ObjectChange, is_finished, pod_claim_names
 from .base import Controller, Key, key_of
 from .disruption import Cause, evict
 
@@ -47,12 +47,12 @@ class DeviceTaintEviction(Controller):
         if rules:
             self.watch(rules, lambda _: self._rules_changed())
 
-    def _claim_changed(self, change: Change) -> None:
+    def _claim_changed(self, change: ObjectChange) -> None:
         for claim in (change.object, change.before):
             if claim is not None:
                 self._look_at_consumers(claim)
 
-    def _slice_changed(self, change: Change) -> None:
+    def _slice_changed(self, change: ObjectChange) -> None:
         versions = [s for s in (change.object, change.before) if s is not None]
         for device in {d for s in versions for d in _tainted(s)}:
             for claim in self.informers.by(CLAIMS, "devices", device):

@@ -9,7 +9,7 @@ from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...kube.resource import CLAIMS, PODS
 from ...scheduling.framework import pod_groups
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
 from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS
 
@@ -40,13 +40,13 @@ class GarbageCollector(Controller):
             self.watch(owner, self._owner_changed)
 
     def _on(self, resource: Resource) -> Any:
-        def changed(change: Change) -> None:
+        def changed(change: ObjectChange) -> None:
             if change.before is None and change.object["metadata"].get("ownerReferences"):
                 self.queue.add(key_of(resource, change.object))
 
         return changed
 
-    def _owner_changed(self, change: Change) -> None:
+    def _owner_changed(self, change: ObjectChange) -> None:
         """A dependent that was made while its owner went was judged by a copy that still had the owner."""
         if change.gone:
             for resource in _DEPENDENTS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...kube import KubeClient, Resource
 from ...kube.resource import PODS
 from ...scheduling.framework import pod_groups
-from ..informer import Change, Informers, is_finished
+from ..informer import Informers, ObjectChange, is_finished
 from .base import Controller, Key
 
 FINALIZER = "scheduling.k8s.io/podgroup-protection"
@@ -26,7 +26,7 @@ class PodGroupProtection(Controller):
         self.watch(groups)
         self.watch(PODS, self._pod_changed)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         for namespace, name in pod_groups.key_of(change.object):
             self.queue.add(Key(self._groups, namespace, name))
 

@@ -18,7 +18,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 _PAUSE, _LONGEST = 10.0, 600.0  # seconds between a failure and the next try; it doubles
 
 
-class Action(Enum):
+class JobAction(Enum):
     """What a rule makes of a pod that failed."""
 
     COUNT = "Count"
@@ -28,19 +28,19 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class Ended:
+class PodEnd:
     """A pod that has ended. ``at`` is in seconds since the epoch, ``index`` empty where the Job has none."""
 
     uid: str
     index: str
     succeeded: bool
     at: float = 0.0
-    action: Action = Action.COUNT
+    action: JobAction = JobAction.COUNT
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JobOutcome:
     """How a Job ends."""
 
     succeeded: bool
@@ -60,33 +60,33 @@ class Tally:
     fails_job: str = ""
 
 
-def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> Ended | None:
+def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     """None for a pod that has not ended. One that is deleted has, unless the Job waits until it really has, and is ``gone``."""
     meta, status = pod["metadata"], pod.get("status") or {}
     index = (meta.get("annotations") or {}).get(INDEX, "")
     phase = status.get("phase")
     if phase == "Succeeded":
-        return Ended(meta["uid"], index, True)
+        return PodEnd(meta["uid"], index, True)
     leaves = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
     if phase != "Failed" and not leaves and not gone:
         return None
-    action, why = _judge(pod, spec) if phase == "Failed" or gone else (Action.COUNT, "")
+    action, why = _judge(pod, spec) if phase == "Failed" or gone else (JobAction.COUNT, "")
     stamps = [
         datetime.fromisoformat(stopped["finishedAt"]).timestamp()
         for s in status.get("containerStatuses") or []
         if (stopped := (s.get("state") or {}).get("terminated")) and stopped.get("finishedAt")
     ]
-    return Ended(meta["uid"], index, False, max(stamps, default=time.time()), action, why)
+    return PodEnd(meta["uid"], index, False, max(stamps, default=time.time()), action, why)
 
 
-def _judge(pod: JSON, spec: JSON) -> tuple[Action, str]:
+def _judge(pod: JSON, spec: JSON) -> tuple[JobAction, str]:
     """The first rule that fits decides."""
     meta = pod["metadata"]
     where = f"{meta['namespace']}/{meta['name']}"
     for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
         if what := _fits(rule, pod.get("status") or {}, where):
-            return Action(rule["action"]), f"{what} matching {rule['action']} rule at index {i}"
-    return Action.COUNT, ""
+            return JobAction(rule["action"]), f"{what} matching {rule['action']} rule at index {i}"
+    return JobAction.COUNT, ""
 
 
 def _fits(rule: JSON, status: JSON, where: str) -> str:
@@ -105,46 +105,46 @@ def _fits(rule: JSON, status: JSON, where: str) -> str:
     return ""
 
 
-def before_us(status: JSON, found: Iterable[Ended]) -> Iterable[Ended]:
+def before_us(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
     """Ends that a Job's status counts and that none of those ``found`` explains: their pods are gone."""
     found = list(found)
     well = {e.index or e.uid for e in found if e.succeeded}
     if "completedIndexes" in status:
         lost = {str(i) for i in parse_indexes(status["completedIndexes"])} - well
-        yield from (Ended(f"succeeded {index}", index, True) for index in lost)
+        yield from (PodEnd(f"succeeded {index}", index, True) for index in lost)
     else:
-        yield from (Ended(f"succeeded {n}", "", True) for n in range(len(well), int(status.get("succeeded") or 0)))
-    missing = int(status.get("failed") or 0) - sum(not e.succeeded and e.action is not Action.IGNORE for e in found)
-    known = {e.index for e in found if e.action is Action.FAIL_INDEX}
+        yield from (PodEnd(f"succeeded {n}", "", True) for n in range(len(well), int(status.get("succeeded") or 0)))
+    missing = int(status.get("failed") or 0) - sum(not e.succeeded and e.action is not JobAction.IGNORE for e in found)
+    known = {e.index for e in found if e.action is JobAction.FAIL_INDEX}
     given_up = {str(i) for i in parse_indexes(status["failedIndexes"])} if status.get("failedIndexes") else set()
     places = [*sorted(given_up - known), *[""] * max(0, missing)][: max(0, missing)]
     yield from (
-        Ended(f"failed {n}", index, False, action=Action.FAIL_INDEX if index else Action.COUNT)
+        PodEnd(f"failed {n}", index, False, action=JobAction.FAIL_INDEX if index else JobAction.COUNT)
         for n, index in enumerate(places)
     )
 
 
-def tally(ends: Iterable[Ended], spec: JSON) -> Tally:
+def tally(ends: Iterable[PodEnd], spec: JSON) -> Tally:
     out = Tally()
     limit = spec.get("backoffLimitPerIndex")
     for end in ends:
         if end.succeeded:
             out.done.add(end.index or end.uid)
             continue
-        if end.action is Action.FAIL_JOB and not out.fails_job:
+        if end.action is JobAction.FAIL_JOB and not out.fails_job:
             out.fails_job = end.why
-        if end.action is Action.IGNORE:
+        if end.action is JobAction.IGNORE:
             continue
         out.failed += 1
         out.failures[end.index] += 1
         out.last[end.index] = max(end.at, out.last.get(end.index, 0.0))
-        if limit is not None and (end.action is Action.FAIL_INDEX or out.failures[end.index] > limit):
+        if limit is not None and (end.action is JobAction.FAIL_INDEX or out.failures[end.index] > limit):
             out.given_up.add(end.index)
     out.given_up -= out.done
     return out
 
 
-def verdict(spec: JSON, found: Tally, restarts: int, running_for: float) -> Verdict | None:
+def verdict(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobOutcome | None:
     """Whether the Job ends now for another reason than that it is complete.
 
     Args:
@@ -153,24 +153,24 @@ def verdict(spec: JSON, found: Tally, restarts: int, running_for: float) -> Verd
     """
     limit = int(spec.get("backoffLimit", 6))
     if found.fails_job:
-        return Verdict(False, "PodFailurePolicy", found.fails_job)
+        return JobOutcome(False, "PodFailurePolicy", found.fails_job)
     if found.failed > limit or (
         spec["template"]["spec"].get("restartPolicy") == "OnFailure" and restarts > max(0, limit - 1)
     ):
-        return Verdict(False, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+        return JobOutcome(False, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
     deadline = spec.get("activeDeadlineSeconds")
     if deadline is not None and running_for >= deadline:
-        return Verdict(False, "DeadlineExceeded", "Job was active longer than specified deadline")
+        return JobOutcome(False, "DeadlineExceeded", "Job was active longer than specified deadline")
     if found.given_up:
         most = spec.get("maxFailedIndexes")
         if most is not None and len(found.given_up) > most:
             text = "Job has exceeded the specified maximal number of failed indexes"
-            return Verdict(False, "MaxFailedIndexesExceeded", text)
+            return JobOutcome(False, "MaxFailedIndexesExceeded", text)
         if len(found.given_up) + len(found.done) >= int(spec.get("completions") or 0):
-            return Verdict(False, "FailedIndexes", "Job has failed indexes")
+            return JobOutcome(False, "FailedIndexes", "Job has failed indexes")
     for i, rule in enumerate((spec.get("successPolicy") or {}).get("rules") or []):
         if _satisfied(rule, {int(index) for index in found.done}):
-            return Verdict(True, "SuccessPolicy", f"Matched rules at index {i}")
+            return JobOutcome(True, "SuccessPolicy", f"Matched rules at index {i}")
     return None
 
 
@@ -218,10 +218,10 @@ def _run(run: Sequence[int]) -> str:
 
 __all__ = [
     "INDEX",
-    "Action",
-    "Ended",
+    "JobAction",
+    "JobOutcome",
+    "PodEnd",
     "Tally",
-    "Verdict",
     "before_us",
     "ended",
     "format_indexes",

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...resourceapi.defaulting import now
-from ..informer import Change, Informers, is_finished
+from ..informer import Informers, ObjectChange, is_finished
 from .base import Key, key_of
-from .job_outcomes import INDEX, Ended, Tally, Verdict, before_us, ended, format_indexes, pause, tally, verdict
+from .job_outcomes import INDEX, JobOutcome, PodEnd, Tally, before_us, ended, format_indexes, pause, tally, verdict
 from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_active, is_ready
 
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
 _TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # it ends so once its last pod has
-_COMPLETE = Verdict(True, "CompletionsReached", "Reached expected number of succeeded pods")
+_COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
 class JobController(Workload):
@@ -29,18 +29,18 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        self._ended: dict[str, dict[str, Ended]] = {}  # Job → pods that have ended (UIDs): they may be deleted
+        self._ended: dict[str, dict[str, PodEnd]] = {}  # Job → pods that have ended (UIDs): they may be deleted
         self._sent_away: set[str] = set()  # UIDs of pods that we deleted: their ends say nothing
         self._gone: dict[str, list[JSON]] = {}  # Job → pods that went before they were counted
         self.watch(JOBS, self._job_changed)
 
-    def _job_changed(self, change: Change) -> None:
+    def _job_changed(self, change: ObjectChange) -> None:
         if change.gone:
             uid = change.object["metadata"]["uid"]
             self._ended.pop(uid, None)
             self._gone.pop(uid, None)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         super()._pod_changed(change)
         if not change.gone:
             return
@@ -95,7 +95,7 @@ class JobController(Workload):
         await self.write_status(obj, fresh)
         self._tell_changes(obj, conditions)  # once it is written: who looks at an older copy does not tell it again
 
-    def _count(self, obj: JSON, pods: list[JSON]) -> list[Ended]:
+    def _count(self, obj: JSON, pods: list[JSON]) -> list[PodEnd]:
         """Every pod that has ended by itself or by others. One that is deleted by force counts too, as does one of before a restart."""
         job = obj["metadata"]["uid"]
         first = job not in self._ended
@@ -111,10 +111,10 @@ class JobController(Workload):
             known.update({e.uid: e for e in before_us(obj.get("status") or {}, list(known.values()))})
         return list(known.values())
 
-    def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> Verdict | None:
+    def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
         """How the Job ends, if it does: what was decided once stays."""
         if (target := _true(status, _TARGETS)) is not None:
-            return Verdict(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
+            return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
         since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
         if end := verdict(spec, found, sum(map(_restarts, active)), since):
@@ -124,7 +124,7 @@ class JobController(Workload):
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
-    def _ending(self, obj: JSON, status: JSON, end: Verdict, *, last: bool) -> list[JSON]:
+    def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
         """The condition that says how it will end, and with its last pod the one that says how it has."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ...kube import KubeClient
 from ...kube.resource import NODES
 from ...resourceapi.defaulting import now
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
 from .zones import Eviction, eviction_from, ready_of
 
@@ -43,7 +43,7 @@ class NodeLifecycle(Controller):
         self._later: set[str] = set()  # nodes that have waited for the pause
         self.watch(NODES, self._node_changed)
 
-    def _node_changed(self, change: Change) -> None:
+    def _node_changed(self, change: ObjectChange) -> None:
         """Whether one is evicted from depends on how the others are."""
         self.queue.add(key_of(NODES, change.object))
         if change.gone or change.before is None or ready_of(change.before) != ready_of(change.object):

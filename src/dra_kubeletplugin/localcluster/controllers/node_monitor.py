@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ...kube import KubeClient
 from ...kube.resource import LEASES, NODES, PODS
 from ...resourceapi.defaulting import now
-from ..informer import Change, Informers, is_finished
+from ..informer import Informers, ObjectChange, is_finished
 from ..kubelet.node import NOT_HEARD
 from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
@@ -49,7 +49,7 @@ class NodeMonitor(Controller):
         self._heard: dict[str, _Heard] = {}  # by node
         self.watch(LEASES, self._lease)
 
-    def _lease(self, change: Change) -> None:
+    def _lease(self, change: ObjectChange) -> None:
         """Clocks of different machines are never compared: a renewal counts from when it is seen."""
         meta, spec = change.object["metadata"], change.object.get("spec") or {}
         if meta.get("namespace") != NAMESPACE:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from ...kube import KubeClient
 from ...kube.resource import NODES, PODS
 from ...scheduling.allocator.taints import tolerates
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
 from .disruption import Cause, evict
 
@@ -45,11 +45,11 @@ class NodeTaintEviction(Controller):
         self.watch(PODS, self._pod_changed)
         self.watch(NODES, self._node_changed)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         if change.gone or change.before is None or _place(change.before) != _place(change.object):
             self.queue.add(key_of(PODS, change.object))
 
-    def _node_changed(self, change: Change) -> None:
+    def _node_changed(self, change: ObjectChange) -> None:
         if _taints(change.before) != _taints(change.object):
             for pod in self.informers.by(PODS, "node", change.object["metadata"]["name"]):
                 self.queue.add(key_of(PODS, pod))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.resource import NODES, PODS
-from ..informer import Change, Informers
+from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
 from .disruption import Cause, remove
 from .zones import ready_of
@@ -35,7 +35,7 @@ class PodGarbageCollector(Controller):
         self.watch(PODS)
         self.watch(NODES, self._node_changed)
 
-    def _node_changed(self, change: Change) -> None:
+    def _node_changed(self, change: ObjectChange) -> None:
         name = change.object["metadata"]["name"]
         if not change.gone:
             self._missing.pop(name, None)

@@ -15,8 +15,8 @@ import msgspec
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...kube.resource import PODS
-from ..informer import Change, Informers, is_finished, words_of
-from .base import Controller, Key, Waiting
+from ..informer import Informers, ObjectChange, is_finished, words_of
+from .base import Controller, Key, RetryLater
 
 JSON = dict[str, Any]
 DEPLOYMENTS = Resource("apps", "v1", "deployments", namespaced=True)
@@ -39,7 +39,7 @@ class Workload(Controller):
         self.watch(self.resource)
         self.watch(PODS, self._pod_changed)
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
         self._made.pop(meta["uid"], None)
         owner = controller_of(change.object)
@@ -70,7 +70,7 @@ class Workload(Controller):
         )
 
     async def make_pod(self, obj: JSON, template: JSON, meta: JSON | None = None, spec: JSON | None = None) -> JSON:
-        """Raises :class:`Waiting` where the server refuses it, told in an event."""
+        """Raises :class:`RetryLater` where the server refuses it, told in an event."""
         namespace = obj["metadata"]["namespace"]
         inner = copy.deepcopy(template)
         kind = KINDS[self.resource]
@@ -88,7 +88,7 @@ class Workload(Controller):
             if e.unreachable:
                 raise
             self.tell(obj, "Warning", "FailedCreate", f"Error creating: {words_of(e)}")
-            raise Waiting(str(e)) from e
+            raise RetryLater(str(e)) from e
         self._made[pod["metadata"]["uid"]] = time.monotonic(), pod
         self.tell(obj, "Normal", "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return pod

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ...base.http_server.server import stop_listening
-from .verbs import Answer, AnyVerb
+from .verbs import AnyVerb, VerbResult
 
 NAME = "control.sock"
 _HIDDEN = "control.bind"  # no longer than that: the length of a socket's path is limited
@@ -28,7 +28,7 @@ class ControlServer:
     """Serves ``act`` at ``folder``/control.sock. What it raises of ``refusals`` is the answer's error."""
 
     def __init__(
-        self, folder: Path, act: Callable[[AnyVerb], Awaitable[Answer]], refusals: tuple[type[Exception], ...]
+        self, folder: Path, act: Callable[[AnyVerb], Awaitable[VerbResult]], refusals: tuple[type[Exception], ...]
     ) -> None:
         self.path = folder / NAME
         self._act = act
@@ -56,7 +56,7 @@ class ControlServer:
             try:
                 line = await reader.readline()
             except ValueError:
-                answer = Answer(error=f"the request has more than {_MAX} bytes")
+                answer = VerbResult(error=f"the request has more than {_MAX} bytes")
             else:
                 answer = await self._answer(line)
             writer.write(msgspec.json.encode(answer) + b"\n")
@@ -66,13 +66,13 @@ class ControlServer:
         finally:
             writer.close()
 
-    async def _answer(self, line: bytes) -> Answer:
+    async def _answer(self, line: bytes) -> VerbResult:
         try:
             return await self._act(msgspec.json.decode(line, type=AnyVerb))
         except msgspec.MsgspecError as e:
-            return Answer(error=f"the request is no verb: {e}")
+            return VerbResult(error=f"the request is no verb: {e}")
         except self._refusals as e:
-            return Answer(error=str(e))
+            return VerbResult(error=str(e))
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:
@@ -81,7 +81,7 @@ def _peer(writer: asyncio.StreamWriter) -> int:
     return int(struct.unpack("3i", found)[1])
 
 
-def ask(folder: Path, verb: AnyVerb) -> Answer:
+def ask(folder: Path, verb: AnyVerb) -> VerbResult:
     """Asks the ``dra dev`` with this state folder, and waits for what it answers.
 
     Raises :class:`ControlError` where it cannot be reached, or refuses.
@@ -97,7 +97,7 @@ def ask(folder: Path, verb: AnyVerb) -> Answer:
         while part := connection.recv(65536):
             data += part
     try:
-        answer = msgspec.json.decode(data, type=Answer)
+        answer = msgspec.json.decode(data, type=VerbResult)
     except msgspec.MsgspecError:
         raise ControlError("`dra dev` ended before it answered") from None
     if answer.error:

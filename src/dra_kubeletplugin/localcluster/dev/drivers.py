@@ -37,7 +37,7 @@ class DriverFailed(Exception):
         super().__init__("; ".join(faults))
 
 
-class Said(msgspec.Struct, frozen=True):
+class DriverState(msgspec.Struct, frozen=True):
     """What a process says of itself: what it waits for, nothing once it is ready.
 
     ``hopeless``: its driver fails, and waiting is of no use. ``notes``: what is odd of one that is ready.
@@ -48,7 +48,7 @@ class Said(msgspec.Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-class Phase(Enum):
+class ProcessPhase(Enum):
     STARTING = "starting"
     READY = "ready"
     DOWN = "down"  # on purpose, or until its pause is over
@@ -56,7 +56,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Program:
+class DriverProgram:
     """What is run. ``files`` are those whose change makes it run anew; ``health`` that it reports devices' health."""
 
     driver: str
@@ -82,16 +82,16 @@ class DriverProcess:
     """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
     at a time, and what happens to it.
 
-    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`Said`, in JSON.
+    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`DriverState`, in JSON.
     ``DRA_DEV_PARENT`` is our process id: whose parent is another when it starts has outlived us, and ends.
     """
 
     def __init__(
-        self, program: Program, place: str, env: Mapping[str, str], folder: Path, tell: Callable[[str], None]
+        self, program: DriverProgram, place: str, env: Mapping[str, str], folder: Path, tell: Callable[[str], None]
     ) -> None:
         self.program = program
         self.place = place
-        self.phase = Phase.DOWN
+        self.phase = ProcessPhase.DOWN
         self.restarts = 0
         self.notes: Sequence[str] = ()
         self._env = env
@@ -122,7 +122,7 @@ class DriverProcess:
         async with self._busy:
             self._down_until = float("inf")
             await self._end(self._current)
-            self.phase = Phase.DOWN
+            self.phase = ProcessPhase.DOWN
 
     async def kill(self, down: float) -> None:
         """SIGKILL; it is started again after ``down`` seconds. Raises :class:`DriverFailed` where nothing runs."""
@@ -131,7 +131,7 @@ class DriverProcess:
             if current is None or not current.alive:
                 raise DriverFailed(f"{self.name} does not run")
             self._down_until = asyncio.get_running_loop().time() + down
-            self.phase = Phase.DOWN
+            self.phase = ProcessPhase.DOWN
             current.process.kill()
             await current.process.wait()
         self._changed.set()
@@ -172,11 +172,11 @@ class DriverProcess:
             if current is not self._current or current is None or current.alive:
                 continue
             pause = _PAUSE if loop.time() - began > _STEADY else min(pause * 2, _LONGEST)
-            if self.phase is Phase.DOWN:
+            if self.phase is ProcessPhase.DOWN:
                 wait = self._down_until - loop.time()
             else:
                 self._tell(f"ended with {_code(current)}; started again in {pause:g} s")
-                self.phase, wait = Phase.DOWN, pause
+                self.phase, wait = ProcessPhase.DOWN, pause
             await self._wait_for_change(wait)
             await self._again(current, timeout)
 
@@ -219,7 +219,7 @@ class DriverProcess:
             process_group=0,  # Ctrl-C is for us, and we end it in order
         )
         said: deque[str] = deque(maxlen=_KEPT)
-        self.phase = Phase.STARTING
+        self.phase = ProcessPhase.STARTING
         self._down_until = 0.0
         return _Instance(process, ready, asyncio.create_task(self._read(process, said)), said)
 
@@ -243,18 +243,18 @@ class DriverProcess:
         while instance.alive:
             said_now = _said(instance.ready)
             if said_now and not said_now.waits:
-                self.phase, self.notes = Phase.READY, said_now.notes
+                self.phase, self.notes = ProcessPhase.READY, said_now.notes
                 return
             if said_now and said_now.hopeless:
-                self.phase = Phase.FAILED
+                self.phase = ProcessPhase.FAILED
                 raise DriverFailed(f"{self.name} is not ready: {'; '.join(said_now.waits)}")
             if loop.time() > deadline:
-                self.phase = Phase.FAILED
+                self.phase = ProcessPhase.FAILED
                 reason = "; ".join(said_now.waits) if said_now else f"it said last:\n{_last(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
         await _heard(instance)
-        self.phase = Phase.FAILED
+        self.phase = ProcessPhase.FAILED
         if instance.process.returncode == _CORRECT and (
             said := [line for line in instance.said if line.startswith("dra: ")]
         ):
@@ -283,10 +283,10 @@ async def _heard(instance: _Instance) -> None:
     await asyncio.wait({instance.reading}, timeout=_LAST_WORDS)
 
 
-def _said(file: Path) -> Said | None:
+def _said(file: Path) -> DriverState | None:
     """None while it has not said anything."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Said)
+        return msgspec.json.decode(file.read_bytes(), type=DriverState)
     except FileNotFoundError:
         return None
 
@@ -309,4 +309,4 @@ def changed_since(files: Sequence[Path], before: Mapping[Path, int]) -> dict[Pat
     return {path: time for path, time in now.items() if before.get(path) != time}
 
 
-__all__ = ["STOP", "DriverFailed", "DriverProcess", "Phase", "Program", "changed_since"]
+__all__ = ["STOP", "DriverFailed", "DriverProcess", "DriverProgram", "ProcessPhase", "changed_since"]

@@ -15,7 +15,7 @@ import msgspec
 
 from ..child_reaper import Guard
 from ..cluster import LocalCluster, Node
-from .drivers import STOP, DriverFailed, DriverProcess, Phase, Program, changed_since
+from .drivers import STOP, DriverFailed, DriverProcess, DriverProgram, ProcessPhase, changed_since
 from .hosts import NodeHost
 from .verbs import ALL
 
@@ -25,12 +25,12 @@ NAMESPACE = "default"  # of controllers
 _RELOAD = 0.5  # seconds between looks at the drivers' files
 
 
-class Refused(Exception):
+class EnvironmentRefused(Exception):
     """What a verb asks cannot be done; the text says what could."""
 
 
 @dataclass(frozen=True)
-class Around:
+class EnvironmentOptions:
     """Who is told what.
 
     ``say`` gets lines about the cluster, ``log`` those of a driver with its place in front, ``ready`` how many drivers are, and of
@@ -43,13 +43,13 @@ class Around:
 
 
 @dataclass
-class Environment:
+class DevEnvironment:
     """What runs; made by :func:`environment`."""
 
     cluster: LocalCluster
     hosts: Mapping[str, NodeHost]
     drivers: list[DriverProcess]
-    around: Around
+    around: EnvironmentOptions
     timeout: float
     health: Path
     guard: Guard
@@ -61,7 +61,7 @@ class Environment:
     # --- who is meant -------------------------------------------------------------------------------------
 
     def node(self, name: str) -> Node:
-        """Raises :class:`Refused` where it is not there, or not said."""
+        """Raises :class:`EnvironmentRefused` where it is not there, or not said."""
         return self.cluster.nodes[_chosen("node", name, self.cluster.nodes)]
 
     def nodes(self, name: str) -> list[Node]:
@@ -71,9 +71,11 @@ class Environment:
         return self.hosts[self.node(name).name]
 
     def processes(self, driver: str, node: str) -> list[DriverProcess]:
-        """Raises :class:`Refused` where none of those that we started is meant."""
+        """Raises :class:`EnvironmentRefused` where none of those that we started is meant."""
         if not self.drivers:
-            raise Refused("`dra dev` started no driver; one that you started yourself is yours to kill and start")
+            raise EnvironmentRefused(
+                "`dra dev` started no driver; one that you started yourself is yours to kill and start"
+            )
         found = self.drivers
         if driver != ALL:
             name = _chosen("driver", driver, {p.program.driver for p in self.drivers})
@@ -126,29 +128,29 @@ def _chosen(what: str, name: str, known: Iterable[str]) -> str:
         return name
     listed = ", ".join(names)
     if not name:
-        raise Refused(f"which {what}? Give --{what} with one of {listed}, or {ALL}")
+        raise EnvironmentRefused(f"which {what}? Give --{what} with one of {listed}, or {ALL}")
     near = difflib.get_close_matches(name, names, 1)
-    raise Refused(f"no {what} {name!r}, only {listed}{f': did you mean {near[0]}?' if near else ''}")
+    raise EnvironmentRefused(f"no {what} {name!r}, only {listed}{f': did you mean {near[0]}?' if near else ''}")
 
 
 @contextlib.asynccontextmanager
 async def environment(
     cluster: LocalCluster,
     hosts: Mapping[str, NodeHost],
-    programs: Sequence[Program],
-    controllers: Sequence[Program],
-    around: Around,
+    programs: Sequence[DriverProgram],
+    controllers: Sequence[DriverProgram],
+    around: EnvironmentOptions,
     *,
     timeout: float,
     reload: bool = True,
-) -> AsyncIterator[Environment]:
+) -> AsyncIterator[DevEnvironment]:
     """Starts the drivers on every node of a running cluster, and their controllers; inside, all are ready, and kept so.
 
     Raises :class:`DriverFailed` with the faults of all that do not get there.
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
-    made = Environment(cluster, hosts, [], around, timeout, health, await Guard.start(STOP))
+    made = DevEnvironment(cluster, hosts, [], around, timeout, health, await Guard.start(STOP))
     made.drivers += [_on_node(made, program, node) for program in programs for node in cluster.nodes.values()]
     made.drivers += [_controller(made, program) for program in controllers]
     tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +185,7 @@ async def environment(
         await made.guard.close()
 
 
-def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
+def _on_node(made: DevEnvironment, program: DriverProgram, node: Node) -> DriverProcess:
     host = made.hosts[node.name]
     env = {
         "NODE_NAME": node.name,
@@ -200,7 +202,7 @@ def _on_node(made: Environment, program: Program, node: Node) -> DriverProcess:
     )
 
 
-def _controller(made: Environment, program: Program) -> DriverProcess:
+def _controller(made: DevEnvironment, program: DriverProgram) -> DriverProcess:
     env = {**made.cluster.access, "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent", **made.guard.mark}
     place = "controller"
     return DriverProcess(
@@ -208,7 +210,7 @@ def _controller(made: Environment, program: Program) -> DriverProcess:
     )
 
 
-async def _reload(made: Environment, process: DriverProcess) -> None:
+async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
     """Replaces the process whenever its files change, as an upgrade does. Never returns."""
     before = changed_since(process.program.files, {})
     while True:
@@ -223,9 +225,11 @@ async def _reload(made: Environment, process: DriverProcess) -> None:
             made.around.say(f"{process.name} is ready again")
         except DriverFailed as e:
             stays = (
-                "the one before goes on" if process.phase is Phase.READY else "it is tried again when the file changes"
+                "the one before goes on"
+                if process.phase is ProcessPhase.READY
+                else "it is tried again when the file changes"
             )
             made.around.say(f"{e}\n{stays}")
 
 
-__all__ = ["Around", "Environment", "Refused", "environment"]
+__all__ = ["DevEnvironment", "EnvironmentOptions", "EnvironmentRefused", "environment"]

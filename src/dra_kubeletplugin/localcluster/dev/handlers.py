@@ -12,50 +12,50 @@ from ...kube.resource import PODS
 from ..informer import words_of
 from ..runtime.simulated import SimulatedRuntime
 from .drivers import DriverFailed
-from .environment import Environment, Refused
+from .environment import DevEnvironment, EnvironmentRefused
 from .hosts import HostError
 from .verbs import (
     ALL,
-    Answer,
     AnyVerb,
     Away,
     Conflict,
     CutWatch,
     DropFields,
     End,
-    Health,
     Kill,
     Page,
     Plug,
     Reboot,
     RestartKubelet,
     ServeVersions,
+    SetHealth,
     Slow,
     Status,
     Stop,
     Throttle,
     Unplug,
     Upgrade,
+    VerbResult,
     Write,
 )
 
 JSON = dict[str, Any]
-REFUSALS = (Refused, HostError, DriverFailed)
+REFUSALS = (EnvironmentRefused, HostError, DriverFailed)
 _LONGEST = 3600.0  # seconds
 
 
-async def act(on: Environment, verb: AnyVerb) -> Answer:
+async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
     """Raises one of :data:`REFUSALS` where it cannot be done."""
     match verb:
         case Status():
             return await _status(on)
         case Page():
             if not (link := on.link()):
-                raise Refused("this cluster has no page")
-            return Answer(text=link, data={"url": link})
+                raise EnvironmentRefused("this cluster has no page")
+            return VerbResult(text=link, data={"url": link})
         case Plug() | Unplug() | Write():
             return _hardware(on, verb)
-        case Health():
+        case SetHealth():
             return await _health(on, verb)
         case RestartKubelet() | Reboot():
             return await _node(on, verb)
@@ -67,12 +67,12 @@ async def act(on: Environment, verb: AnyVerb) -> Answer:
             return await _end(on, verb)
         case Stop():
             on.asked_to_stop.set()
-            return Answer(text="the cluster ends")
+            return VerbResult(text="the cluster ends")
         case _:
             assert_never(verb)
 
 
-async def _status(on: Environment) -> Answer:
+async def _status(on: DevEnvironment) -> VerbResult:
     nodes = []
     for node in on.cluster.nodes.values():
         host = on.hosts[node.name]
@@ -115,7 +115,7 @@ async def _status(on: Environment) -> Answer:
         "drivers": drivers,
         "faults": {k: v for k, v in on_purpose.items() if v},
     }
-    return Answer(text=_shown(data), data=data)
+    return VerbResult(text=_shown(data), data=data)
 
 
 def _shown(data: JSON) -> str:
@@ -136,34 +136,38 @@ def _shown(data: JSON) -> str:
     return "\n".join(lines)
 
 
-def _hardware(on: Environment, verb: Plug | Unplug | Write) -> Answer:
+def _hardware(on: DevEnvironment, verb: Plug | Unplug | Write) -> VerbResult:
     node = on.node(verb.node).name
     host = on.hosts[node]
     match verb:
         case Plug():
             address = host.plug(verb.function)
-            return Answer(text=f"{address} is plugged into {node}", data={"node": node, "address": address})
+            return VerbResult(text=f"{address} is plugged into {node}", data={"node": node, "address": address})
         case Unplug():
             host.unplug(verb.address)
-            return Answer(text=f"{verb.address} is unplugged from {node}", data={"node": node, "address": verb.address})
+            return VerbResult(
+                text=f"{verb.address} is unplugged from {node}", data={"node": node, "address": verb.address}
+            )
         case Write():
             host.write(verb.path, verb.text)
-            return Answer(text=f"{host.sysfs / verb.path} is written", data={"node": node, "path": verb.path})
+            return VerbResult(text=f"{host.sysfs / verb.path} is written", data={"node": node, "path": verb.path})
 
 
-async def _health(on: Environment, verb: Health) -> Answer:
+async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
     if verb.effect and verb.health != "unhealthy":
-        raise Refused("--effect is of the taint on an unhealthy device")
+        raise EnvironmentRefused("--effect is of the taint on an unhealthy device")
     if ALL in {verb.driver, verb.node}:
-        raise Refused(f"health is of one device, on one node: no `{ALL}` here")
+        raise EnvironmentRefused(f"health is of one device, on one node: no `{ALL}` here")
     (process,) = on.processes(verb.driver, verb.node)
     if not process.program.health:
-        raise Refused(f"{process.program.driver} reports no health: it has no health() that could say otherwise")
+        raise EnvironmentRefused(
+            f"{process.program.driver} reports no health: it has no health() that could say otherwise"
+        )
     published = await on.devices(process.program.driver, process.place)
     if verb.device not in published:
         near = difflib.get_close_matches(verb.device, published, 1)
         hint = f": did you mean {near[0]}?" if near else f", only {', '.join(published[:20]) or 'none'}"
-        raise Refused(f"{process.name} publishes no device {verb.device!r}{hint}")
+        raise EnvironmentRefused(f"{process.name} publishes no device {verb.device!r}{hint}")
     if verb.health == "reported":
         on.set_health(process, verb.device, None)
     else:
@@ -171,10 +175,10 @@ async def _health(on: Environment, verb: Health) -> Answer:
         on.set_health(process, verb.device, {"healthy": healthy, "message": verb.message, "effect": verb.effect})
     data = {"driver": process.program.driver, "node": process.place, "device": verb.device, "health": verb.health}
     said = "what it says itself" if verb.health == "reported" else f"{verb.health}, whatever it says,"
-    return Answer(text=f"{verb.device} is {said} from the driver's next report on", data=data)
+    return VerbResult(text=f"{verb.device} is {said} from the driver's next report on", data=data)
 
 
-async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
+async def _node(on: DevEnvironment, verb: RestartKubelet | Reboot) -> VerbResult:
     nodes = on.nodes(verb.node)
     for node in nodes:
         match verb:
@@ -192,10 +196,10 @@ async def _node(on: Environment, verb: RestartKubelet | Reboot) -> Answer:
         text.append(
             "this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot"
         )
-    return Answer(text="\n".join(text), data=data)
+    return VerbResult(text="\n".join(text), data=data)
 
 
-async def _driver(on: Environment, verb: Kill | Upgrade) -> Answer:
+async def _driver(on: DevEnvironment, verb: Kill | Upgrade) -> VerbResult:
     processes = on.processes(verb.driver, verb.node)
     for process in processes:
         match verb:
@@ -205,17 +209,17 @@ async def _driver(on: Environment, verb: Kill | Upgrade) -> Answer:
                 await process.upgrade(on.timeout)
     done = f"killed, and started again in {verb.down:g} s" if isinstance(verb, Kill) else "upgraded"
     data = {"drivers": [{"driver": p.program.driver, "place": p.place, "pid": p.pid} for p in processes]}
-    return Answer(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
+    return VerbResult(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
 
 
 async def _server(
-    on: Environment, verb: CutWatch | DropFields | ServeVersions | Conflict | Throttle | Slow | Away
-) -> Answer:
+    on: DevEnvironment, verb: CutWatch | DropFields | ServeVersions | Conflict | Throttle | Slow | Away
+) -> VerbResult:
     faults = on.cluster.api.faults
     match verb:
         case CutWatch():
             on.cluster.api.drop_connections()
-            return Answer(text="all connections to the API server are cut")
+            return VerbResult(text="all connections to the API server are cut")
         case DropFields():
             _fault(faults.drop, verb.fields)
             text = (
@@ -245,46 +249,48 @@ async def _server(
             with on.cluster.api_away():
                 await asyncio.sleep(seconds)
             text = f"the API server was away for {seconds:g} s, and is back"
-    return Answer(text=text)
+    return VerbResult(text=text)
 
 
-async def _end(on: Environment, verb: End) -> Answer:
+async def _end(on: DevEnvironment, verb: End) -> VerbResult:
     try:
         pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
     except ApiError as e:
-        raise Refused(words_of(e)) from None
+        raise EnvironmentRefused(words_of(e)) from None
     node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
     if node is None:
-        raise Refused(f"pod {verb.pod} runs on none of our nodes")
+        raise EnvironmentRefused(f"pod {verb.pod} runs on none of our nodes")
     if not isinstance(node.runtime, SimulatedRuntime):
-        raise Refused(f"containers of {node.name} really run: `kubectl exec {verb.pod} -- kill 1` ends one")
+        raise EnvironmentRefused(f"containers of {node.name} really run: `kubectl exec {verb.pod} -- kill 1` ends one")
     names = [c["name"] for c in pod["spec"]["containers"]]
     name = verb.container or names[0]
     if not 0 <= verb.exit_code <= 255:
-        raise Refused(f"--exit-code {verb.exit_code} is none: from 0 to 255")
+        raise EnvironmentRefused(f"--exit-code {verb.exit_code} is none: from 0 to 255")
     try:
         node.runtime.end(pod["metadata"]["uid"], name, verb.exit_code)
     except KeyError:
-        raise Refused(f"pod {verb.pod} has no container {name!r} that has started, of {', '.join(names)}") from None
-    return Answer(text=f"container {name} of pod {verb.pod} has ended with {verb.exit_code}")
+        raise EnvironmentRefused(
+            f"pod {verb.pod} has no container {name!r} that has started, of {', '.join(names)}"
+        ) from None
+    return VerbResult(text=f"container {name} of pod {verb.pod} has ended with {verb.exit_code}")
 
 
 def _fault(make: Callable[[list[str]], None], names: list[str]) -> None:
     try:
         make(names)
     except ValueError as e:
-        raise Refused(str(e)) from None
+        raise EnvironmentRefused(str(e)) from None
 
 
 def _seconds(what: str, value: float) -> float:
     if not 0 <= value <= _LONGEST:
-        raise Refused(f"{what} {value:g} must be from 0 to {_LONGEST:g} seconds")
+        raise EnvironmentRefused(f"{what} {value:g} must be from 0 to {_LONGEST:g} seconds")
     return value
 
 
 def _count(value: int) -> int:
     if not 0 <= value <= 1_000_000:
-        raise Refused(f"{value} must be from 0 to 1000000")
+        raise EnvironmentRefused(f"{value} must be from 0 to 1000000")
     return value
 
 

@@ -45,7 +45,7 @@ class Write(Verb, frozen=True, kw_only=True, tag="write"):
     node: str = ""
 
 
-class Health(Verb, frozen=True, kw_only=True, tag="health"):
+class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
     """What ``health()`` of the driver answers for a device from now on; ``reported``: what it says itself."""
 
     device: str
@@ -138,12 +138,12 @@ class Stop(Verb, frozen=True, kw_only=True, tag="stop"):
 
 
 AnyVerb = (
-    Status | Page | Plug | Unplug | Write | Health | RestartKubelet | Reboot | Kill | Upgrade | CutWatch | DropFields | ServeVersions
+    Status | Page | Plug | Unplug | Write | SetHealth | RestartKubelet | Reboot | Kill | Upgrade | CutWatch | DropFields | ServeVersions
     | Conflict | Throttle | Slow | Away | End | Stop
 )  # fmt: skip
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class VerbResult(msgspec.Struct, frozen=True, kw_only=True):
     """``text`` is for people, ``data`` for programs; ``error`` where the verb was not done."""
 
     text: str = ""
@@ -152,6 +152,28 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 __all__ = [
-    "ALL", "Answer", "AnyVerb", "Away", "Conflict", "CutWatch", "DropFields", "End", "Health", "HealthWord", "Kill", "Page", "Plug",
-    "Reboot", "RestartKubelet", "ServeVersions", "Slow", "Status", "Stop", "Throttle", "Unplug", "Upgrade", "Verb", "Write",
+    "ALL",
+    "AnyVerb",
+    "Away",
+    "Conflict",
+    "CutWatch",
+    "DropFields",
+    "End",
+    "HealthWord",
+    "Kill",
+    "Page",
+    "Plug",
+    "Reboot",
+    "RestartKubelet",
+    "ServeVersions",
+    "SetHealth",
+    "Slow",
+    "Status",
+    "Stop",
+    "Throttle",
+    "Unplug",
+    "Upgrade",
+    "Verb",
+    "VerbResult",
+    "Write",
 ]  # fmt: skip

@@ -27,26 +27,26 @@ _SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
 
 
 @dataclass(frozen=True)
-class Refusal:
+class AdmissionRefusal:
     """``reason`` and ``message`` of the status of a pod that was not admitted."""
 
     reason: str
     message: str
 
 
-def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> Refusal | None:
+def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal | None:
     """Why ``node`` does not take ``pod`` beside the ``others`` that it has; None where it does.
 
     Raises what :func:`podinfo.read` and :func:`nodeinfo.read` raise where the pod or the node has not its form.
     """
     if (pod["metadata"].get("labels") or {}).get(_OS, _LINUX) != _LINUX:
         text = f"Failed to admit pod as the `{_OS}` label doesn't match node label"
-        return Refusal("PodOSSelectorNodeLabelDoesNotMatch", text)
+        return AdmissionRefusal("PodOSSelectorNodeLabelDoesNotMatch", text)
     if (pod["spec"].get("os") or {}).get("name", _LINUX) != _LINUX:
-        return Refusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+        return AdmissionRefusal("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
     for sysctl in (pod["spec"].get("securityContext") or {}).get("sysctls") or []:
         if (name := str(sysctl.get("name")).replace("/", ".")) not in _SAFE_SYSCTLS:
-            return Refusal("SysctlForbidden", f'forbidden sysctl: "{name}" not allowlisted')
+            return AdmissionRefusal("SysctlForbidden", f'forbidden sysctl: "{name}" not allowlisted')
     place = node_info.read(node)
     for other in others:
         with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):  # a malformed one takes nothing
@@ -65,7 +65,7 @@ def _read(pod: JSON, node: NodeInfo) -> PodInfo:
     return replace(info, requests=counted)
 
 
-def _general(pod: PodInfo, node: NodeInfo) -> Refusal | None:
+def _general(pod: PodInfo, node: NodeInfo) -> AdmissionRefusal | None:
     if len(node.pods) + 1 > pods_allowed(node):
         return _out_of(PODS, 1, len(node.pods), pods_allowed(node))
     for name, wanted in pod.wanted:
@@ -74,13 +74,13 @@ def _general(pod: PodInfo, node: NodeInfo) -> Refusal | None:
             return _out_of(name, wanted, used, has)
     for plugin, check in _CHECKS.items():
         if found := check(pod, node):
-            return Refusal(plugin, f"Predicate {plugin} failed: {found.reasons[0]}")
+            return AdmissionRefusal(plugin, f"Predicate {plugin} failed: {found.reasons[0]}")
     return None
 
 
-def _out_of(name: str, requested: int, used: int, capacity: int) -> Refusal:
+def _out_of(name: str, requested: int, used: int, capacity: int) -> AdmissionRefusal:
     figures = f"requested: {requested}, used: {used}, capacity: {capacity}"
-    return Refusal(f"OutOf{name}", f"Node didn't have enough resource: {name}, {figures}")
+    return AdmissionRefusal(f"OutOf{name}", f"Node didn't have enough resource: {name}, {figures}")
 
 
 def _no_execute(pod: PodInfo, node: NodeInfo) -> Rejection | None:
@@ -95,4 +95,4 @@ _CHECKS: Mapping[str, Callable[[PodInfo, NodeInfo], Rejection | None]] = {
 }
 
 
-__all__ = ["Refusal", "refusal"]
+__all__ = ["AdmissionRefusal", "refusal"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from ...resourceapi.kubernetes_releases import KubeletWays
+from ...resourceapi.kubernetes_releases import KubeletBehavior
 from .plugins import PluginWatcher
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class ClaimManager:
         plugins: PluginWatcher,
         checkpoint: Path,
         timeout: float,
-        ways: KubeletWays,
+        ways: KubeletBehavior,
         named: Callable[[str], Collection[tuple[str, str]]],
     ) -> None:
         self.plugins = plugins

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..event_recorder import EventRecorder
-from ..runtime.interface import ContainerRuntime, Occasion, Role, State, Verdict
+from ..runtime.interface import ContainerRuntime, ContainerState, HandlerOccasion, ProbeResult, Role
 from .containers import roles
 from .pod_state import PodState
 from .probe_targets import run_hook
@@ -16,7 +16,7 @@ JSON = Mapping[str, Any]
 _LEAST = 2.0  # seconds that are left to a container whose hook has taken all of them
 
 
-class Ends:
+class ContainerStopper:
     def __init__(self, runtime: ContainerRuntime, events: EventRecorder) -> None:
         self.runtime = runtime
         self.events = events
@@ -25,18 +25,18 @@ class Ends:
         """Ends one container that runs: its preStop hook and its own end have ``grace`` seconds between them."""
         name = container["name"]
         status = self.runtime.statuses(state.uid).get(name)
-        if status is None or status.state is not State.RUNNING:
+        if status is None or status.state is not ContainerState.RUNNING:
             return
         state.told_once(self.events, f"Killing {name} {status.id}", "Normal", "Killing", why)
-        if grace > 0 and (container.get("lifecycle") or {}).get(Occasion.PRE_STOP.value):
+        if grace > 0 and (container.get("lifecycle") or {}).get(HandlerOccasion.PRE_STOP.value):
             clock = asyncio.get_running_loop().time
             begun = clock()
             try:
                 async with asyncio.timeout(grace):
-                    outcome = await run_hook(self.runtime, pod, container, Occasion.PRE_STOP)
+                    outcome = await run_hook(self.runtime, pod, container, HandlerOccasion.PRE_STOP)
             except TimeoutError:
                 outcome = None  # a hook that takes too long is left behind and not told of, as in a real kubelet
-            if outcome is not None and outcome.verdict is not Verdict.PASS:
+            if outcome is not None and outcome.verdict is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
             grace = max(_LEAST, grace - (clock() - begun))
         await self.runtime.stop(state.uid, name, grace)
@@ -48,7 +48,9 @@ class Ends:
         until = clock() + given
         statuses = self.runtime.statuses(state.uid)
         running = [
-            (c, r) for c, r in roles(pod) if c["name"] in statuses and statuses[c["name"]].state is State.RUNNING
+            (c, r)
+            for c, r in roles(pod)
+            if c["name"] in statuses and statuses[c["name"]].state is ContainerState.RUNNING
         ]
         async with asyncio.TaskGroup() as tasks:
             for container, role in running:
@@ -61,4 +63,4 @@ class Ends:
         state.seen.waiting = {}
 
 
-__all__ = ["Ends"]
+__all__ = ["ContainerStopper"]

@@ -8,20 +8,20 @@ from typing import Any
 
 from ..runtime.interface import (
     ContainerError,
+    ContainerState,
     ContainerStatus,
+    HandlerOccasion,
     ImagePullError,
-    Occasion,
     Outcome,
+    ProbeResult,
     Role,
     Sandbox,
-    State,
-    Verdict,
 )
 from . import image_names
-from .container_ends import Ends
+from .container_ends import ContainerStopper
 from .containers import ConfigError, config_of, requests_of, roles
 from .pod_state import Later, Parts, Pause, PodState
-from .pod_status import Waiting, restarts
+from .pod_status import WaitingContainer, restarts
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
@@ -29,8 +29,8 @@ _STEADY = 600.0  # seconds that a container must have run for its pause between 
 _KILLED = 137
 
 
-class Starts:
-    def __init__(self, parts: Parts, ends: Ends) -> None:
+class ContainerStarter:
+    def __init__(self, parts: Parts, ends: ContainerStopper) -> None:
         self.parts = parts
         self.ends = ends
 
@@ -47,7 +47,7 @@ class Starts:
             status = await self._judged(pod, state, container, role)
             if role is Role.INIT and main_began:
                 continue
-            if status is None or status.state is State.EXITED:
+            if status is None or status.state is ContainerState.EXITED:
                 if role is Role.INIT and status is not None and not status.exit_code:
                     continue
                 if status is not None and not restarts(pod, container, role, status.exit_code):
@@ -66,19 +66,19 @@ class Starts:
             return False
         if role is Role.SIDECAR:
             return self.parts.probes.vital(uid, container, status).started
-        return status.state is State.EXITED and not status.exit_code
+        return status.state is ContainerState.EXITED and not status.exit_code
 
     async def _judged(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
         """The container as it is now: one whose probe has failed is ended first."""
         name = container["name"]
         status = self.parts.runtime.statuses(state.uid).get(name) or state.lost.get(name)
-        if status is None or status.state is not State.RUNNING:
+        if status is None or status.state is not ContainerState.RUNNING:
             return status
         occasion = self.parts.probes.failed(state.uid, container, status)
         if occasion is None:
             return status
         again = restarts(pod, container, role, _KILLED)
-        word = "liveness" if occasion is Occasion.LIVENESS else "startup"
+        word = "liveness" if occasion is HandlerOccasion.LIVENESS else "startup"
         why = f"Container {name} failed {word} probe" + (", will be restarted" if again else "")
         grace = container[occasion.value].get("terminationGracePeriodSeconds")
         grace = grace if grace is not None else pod["spec"].get("terminationGracePeriodSeconds")
@@ -151,7 +151,7 @@ class Starts:
         self.parts.events.warn(pod, "Pod", "Failed", f"Error: {created.message}")
         if not restarts(pod, container, role, created.exit_code):
             return None
-        state.seen.waiting[name] = Waiting("RunContainerError", created.message)
+        state.seen.waiting[name] = WaitingContainer("RunContainerError", created.message)
         return self.parts.timers.retry
 
     def _sandbox(self, pod: JSON) -> Sandbox:
@@ -170,7 +170,7 @@ class Starts:
     async def _after_start(self, pod: JSON, state: PodState, container: JSON) -> bool:
         """Its postStart hook; where that fails the container has been ended. Raises :class:`Later`."""
         name = container["name"]
-        hook = asyncio.ensure_future(run_hook(self.parts.runtime, pod, container, Occasion.POST_START))
+        hook = asyncio.ensure_future(run_hook(self.parts.runtime, pod, container, HandlerOccasion.POST_START))
         ending = asyncio.ensure_future(state.ending.wait())
         try:
             await asyncio.wait({hook, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,12 +181,12 @@ class Starts:
             hook.cancel()
             ending.cancel()
             await asyncio.gather(hook, ending, return_exceptions=True)
-        if outcome is None or outcome.verdict is Verdict.PASS:
+        if outcome is None or outcome.verdict is ProbeResult.PASS:
             return True
         self.parts.events.warn(pod, "Pod", "FailedPostStartHook", "PostStartHook failed")
         grace = float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
         await self.ends.end(pod, state, container, grace, "FailedPostStartHook")
-        state.seen.waiting[name] = Waiting("PostStartHookError", outcome.text)
+        state.seen.waiting[name] = WaitingContainer("PostStartHookError", outcome.text)
         return False
 
     # --- why a container waits ----------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Starts:
         meta = pod["metadata"]
         where = f"{meta['name']}_{meta['namespace']}({meta['uid']})"
         text = f"Back-off restarting failed container {name} in pod {where}"
-        state.seen.waiting[name] = Waiting("CrashLoopBackOff", f"back-off: {text}")
+        state.seen.waiting[name] = WaitingContainer("CrashLoopBackOff", f"back-off: {text}")
         state.told_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
         return left
 
@@ -220,7 +220,7 @@ class Starts:
         text = f'Failed to apply default image tag "{image}": couldn\'t parse image name "{image}": {wrong}'
         state.told_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
         state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
-        state.seen.waiting[name] = Waiting("InvalidImageName", text)
+        state.seen.waiting[name] = WaitingContainer("InvalidImageName", text)
         return self.parts.timers.longest_crash  # the name stays what it is: an image may be changed, which looks again
 
     def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:
@@ -228,7 +228,7 @@ class Starts:
         text = f'Failed to pull image "{image}": {why}'
         self.parts.events.warn(state.pod, "Pod", "Failed", text)
         self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
-        state.seen.waiting[name] = Waiting("ErrImagePull", why)
+        state.seen.waiting[name] = WaitingContainer("ErrImagePull", why)
         return min(self.parts.timers.retry, self._left(pause, pause.next))
 
     def _pull_paused(self, state: PodState, name: str, image: str) -> float:
@@ -239,7 +239,7 @@ class Starts:
         before = state.seen.waiting.get(name)
         if before is not None and before.reason == "ErrImagePull":
             why = f"{text}: {before.reason}: {before.message}"
-            state.seen.waiting[name] = Waiting("ImagePullBackOff", why)
+            state.seen.waiting[name] = WaitingContainer("ImagePullBackOff", why)
             self.parts.events.event(state.pod, "Pod", "Normal", "BackOff", text)
             self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ImagePullBackOff")
         return left
@@ -251,8 +251,8 @@ class Starts:
 
     def _cannot(self, state: PodState, name: str, reason: str, text: str) -> float:
         state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
-        state.seen.waiting[name] = Waiting(reason, text)
+        state.seen.waiting[name] = WaitingContainer(reason, text)
         return self.parts.timers.retry
 
 
-__all__ = ["Starts"]
+__all__ = ["ContainerStarter"]

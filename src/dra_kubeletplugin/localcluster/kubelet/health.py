@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from ..._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
-from ...resourceapi.kubernetes_releases import KubeletWays
+from ...resourceapi.kubernetes_releases import KubeletBehavior
 from .plugins import Connection
 
 log = logging.getLogger(__name__)
@@ -27,25 +27,25 @@ _LONGEST = 1024  # characters of a message; more is cut
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 
 
-class Health(Enum):
+class DeviceHealthState(Enum):
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
     UNKNOWN = "Unknown"
 
 
-_BY_NUMBER = {1: Health.HEALTHY, 2: Health.UNHEALTHY}
+_BY_NUMBER = {1: DeviceHealthState.HEALTHY, 2: DeviceHealthState.UNHEALTHY}
 
 
 @dataclass(frozen=True)
 class Report:
     """``until`` is on the wall clock: the plugin says when it measured, and the kubelet believes it."""
 
-    health: Health
+    health: DeviceHealthState
     message: str = ""
     until: float = 0.0
 
 
-UNKNOWN = Report(Health.UNKNOWN)
+UNKNOWN = Report(DeviceHealthState.UNKNOWN)
 
 
 class HealthMonitor:
@@ -60,7 +60,7 @@ class HealthMonitor:
     def __init__(
         self,
         on_change: Callable[[set[DeviceKey]], None],
-        ways: KubeletWays,
+        ways: KubeletBehavior,
         retry: float = 5.0,
     ) -> None:
         self.on_change = on_change
@@ -144,7 +144,7 @@ class HealthMonitor:
             text = entry.message if len(entry.message) <= _LONGEST else entry.message[: _LONGEST - 3] + "..."
             holds = entry.health_check_timeout_seconds or _TIMEOUT
             measured = entry.last_updated_time or time.time()
-            self._reports[key] = Report(_BY_NUMBER.get(entry.health, Health.UNKNOWN), text, measured + holds)
+            self._reports[key] = Report(_BY_NUMBER.get(entry.health, DeviceHealthState.UNKNOWN), text, measured + holds)
             self._from[key] = connection
             changed.add(key)
         self._look(changed)
@@ -168,4 +168,4 @@ class HealthMonitor:
             self.on_change(changed)
 
 
-__all__ = ["Health", "HealthMonitor", "Report"]
+__all__ = ["DeviceHealthState", "HealthMonitor", "Report"]

@@ -13,11 +13,11 @@ from ...kube import KubeClient
 from ...kube.resource import NODES, PODS
 from ...resourceapi.kubernetes_releases import Features
 from ..event_recorder import EventRecorder
-from ..informer import Change, Informers, is_finished
+from ..informer import Informers, ObjectChange, is_finished
 from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
 from ..work_queue import Backoff, WorkQueue
-from .admission import Refusal, refusal
+from .admission import AdmissionRefusal, refusal
 from .claims import ClaimManager
 from .containers import requests_of
 from .health import DeviceKey, HealthMonitor
@@ -172,7 +172,7 @@ class Kubelet:
 
     # --- pods -----------------------------------------------------------------------------------
 
-    def _pod_changed(self, change: Change) -> None:
+    def _pod_changed(self, change: ObjectChange) -> None:
         self._pods.notice(change.object)
         self._queue.add(change.object["metadata"]["uid"])
 
@@ -186,7 +186,7 @@ class Kubelet:
         if pod is None:
             self._admitted.discard(uid)
 
-    async def _admits(self, pod: JSON) -> Refusal | None:
+    async def _admits(self, pod: JSON) -> AdmissionRefusal | None:
         """Once a pod is admitted it stays so: also over a restart of the kubelet, which begins where it has a start time."""
         uid = pod["metadata"]["uid"]
         if uid in self._admitted or (pod.get("status") or {}).get("startTime"):

@@ -11,10 +11,10 @@ from typing import Any
 
 from ...kube import KubeClient
 from ..event_recorder import EventRecorder
-from ..runtime.interface import ContainerRuntime, ContainerStatus, Mount, Role, State
+from ..runtime.interface import ContainerRuntime, ContainerState, ContainerStatus, Mount, Role
 from .claims import ClaimManager
 from .containers import roles
-from .pod_status import Seen
+from .pod_status import ContainerView
 from .probes import Probes
 from .timers import Timers
 
@@ -56,7 +56,7 @@ class PodState:
     prepared: bool = False
     volumes: dict[str, Mount] = field(default_factory=dict)
     mounts: dict[str, Pause] = field(default_factory=dict)  # by volume
-    seen: Seen = field(default_factory=Seen)
+    seen: ContainerView = field(default_factory=ContainerView)
     crashes: dict[str, Pause] = field(default_factory=dict)  # by container
     pulls: dict[str, Pause] = field(default_factory=dict)  # by image
     told: dict[str, str] = field(default_factory=dict)  # reason of an event → its text
@@ -105,7 +105,7 @@ def _lost(status: Mapping[str, Any]) -> ContainerStatus:
         str(status["containerID"]),
         str(status["name"]),
         int(status.get("restartCount") or 0),
-        State.EXITED,
+        ContainerState.EXITED,
         str(status.get("image") or ""),
         _seconds(began),
         finished_at=_seconds(ended.get("finishedAt") or began),

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from ...resourceapi.defaulting import now
-from ..runtime.interface import ContainerStatus, Role, State
+from ..runtime.interface import ContainerState, ContainerStatus, Role
 from .containers import roles
 from .fields import NODE_ADDRESS
 
@@ -17,7 +17,7 @@ JSON = dict[str, Any]
 SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
 
 
-class Phase(Enum):
+class PodPhase(Enum):
     PENDING = "Pending"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
@@ -25,11 +25,11 @@ class Phase(Enum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in {Phase.SUCCEEDED, Phase.FAILED}
+        return self in {PodPhase.SUCCEEDED, PodPhase.FAILED}
 
 
 @dataclass
-class Waiting:
+class WaitingContainer:
     """Why a container does not run now."""
 
     reason: str
@@ -37,7 +37,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Vital:
+class ContainerVitals:
     """What its probes say of a container."""
 
     started: bool
@@ -45,7 +45,7 @@ class Vital:
 
 
 @dataclass
-class Seen:
+class ContainerView:
     """What is known of a pod's containers beside the runtime's own word.
 
     Args:
@@ -53,7 +53,7 @@ class Seen:
         last: the attempt before, by container.
     """
 
-    waiting: dict[str, Waiting] = field(default_factory=dict)
+    waiting: dict[str, WaitingContainer] = field(default_factory=dict)
     last: dict[str, ContainerStatus] = field(default_factory=dict)
 
 
@@ -86,7 +86,7 @@ def seconds_left(pod: Mapping[str, Any]) -> float | None:
     return float((begun - datetime.now(UTC)).total_seconds() + limit)
 
 
-def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> Phase:
+def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> PodPhase:
     """By the rules of the kubelet: sidecars never keep a pod from finishing."""
     ended, failed, running, missing = 0, 0, 0, 0
     for container, role in roles(pod):
@@ -94,34 +94,34 @@ def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) ->
         if role is Role.SIDECAR:
             continue
         if role is Role.INIT:
-            if status is None or status.state is State.RUNNING:
+            if status is None or status.state is ContainerState.RUNNING:
                 missing += 1
             elif status.exit_code:
                 if not restarts(pod, container, role, status.exit_code):
-                    return Phase.FAILED
+                    return PodPhase.FAILED
                 missing += 1
             continue
         if status is None:
             missing += 1
-        elif status.state is State.RUNNING or restarts(pod, container, role, status.exit_code):
+        elif status.state is ContainerState.RUNNING or restarts(pod, container, role, status.exit_code):
             running += 1
         else:
             ended += 1
             failed += bool(status.exit_code)
     if missing:
-        return Phase.PENDING
+        return PodPhase.PENDING
     if running:
-        return Phase.RUNNING
-    return Phase.FAILED if failed else Phase.SUCCEEDED
+        return PodPhase.RUNNING
+    return PodPhase.FAILED if failed else PodPhase.SUCCEEDED
 
 
 def status_of(
     pod: Mapping[str, Any],
     statuses: Mapping[str, ContainerStatus],
-    seen: Seen,
-    phase: Phase,
+    seen: ContainerView,
+    phase: PodPhase,
     health: Callable[[Mapping[str, Any]], list[JSON]],
-    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
 ) -> JSON:
     """``status`` as the kubelet writes it; ``health`` answers a container's ``allocatedResourcesStatus``."""
     all_roles = roles(pod)
@@ -139,9 +139,15 @@ def status_of(
         ]
         if found:
             out[key] = found
-    ready = phase is Phase.RUNNING and all(s["ready"] for s in out["containerStatuses"])
+    ready = phase is PodPhase.RUNNING and all(s["ready"] for s in out["containerStatuses"])
     ready = ready and all(s["ready"] for s in out.get("initContainerStatuses", []))
-    why = "PodCompleted" if phase is Phase.SUCCEEDED else "PodFailed" if phase is Phase.FAILED else "ContainersNotReady"
+    why = (
+        "PodCompleted"
+        if phase is PodPhase.SUCCEEDED
+        else "PodFailed"
+        if phase is PodPhase.FAILED
+        else "ContainersNotReady"
+    )
     not_ready = [s["name"] for s in out["containerStatuses"] if not s["ready"]]
     waits = {"reason": why}
     if why == "ContainersNotReady":
@@ -150,7 +156,9 @@ def status_of(
     not_yet = waits if not ready else {"reason": "ReadinessGatesNotReady", "message": ", ".join(gates)}
     conditions = [
         _condition(pod, "PodReadyToStartContainers", bool(statuses) and not phase.is_terminal),
-        _condition(pod, "Initialized", initialized or phase is Phase.SUCCEEDED, {"reason": "ContainersNotInitialized"}),
+        _condition(
+            pod, "Initialized", initialized or phase is PodPhase.SUCCEEDED, {"reason": "ContainersNotInitialized"}
+        ),
         _condition(pod, "Ready", ready and not gates, not_yet),
         _condition(pod, "ContainersReady", ready, waits),
     ]
@@ -185,14 +193,14 @@ def _is_past(
     container: Mapping[str, Any],
     role: Role,
     status: ContainerStatus | None,
-    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
 ) -> bool:
     """Whether the containers behind it may start: an init container has ended well, a sidecar has started."""
     if status is None:
         return False
     if role is Role.SIDECAR:
         return vital(container, status).started
-    return status.state is State.EXITED and not status.exit_code
+    return status.state is ContainerState.EXITED and not status.exit_code
 
 
 def _condition(pod: Mapping[str, Any], type: str, value: bool, otherwise: Mapping[str, str] | None = None) -> JSON:
@@ -209,9 +217,9 @@ def _container(
     container: Mapping[str, Any],
     role: Role,
     status: ContainerStatus | None,
-    seen: Seen,
+    seen: ContainerView,
     health: Callable[[Mapping[str, Any]], list[JSON]],
-    vital: Callable[[Mapping[str, Any], ContainerStatus], Vital],
+    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
     *,
     initialized: bool,
 ) -> JSON:
@@ -221,7 +229,7 @@ def _container(
         out |= {"restartCount": status.attempt, "containerID": status.id}
     waiting = seen.waiting.get(name)
     if waiting or status is None:
-        default = Waiting("ContainerCreating" if initialized else "PodInitializing")
+        default = WaitingContainer("ContainerCreating" if initialized else "PodInitializing")
         told = waiting or default
         out["state"] = {"waiting": {"reason": told.reason, **({"message": told.message} if told.message else {})}}
         out["ready"] = out["started"] = False
@@ -229,18 +237,18 @@ def _container(
     else:
         out["state"] = _state(status)
         seems = vital(container, status)
-        ended_well = status.state is State.EXITED and not status.exit_code
+        ended_well = status.state is ContainerState.EXITED and not status.exit_code
         out["started"] = seems.started
         out["ready"] = ended_well if role is Role.INIT else seems.ready
         last = seen.last.get(name)
-    out["lastState"] = _state(last) if last and last.state is State.EXITED else {}
+    out["lastState"] = _state(last) if last and last.state is ContainerState.EXITED else {}
     if found := health(container):
         out["allocatedResourcesStatus"] = found
     return out
 
 
 def _state(status: ContainerStatus) -> JSON:
-    if status.state is State.RUNNING:
+    if status.state is ContainerState.RUNNING:
         return {"running": {"startedAt": stamp(status.started_at)}}
     ended = {
         "exitCode": status.exit_code,

@@ -13,20 +13,20 @@ from ...kube.resource import PODS
 from ...resourceapi.defaulting import now
 from ..informer import is_finished
 from ..runtime.interface import ContainerStatus, Role
-from .admission import Refusal
+from .admission import AdmissionRefusal
 from .claims import PrepareError
-from .container_ends import Ends
-from .container_starts import Starts
+from .container_ends import ContainerStopper
+from .container_starts import ContainerStarter
 from .containers import roles
 from .pod_claims import claim_names, usable_claims
 from .pod_state import Later, Parts, Pause, PodState, remembered
-from .pod_status import Phase, Waiting, phase_of, seconds_left, status_of
+from .pod_status import PodPhase, WaitingContainer, phase_of, seconds_left, status_of
 from .unsupported import refusals
 from .volumes import MountError, Volumes
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_TOO_LONG = Refusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+_TOO_LONG = AdmissionRefusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
 _LAST_WORDS = 2.0  # seconds of grace for containers of a pod that is gone already
 
 
@@ -44,14 +44,14 @@ class PodSync:
         parts: Parts,
         look_in: Callable[[str, float], None],
         health: Callable[[JSON, Mapping[str, Any], Mapping[str, str]], list[JSON]],
-        admits: Callable[[JSON], Awaitable[Refusal | None]],
+        admits: Callable[[JSON], Awaitable[AdmissionRefusal | None]],
     ) -> None:
         self.parts = parts
         self.look_in = look_in
         self.health = health
         self.admits = admits
-        self.ends = Ends(parts.runtime, parts.events)
-        self.starts = Starts(parts, self.ends)
+        self.ends = ContainerStopper(parts.runtime, parts.events)
+        self.starts = ContainerStarter(parts, self.ends)
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
@@ -103,7 +103,7 @@ class PodSync:
             await self._tell(pod, state, phase)
             return
         await self.ends.end_all(pod, state)
-        await self._tell(pod, state, Phase.RUNNING)  # it has finished once its devices are free
+        await self._tell(pod, state, PodPhase.RUNNING)  # it has finished once its devices are free
         await self._unprepare(uid)
         await self._tell(pod, state, phase)
 
@@ -124,14 +124,14 @@ class PodSync:
         if again is not None:
             self.look_in(state.uid, again)
 
-    async def _end(self, pod: JSON, state: PodState, why: Refusal) -> None:
+    async def _end(self, pod: JSON, state: PodState, why: AdmissionRefusal) -> None:
         """A pod that may not run on. It has failed once its devices are free."""
         state.told_once(self.parts.events, why.reason, "Normal", why.reason, why.message)
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
-        await self._tell(pod, state, Phase.FAILED, why)
+        await self._tell(pod, state, PodPhase.FAILED, why)
 
-    async def _refuse(self, pod: JSON, refused: Refusal) -> None:
+    async def _refuse(self, pod: JSON, refused: AdmissionRefusal) -> None:
         """The pod has failed, and is not tried again."""
         meta = pod["metadata"]
         status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
@@ -184,11 +184,13 @@ class PodSync:
         """Tells why the pod waits, and lets it wait. Raises :class:`Later`."""
         self.parts.events.warn(pod, "Pod", reason, text)
         self._waits(pod, state)
-        await self._tell(pod, state, Phase.PENDING)
+        await self._tell(pod, state, PodPhase.PENDING)
         raise Later(text)
 
     def _waits(self, pod: JSON, state: PodState) -> None:
-        state.seen.waiting = {c["name"]: Waiting("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN}
+        state.seen.waiting = {
+            c["name"]: WaitingContainer("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN
+        }
 
     def _folder(self, pod: JSON) -> Path:
         return self.parts.folder / str(pod["metadata"]["uid"])
@@ -211,7 +213,7 @@ class PodSync:
         statuses = self._statuses(state)
         if not is_finished(pod) and statuses:
             failed = any(s.exit_code for s in statuses.values())
-            await self._tell(pod, state, Phase.FAILED if failed else Phase.SUCCEEDED)
+            await self._tell(pod, state, PodPhase.FAILED if failed else PodPhase.SUCCEEDED)
         try:
             await self.parts.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
         except ApiError as e:
@@ -248,12 +250,14 @@ class PodSync:
 
     # --- status ---------------------------------------------------------------------------------
 
-    async def _tell(self, pod: JSON, state: PodState, phase: Phase | None, why: Refusal | None = None) -> None:
+    async def _tell(
+        self, pod: JSON, state: PodState, phase: PodPhase | None, why: AdmissionRefusal | None = None
+    ) -> None:
         """Writes the pod's status where it is another. ``phase`` None leaves that as it is."""
         pod = state.pod
         meta = pod["metadata"]
         old = pod.get("status") or {}
-        shown = phase or Phase(old.get("phase") or "Pending")
+        shown = phase or PodPhase(old.get("phase") or "Pending")
         try:
             claims = claim_names(pod, state.claims)
         except PrepareError:

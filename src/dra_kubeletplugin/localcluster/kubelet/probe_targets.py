@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from ..runtime.interface import Action, ContainerRuntime, Occasion, Outcome, Verdict
+from ..runtime.interface import ContainerRuntime, HandlerAction, HandlerOccasion, Outcome, ProbeResult
 
 JSON = Mapping[str, Any]
 _NETWORK = ("httpGet", "tcpSocket", "grpc")
@@ -36,20 +36,20 @@ def _number(container: JSON, name: str) -> int:
     raise NoSuchPort(f'strconv.Atoi: parsing "{name}": invalid syntax')
 
 
-async def run_hook(runtime: ContainerRuntime, pod: JSON, container: JSON, occasion: Occasion) -> Outcome | None:
+async def run_hook(runtime: ContainerRuntime, pod: JSON, container: JSON, occasion: HandlerOccasion) -> Outcome | None:
     """None where the container has no such hook."""
     hook = (container.get("lifecycle") or {}).get(occasion.value)
     if not hook:
         return None
     if (pause := hook.get("sleep")) is not None:
         await asyncio.sleep(float(pause.get("seconds") or 0))
-        return Outcome(Verdict.PASS)
+        return Outcome(ProbeResult.PASS)
     try:
         handler = handler_of(container, hook)
     except NoSuchPort as e:
-        return Outcome(Verdict.ERROR, str(e))
+        return Outcome(ProbeResult.ERROR, str(e))
     meta = pod["metadata"]
-    action = Action(occasion, handler, _DAY, annotations=meta.get("annotations") or {})
+    action = HandlerAction(occasion, handler, _DAY, annotations=meta.get("annotations") or {})
     return await runtime.perform(meta["uid"], container["name"], action)
 
 

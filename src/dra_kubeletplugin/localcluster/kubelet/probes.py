@@ -13,17 +13,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..event_recorder import EventRecorder
-from ..runtime.interface import Action, ContainerRuntime, ContainerStatus, Occasion, Outcome, State, Verdict
+from ..runtime.interface import (
+    ContainerRuntime,
+    ContainerState,
+    ContainerStatus,
+    HandlerAction,
+    HandlerOccasion,
+    Outcome,
+    ProbeResult,
+)
 from ..work_queue import WorkQueue
 from .containers import roles
-from .pod_status import Vital
+from .pod_status import ContainerVitals
 from .probe_targets import NoSuchPort, handler_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_PROBES = (Occasion.STARTUP, Occasion.READINESS, Occasion.LIVENESS)
-_WORDS = {Occasion.STARTUP: "Startup", Occasion.READINESS: "Readiness", Occasion.LIVENESS: "Liveness"}
-_BEFORE = {Occasion.STARTUP: None, Occasion.READINESS: False, Occasion.LIVENESS: True}  # any probe has said anything
+_PROBES = (HandlerOccasion.STARTUP, HandlerOccasion.READINESS, HandlerOccasion.LIVENESS)
+_WORDS = {
+    HandlerOccasion.STARTUP: "Startup",
+    HandlerOccasion.READINESS: "Readiness",
+    HandlerOccasion.LIVENESS: "Liveness",
+}
+_BEFORE = {
+    HandlerOccasion.STARTUP: None,
+    HandlerOccasion.READINESS: False,
+    HandlerOccasion.LIVENESS: True,
+}  # any probe has said anything
 _AT_ONCE = 64  # a probe that hangs holds up few others
 _TRIES = 3  # of a probe that cannot be carried out
 
@@ -32,11 +48,11 @@ _TRIES = 3  # of a probe that cannot be carried out
 class _Key:
     uid: str
     container: str
-    occasion: Occasion
+    occasion: HandlerOccasion
 
 
 @dataclass
-class Judgement:
+class ProbeVerdict:
     """Of one probe of one attempt of a container. ``good`` is None until it is known."""
 
     container_id: str
@@ -46,7 +62,7 @@ class Judgement:
     asked: int = 0
     held: bool = False  # nothing more is asked of this attempt
 
-    def answered(self, passed: bool, probe: Mapping[str, Any], occasion: Occasion) -> bool:
+    def answered(self, passed: bool, probe: Mapping[str, Any], occasion: HandlerOccasion) -> bool:
         """Takes an answer; whether the judgement has changed."""
         self.run = self.run + 1 if passed is self.last else 1
         self.last = passed
@@ -54,7 +70,7 @@ class Judgement:
             return False
         changed = self.good is not passed
         self.good = passed
-        if occasion is Occasion.STARTUP or (occasion is Occasion.LIVENESS and not passed):
+        if occasion is HandlerOccasion.STARTUP or (occasion is HandlerOccasion.LIVENESS and not passed):
             self.held = True
         return changed
 
@@ -71,7 +87,7 @@ class Probes:
         self._events = events
         self._changed = changed
         self._pods: dict[str, JSON] = {}
-        self._judged: dict[_Key, Judgement] = {}
+        self._judged: dict[_Key, ProbeVerdict] = {}
         self._told: set[tuple[_Key, str]] = set()
         self._queue: WorkQueue[_Key] = WorkQueue()
 
@@ -88,7 +104,7 @@ class Probes:
         statuses = self._runtime.statuses(uid)
         for container, _ in roles(pod):
             status = statuses.get(container["name"])
-            if status is None or status.state is not State.RUNNING:
+            if status is None or status.state is not ContainerState.RUNNING:
                 continue
             for occasion in _PROBES:
                 key = _Key(uid, container["name"], occasion)
@@ -100,31 +116,33 @@ class Probes:
         self._judged = {k: v for k, v in self._judged.items() if k.uid != uid}
         self._told = {(k, text) for k, text in self._told if k.uid != uid}
 
-    def vital(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> Vital:
+    def vital(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> ContainerVitals:
         """Whether a container that runs has started, and is ready."""
-        if status.state is not State.RUNNING:
-            return Vital(started=False, ready=False)
-        good = {o: self._good(uid, container, status, o) for o in (Occasion.STARTUP, Occasion.READINESS)}
-        return Vital(good[Occasion.STARTUP], good[Occasion.STARTUP] and good[Occasion.READINESS])
+        if status.state is not ContainerState.RUNNING:
+            return ContainerVitals(started=False, ready=False)
+        good = {o: self._good(uid, container, status, o) for o in (HandlerOccasion.STARTUP, HandlerOccasion.READINESS)}
+        return ContainerVitals(
+            good[HandlerOccasion.STARTUP], good[HandlerOccasion.STARTUP] and good[HandlerOccasion.READINESS]
+        )
 
-    def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> Occasion | None:
+    def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> HandlerOccasion | None:
         """The probe for whose sake a container that runs has to be ended."""
-        for occasion in (Occasion.LIVENESS, Occasion.STARTUP):
+        for occasion in (HandlerOccasion.LIVENESS, HandlerOccasion.STARTUP):
             if container.get(occasion.value):
                 judged = self._of(_Key(uid, container["name"], occasion), status)
                 if judged.good is False and judged.held:
                     return occasion
         return None
 
-    def _good(self, uid: str, container: Mapping[str, Any], status: ContainerStatus, occasion: Occasion) -> bool:
+    def _good(self, uid: str, container: Mapping[str, Any], status: ContainerStatus, occasion: HandlerOccasion) -> bool:
         if not container.get(occasion.value):
             return True
         return bool(self._of(_Key(uid, container["name"], occasion), status).good)
 
-    def _of(self, key: _Key, status: ContainerStatus) -> Judgement:
+    def _of(self, key: _Key, status: ContainerStatus) -> ProbeVerdict:
         found = self._judged.get(key)
         if found is None or found.container_id != status.id:
-            found = self._judged[key] = Judgement(status.id, _BEFORE[key.occasion])
+            found = self._judged[key] = ProbeVerdict(status.id, _BEFORE[key.occasion])
         return found
 
     # --- one probe ----------------------------------------------------------------------------------------
@@ -135,12 +153,20 @@ class Probes:
         status = self._runtime.statuses(key.uid).get(key.container)
         container = next((c for c, _ in roles(pod) if c["name"] == key.container), None) if pod else None
         probe = (container or {}).get(key.occasion.value)
-        if pod is None or container is None or not probe or status is None or status.state is not State.RUNNING:
+        if (
+            pod is None
+            or container is None
+            or not probe
+            or status is None
+            or status.state is not ContainerState.RUNNING
+        ):
             return
         judged = self._of(key, status)
-        if judged.held or (pod["metadata"].get("deletionTimestamp") and key.occasion is not Occasion.READINESS):
+        if judged.held or (pod["metadata"].get("deletionTimestamp") and key.occasion is not HandlerOccasion.READINESS):
             return
-        if key.occasion is not Occasion.STARTUP and not self._good(key.uid, container, status, Occasion.STARTUP):
+        if key.occasion is not HandlerOccasion.STARTUP and not self._good(
+            key.uid, container, status, HandlerOccasion.STARTUP
+        ):
             return  # begins once the container has started
         early = status.started_at + float(probe.get("initialDelaySeconds") or 0) - time.time()
         if early > 0:
@@ -154,47 +180,47 @@ class Probes:
             self._queue.add_after(key, max(0.0, float(probe.get("periodSeconds") or 10) - spent))
 
     async def _ask(
-        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], judged: Judgement
+        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], judged: ProbeVerdict
     ) -> Outcome:
         number, judged.asked = judged.asked, judged.asked + 1
         try:
             handler = handler_of(container, probe)
         except NoSuchPort as e:
-            return Outcome(Verdict.ERROR, str(e))
+            return Outcome(ProbeResult.ERROR, str(e))
         annotations = pod["metadata"].get("annotations") or {}
-        action = Action(key.occasion, handler, float(probe.get("timeoutSeconds") or 1), number, annotations)
+        action = HandlerAction(key.occasion, handler, float(probe.get("timeoutSeconds") or 1), number, annotations)
         for _ in range(_TRIES):
             outcome = await self._runtime.perform(key.uid, key.container, action)
-            if outcome.verdict is not Verdict.ERROR:
+            if outcome.verdict is not ProbeResult.ERROR:
                 break
         return outcome
 
-    def _take(self, key: _Key, judged: Judgement, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]) -> None:
+    def _take(self, key: _Key, judged: ProbeVerdict, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]) -> None:
         status = self._runtime.statuses(key.uid).get(key.container)
-        if status is None or status.id != judged.container_id or status.state is not State.RUNNING:
+        if status is None or status.id != judged.container_id or status.state is not ContainerState.RUNNING:
             return  # it was asked of a container that has ended meanwhile
         word = _WORDS[key.occasion]
         match outcome.verdict:
-            case Verdict.NOBODY:
+            case ProbeResult.NOBODY:
                 self._nobody(key, pod, outcome)
                 return
-            case Verdict.ERROR:
+            case ProbeResult.ERROR:
                 text = f"{word} probe errored and resulted in unknown state: {outcome.text}"
                 self._events.warn(pod, "Pod", "Unhealthy", text)
                 return
-            case Verdict.FAIL:
+            case ProbeResult.FAIL:
                 self._events.warn(pod, "Pod", "Unhealthy", f"{word} probe failed: {outcome.text}")
-        if judged.answered(outcome.verdict is Verdict.PASS, probe, key.occasion):
+        if judged.answered(outcome.verdict is ProbeResult.PASS, probe, key.occasion):
             self._changed(key.uid)
-            if key.occasion is Occasion.STARTUP and judged.good:
-                for then in (Occasion.READINESS, Occasion.LIVENESS):
+            if key.occasion is HandlerOccasion.STARTUP and judged.good:
+                for then in (HandlerOccasion.READINESS, HandlerOccasion.LIVENESS):
                     self._queue.add(_Key(key.uid, key.container, then))
 
     def _nobody(self, key: _Key, pod: JSON, outcome: Outcome) -> None:
         if (key, outcome.text) in self._told:
             return
         self._told.add((key, outcome.text))
-        so = "" if key.occasion is Occasion.LIVENESS else ", so it never counts as ready"
+        so = "" if key.occasion is HandlerOccasion.LIVENESS else ", so it never counts as ready"
         text = f"the {key.occasion.value} of container {key.container} is not run{so}: {outcome.text}"
         self._events.warn(pod, "Pod", "NotSupported", text)
 
@@ -203,4 +229,4 @@ class Probes:
         log.error("kubelet: %s of %s: %s", key.occasion.value, key.container, error, exc_info=error)
 
 
-__all__ = ["Judgement", "Probes"]
+__all__ = ["ProbeVerdict", "Probes"]

@@ -55,7 +55,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 
 @dataclass(frozen=True)
-class Process:
+class OciProcess:
     """What runs in a container."""
 
     args: Sequence[str]
@@ -70,7 +70,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Around:
+class ContainerSurroundings:
     """What a container stands in. ``namespaces`` are files of the pod's own, by type."""
 
     mounts: Sequence[Mount]
@@ -80,7 +80,7 @@ class Around:
     limits: Limits = field(default_factory=Limits)
 
 
-def base_spec(process: Process, around: Around) -> JSON:
+def base_spec(process: OciProcess, around: ContainerSurroundings) -> JSON:
     """The spec with nothing of a device in it. The devices' cgroup allows none beyond a container's usual ones."""
     own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in around.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
@@ -137,4 +137,4 @@ def available() -> frozenset[str]:
     return frozenset(name for name, number in _NUMBERS.items() if bits >> number & 1)
 
 
-__all__ = ["CAPABILITIES", "PATH", "Around", "Process", "available", "base_spec", "bind"]
+__all__ = ["CAPABILITIES", "PATH", "ContainerSurroundings", "OciProcess", "available", "base_spec", "bind"]

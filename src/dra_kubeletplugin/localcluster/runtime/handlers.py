@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from ...base.http_server.server import stop_listening
-from .interface import Action, ContainerError, ExecSession, Outcome, Verdict
+from .interface import ContainerError, ExecSession, HandlerAction, Outcome, ProbeResult
 
 JSON = Mapping[str, Any]
 Exec = Callable[[Sequence[str]], Awaitable[ExecSession]]
@@ -33,7 +33,7 @@ _MOVED = {301, 302, 303, 307, 308}
 _AGENT = "kube-probe/1.36"
 
 
-async def perform(action: Action, run: Exec, connect: Connect, address: str) -> Outcome:
+async def perform(action: HandlerAction, run: Exec, connect: Connect, address: str) -> Outcome:
     """Carries ``action`` out, in its time.
 
     Args:
@@ -44,10 +44,10 @@ async def perform(action: Action, run: Exec, connect: Connect, address: str) -> 
         if (how := action.handler.get(kind)) is not None:
             break
     else:
-        return Outcome(Verdict.ERROR, "missing probe handler")
+        return Outcome(ProbeResult.ERROR, "missing probe handler")
     if (host := str(how.get("host") or "")) and host != address:
         text = f"host {host}: the local cluster reaches a pod at its own address only, so leave `host` out"
-        return Outcome(Verdict.ERROR, text)
+        return Outcome(ProbeResult.ERROR, text)
     match kind:
         case "exec":
             return await _exec(how, action.timeout, run)
@@ -69,13 +69,13 @@ async def _exec(how: JSON, timeout: float, run: Exec) -> Outcome:
                 output = (output + found[1])[:_TEXT]
             code = await session.wait()
     except TimeoutError:
-        return Outcome(Verdict.FAIL, f'command "{shlex.join(command)}" timed out')
+        return Outcome(ProbeResult.FAIL, f'command "{shlex.join(command)}" timed out')
     except (ContainerError, KeyError) as e:
-        return Outcome(Verdict.ERROR, f"rpc error: code = Unknown desc = {e}")
+        return Outcome(ProbeResult.ERROR, f"rpc error: code = Unknown desc = {e}")
     finally:
         if session is not None:
             await session.close()
-    return Outcome(Verdict.FAIL if code else Verdict.PASS, output.decode(errors="replace"))
+    return Outcome(ProbeResult.FAIL if code else ProbeResult.PASS, output.decode(errors="replace"))
 
 
 async def _tcp(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
@@ -83,8 +83,8 @@ async def _tcp(how: JSON, timeout: float, connect: Connect, address: str) -> Out
     try:
         (await connect(port, timeout)).close()
     except OSError as e:
-        return Outcome(Verdict.FAIL, f"dial tcp {address}:{port}: {_words(e)}")
-    return Outcome(Verdict.PASS)
+        return Outcome(ProbeResult.FAIL, f"dial tcp {address}:{port}: {_words(e)}")
+    return Outcome(ProbeResult.PASS)
 
 
 # --- http -------------------------------------------------------------------------------------------------
@@ -102,7 +102,9 @@ async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
             for _ in range(_REDIRECTS + 1):
                 parts = urlsplit(url)
                 if parts.hostname != address or parts.scheme not in {"http", "https"}:
-                    return Outcome(Verdict.PASS)  # it leads elsewhere: a warning in Kubernetes, which counts as success
+                    return Outcome(
+                        ProbeResult.PASS
+                    )  # it leads elsewhere: a warning in Kubernetes, which counts as success
                 port = parts.port or (443 if parts.scheme == "https" else 80)
                 open_now[:] = [await connect(port, timeout)]
                 code, location = await asyncio.to_thread(_get, open_now[0], url, headers)
@@ -110,22 +112,22 @@ async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
                     break
                 url = urljoin(url, location)
             else:
-                return Outcome(Verdict.FAIL, f'Get "{asked}": stopped after {_REDIRECTS} redirects')
+                return Outcome(ProbeResult.FAIL, f'Get "{asked}": stopped after {_REDIRECTS} redirects')
     except TimeoutError:
         text = f'Get "{asked}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
-        return Outcome(Verdict.FAIL, text)
+        return Outcome(ProbeResult.FAIL, text)
     except OSError as e:
-        return Outcome(Verdict.FAIL, f'Get "{asked}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
+        return Outcome(ProbeResult.FAIL, f'Get "{asked}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
     except (http.client.HTTPException, ValueError) as e:
-        return Outcome(Verdict.FAIL, f'Get "{asked}": malformed HTTP response: {type(e).__name__} {e}'.strip())
+        return Outcome(ProbeResult.FAIL, f'Get "{asked}": malformed HTTP response: {type(e).__name__} {e}'.strip())
     finally:
         for found in open_now:  # a thread that still waits for an answer ends with its connection
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
             found.close()
     if 200 <= code < 400:
-        return Outcome(Verdict.PASS)
-    return Outcome(Verdict.FAIL, f"HTTP probe failed with statuscode: {code}")
+        return Outcome(ProbeResult.PASS)
+    return Outcome(ProbeResult.FAIL, f"HTTP probe failed with statuscode: {code}")
 
 
 def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
@@ -165,7 +167,7 @@ async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
             inner = await connect(port, timeout)
     except (TimeoutError, OSError) as e:
         words = "context deadline exceeded" if isinstance(e, TimeoutError) else f"dial tcp {place}: {_words(e)}"
-        return Outcome(Verdict.FAIL, f'timeout: failed to connect service "{place}" within {timeout:g}s: {words}')
+        return Outcome(ProbeResult.FAIL, f'timeout: failed to connect service "{place}" within {timeout:g}s: {words}')
     with tempfile.TemporaryDirectory(prefix="dra-") as folder:
         path = str(Path(folder) / "s")
         relays: list[asyncio.Task[None]] = []
@@ -206,11 +208,11 @@ async def _check(path: str, place: str, name: str, timeout: float) -> Outcome:
                     why = f"timeout: health rpc did not complete within {timeout:g}s"
                 case code:
                     why = f"error: health rpc probe failed: rpc error: code = {code.name}"
-            return Outcome(Verdict.FAIL, f"{why}: {e.details()}" if e.details() else why)
+            return Outcome(ProbeResult.FAIL, f"{why}: {e.details()}" if e.details() else why)
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
-        return Outcome(Verdict.PASS)
+        return Outcome(ProbeResult.PASS)
     word = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return Outcome(Verdict.FAIL, f'service unhealthy (responded with "{word}")')
+    return Outcome(ProbeResult.FAIL, f'service unhealthy (responded with "{word}")')
 
 
 async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket) -> None:

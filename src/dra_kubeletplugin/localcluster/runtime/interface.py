@@ -44,7 +44,7 @@ class Role(Enum):
     MAIN = "main"
 
 
-class State(Enum):
+class ContainerState(Enum):
     RUNNING = "running"
     EXITED = "exited"
 
@@ -133,7 +133,7 @@ class ContainerStatus:
     id: str
     name: str
     attempt: int
-    state: State
+    state: ContainerState
     image: str
     started_at: float
     simulated: bool = False
@@ -145,7 +145,7 @@ class ContainerStatus:
     def not_started(self, message: str) -> ContainerStatus:
         """The same container as containerd has it whose process could not be started."""
         return replace(
-            self, state=State.EXITED, started_at=0.0, finished_at=time.time(), exit_code=_NOT_STARTED,
+            self, state=ContainerState.EXITED, started_at=0.0, finished_at=time.time(), exit_code=_NOT_STARTED,
             reason="StartError", message=message,
         )  # fmt: skip
 
@@ -162,7 +162,7 @@ class LogOptions:
     limit: int | None = None  # bytes
 
 
-class Occasion(Enum):
+class HandlerOccasion(Enum):
     """When something is asked of a container that runs; the field of the API in which it is."""
 
     STARTUP = "startupProbe"
@@ -173,7 +173,7 @@ class Occasion(Enum):
 
 
 @dataclass(frozen=True)
-class Action:
+class HandlerAction:
     """A probe or a lifecycle hook that is to be carried out once.
 
     Args:
@@ -183,14 +183,14 @@ class Action:
         annotations: the pod's, as they are now: with them an author says how a simulated one ends.
     """
 
-    occasion: Occasion
+    occasion: HandlerOccasion
     handler: Mapping[str, Any]
     timeout: float
     number: int = 0
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-class Verdict(Enum):
+class ProbeResult(Enum):
     PASS = auto()
     FAIL = auto()
     ERROR = auto()  # it could not be carried out: as if it had not been tried
@@ -199,9 +199,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an :class:`Action` ended; ``text`` is what the pod's event says of it."""
+    """How an :class:`HandlerAction` ended; ``text`` is what the pod's event says of it."""
 
-    verdict: Verdict
+    verdict: ProbeResult
     text: str = ""
 
 
@@ -272,7 +272,7 @@ class ContainerRuntime(Protocol):
         Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
         """
 
-    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+    async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         """Carries out a probe or a hook in a running container, or from beside it. Never raises for what the container does."""
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
@@ -292,6 +292,7 @@ __all__ = [
     "ContainerConfig",
     "ContainerError",
     "ContainerRuntime",
+    "ContainerState",
     "ContainerStatus",
     "ExecSession",
     "ImagePullError",
@@ -299,5 +300,4 @@ __all__ = [
     "Mount",
     "Role",
     "Sandbox",
-    "State",
 ]

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...cdi.cache import CdiCache, InjectError
+from ...cdi.cache import CdiCache, CdiInjectError
 from . import handlers, refusals
-from .base_spec import PATH, Around, Process, base_spec
+from .base_spec import PATH, ContainerSurroundings, OciProcess, base_spec
 from .cgroups import memory_ran_out
 from .changes import Changes
 from .console import AttachSession, Console
@@ -29,16 +29,16 @@ from .container_logs import ContainerLog
 from .exec_session import RuncExec
 from .images import Image, Images
 from .interface import (
-    Action,
     ContainerConfig,
     ContainerError,
+    ContainerState,
     ContainerStatus,
+    HandlerAction,
     LogOptions,
     Mount,
     Outcome,
+    ProbeResult,
     Sandbox,
-    State,
-    Verdict,
 )
 from .pod_namespaces import ADDRESS, PodNamespaces
 from .runc import Runc
@@ -112,7 +112,12 @@ class RuncRuntime:
         log = ContainerLog(folder / "log")
         console = Console(log, stdin=container.stdin, once=container.stdin_once, terminal=container.tty)
         status = ContainerStatus(
-            f"runc://{identity}", container.name, container.attempt, State.RUNNING, container.image, time.time()
+            f"runc://{identity}",
+            container.name,
+            container.attempt,
+            ContainerState.RUNNING,
+            container.image,
+            time.time(),
         )
         message = folder / "termination-log"
         found = _Container(
@@ -148,7 +153,7 @@ class RuncRuntime:
         (folder / "image").symlink_to(image.root)
         env = dict(e.split("=", 1) for e in (PATH, *image.env) if "=" in e)
         env |= {"HOSTNAME": pod.sandbox.hostname} | dict(container.env)
-        process = Process(
+        process = OciProcess(
             image.arguments(container.command, container.args),
             [f"{k}={v}" for k, v in env.items()],
             container.working_dir or image.working_dir or "/",
@@ -159,7 +164,7 @@ class RuncRuntime:
             may.no_new_privileges,
             container.tty,
         )
-        around = Around(
+        around = ContainerSurroundings(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
             f"/dra-dev-{identity}",  # flat: runc removes no folder above it
@@ -168,7 +173,7 @@ class RuncRuntime:
         )
         try:
             spec = CdiCache(self.cdi_dirs).inject(base_spec(process, around), container.cdi_devices, self.dev)
-        except InjectError as e:
+        except CdiInjectError as e:
             raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:
             raise ContainerError(
@@ -214,7 +219,7 @@ class RuncRuntime:
             with contextlib.suppress(OSError):
                 message = container.message.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
         container.status = replace(
-            container.status, state=State.EXITED, finished_at=finished, exit_code=code,
+            container.status, state=ContainerState.EXITED, finished_at=finished, exit_code=code,
             reason="OOMKilled" if starved else "Completed" if code == 0 else "Error", message=message,
         )  # fmt: skip
         self._changes.tell(uid)
@@ -235,7 +240,7 @@ class RuncRuntime:
     def _running(self, pod_uid: str, name: str) -> tuple[_Container, asyncio.Task[None]] | None:
         pod = self._pods.get(pod_uid)
         container = pod.containers.get(name) if pod else None
-        if container is None or container.ended is None or container.status.state is State.EXITED:
+        if container is None or container.ended is None or container.status.state is ContainerState.EXITED:
             return None
         return container, container.ended
 
@@ -275,7 +280,7 @@ class RuncRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> RuncExec:
         container = self._pods[pod_uid].containers[name]
-        if container.status.state is not State.RUNNING:
+        if container.status.state is not ContainerState.RUNNING:
             raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
         identity = container.status.id.removeprefix("runc://")
         scratch = self.state / pod_uid / f"exec-{secrets.token_hex(8)}"
@@ -288,14 +293,14 @@ class RuncRuntime:
 
     async def attach(self, pod_uid: str, name: str) -> AttachSession:
         container = self._pods[pod_uid].containers[name]
-        if container.status.state is not State.RUNNING:
+        if container.status.state is not ContainerState.RUNNING:
             raise ContainerError(f"container {name} is not running: it ended with {container.status.exit_code}")
         return container.console.attach()
 
-    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+    async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         pod = self._pods.get(pod_uid)
         if pod is None:
-            return Outcome(Verdict.ERROR, f"pod {pod_uid} does not run")
+            return Outcome(ProbeResult.ERROR, f"pod {pod_uid} does not run")
         namespaces = pod.namespaces
 
         async def run(command: Sequence[str]) -> RuncExec:

@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...cdi.cache import CdiCache, InjectError
+from ...cdi.cache import CdiCache, CdiInjectError
 from .base_spec import PATH, bind
 from .changes import Changes
 from .container_logs import ContainerLog
 from .interface import (
-    Action,
     ContainerConfig,
     ContainerError,
+    ContainerState,
     ContainerStatus,
     ExecSession,
+    HandlerAction,
     LogOptions,
     Outcome,
     Role,
     Sandbox,
-    State,
 )
 from .simulated_behavior import PREFIX, outcome_of, part_of
 
@@ -53,7 +53,7 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
     }
     try:
         spec = CdiCache(cdi_dirs).inject(base, container.cdi_devices, dev)
-    except InjectError as e:
+    except CdiInjectError as e:
         raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
     return spec
 
@@ -110,7 +110,7 @@ class SimulatedRuntime:
             f"simulated://{sandbox.uid}/{container.name}/{container.attempt}",
             container.name,
             container.attempt,
-            State.RUNNING,
+            ContainerState.RUNNING,
             container.image,
             time.time(),
             simulated=True,
@@ -178,7 +178,7 @@ class SimulatedRuntime:
         self.spec(pod_uid, name)
         raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_INSTEAD}")
 
-    async def perform(self, pod_uid: str, name: str, action: Action) -> Outcome:
+    async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         return outcome_of(name, action)
 
     async def reboot(self) -> None:
@@ -228,10 +228,10 @@ def _mount(mount: Mapping[str, Any]) -> str:
 
 
 def _ended(container: _Container, code: int) -> None:
-    if container.status.state is State.RUNNING:
+    if container.status.state is ContainerState.RUNNING:
         reason = "Completed" if code == 0 else "Error"
         container.status = replace(
-            container.status, state=State.EXITED, finished_at=time.time(), exit_code=code, reason=reason
+            container.status, state=ContainerState.EXITED, finished_at=time.time(), exit_code=code, reason=reason
         )
     _close(container)
 

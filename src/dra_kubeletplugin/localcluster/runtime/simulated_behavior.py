@@ -20,7 +20,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .interface import Action, ContainerConfig, ContainerError, Occasion, Outcome, Role, Sandbox, Verdict
+from .interface import (
+    ContainerConfig,
+    ContainerError,
+    HandlerAction,
+    HandlerOccasion,
+    Outcome,
+    ProbeResult,
+    Role,
+    Sandbox,
+)
 
 PREFIX = "simulated.dra-kubeletplugin.dev"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -31,48 +40,48 @@ _EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
 _FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
 _SHORT = 1.0  # seconds
 _OCCASIONS = {
-    Occasion.STARTUP: "startup-probe",
-    Occasion.READINESS: "readiness-probe",
-    Occasion.LIVENESS: "liveness-probe",
-    Occasion.POST_START: "post-start",
-    Occasion.PRE_STOP: "pre-stop",
+    HandlerOccasion.STARTUP: "startup-probe",
+    HandlerOccasion.READINESS: "readiness-probe",
+    HandlerOccasion.LIVENESS: "liveness-probe",
+    HandlerOccasion.POST_START: "post-start",
+    HandlerOccasion.PRE_STOP: "pre-stop",
 }
-_HOOKS = {Occasion.POST_START, Occasion.PRE_STOP}
-_ENDS = {"pass": Verdict.PASS, "fail": Verdict.FAIL}
+_HOOKS = {HandlerOccasion.POST_START, HandlerOccasion.PRE_STOP}
+_ENDS = {"pass": ProbeResult.PASS, "fail": ProbeResult.FAIL}
 
 
 @dataclass(frozen=True)
-class Part:
+class Behavior:
     """``seconds`` is None for a container that ends only when it is stopped."""
 
     seconds: float | None
     exit_code: int = 0
 
 
-def part_of(sandbox: Sandbox, container: ContainerConfig) -> Part:
+def part_of(sandbox: Sandbox, container: ContainerConfig) -> Behavior:
     """Raises :class:`ContainerError` for an annotation that cannot be read."""
     duration = _annotation(sandbox.annotations, container.name, "duration")
     codes = _annotation(sandbox.annotations, container.name, "exit-code")
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
         seconds = _SHORT  # a code is of something that ends
-    return Part(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
+    return Behavior(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
-def outcome_of(container: str, action: Action) -> Outcome:
+def outcome_of(container: str, action: HandlerAction) -> Outcome:
     """How a probe or hook of a simulated container ends."""
     what = _OCCASIONS[action.occasion]
     found = _annotation(action.annotations, container, what)
     if found is None:
         if action.occasion in _HOOKS:
-            return Outcome(Verdict.PASS)
+            return Outcome(ProbeResult.PASS)
         return Outcome(
-            Verdict.NOBODY, f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass"
+            ProbeResult.NOBODY, f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass"
         )
     key, text = found
     ends = [part.strip() for part in text.split(",")]
     if not _ENDS.keys() >= set(ends):
-        return Outcome(Verdict.ERROR, str(_wrong(key, text, "pass, fail, or several of them: fail,fail,pass")))
+        return Outcome(ProbeResult.ERROR, str(_wrong(key, text, "pass, fail, or several of them: fail,fail,pass")))
     return Outcome(_ENDS[ends[min(action.number, len(ends) - 1)]], f"simulated, as annotation {key} says")
 
 
@@ -126,4 +135,4 @@ def _wrong(key: str, text: str, wanted: str) -> ContainerError:
     return ContainerError(f"annotation {key} is {text!r}, and must be {wanted}", "CreateContainerConfigError")
 
 
-__all__ = ["PREFIX", "Part", "outcome_of", "part_of"]
+__all__ = ["PREFIX", "Behavior", "outcome_of", "part_of"]

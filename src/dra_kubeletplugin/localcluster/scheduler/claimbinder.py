@@ -17,8 +17,8 @@ from ...kube.resource import CLAIMS, PODS
 from ...resourceapi.defaulting import now
 from ...scheduling.framework import extended, pod_groups
 from ...scheduling.framework.binding import Readiness, state_of
-from ...scheduling.framework.claim_cache import ClaimStore, is_allocated, reserved_for, results_of
-from ...scheduling.framework.devices import Offer, PodClaims
+from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for, results_of
+from ...scheduling.framework.devices import Candidate, PodClaims
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Plugin, SchedulerError, Unschedulable
 from ..informer import FINALIZER, words_of
@@ -37,7 +37,7 @@ class _Conflict(Exception):
 class ClaimBinder:
     """Args: timeout: seconds from a claim's allocation in which its binding conditions must become true."""
 
-    def __init__(self, client: KubeClient, store: ClaimStore, timeout: float) -> None:
+    def __init__(self, client: KubeClient, store: ClaimCache, timeout: float) -> None:
         self.client = client
         self.store = store
         self.timeout = timeout
@@ -51,7 +51,7 @@ class ClaimBinder:
 
     # --- reserve --------------------------------------------------------------------------------
 
-    def reserve(self, claims: PodClaims, offer: Offer | None) -> PodBinding:
+    def reserve(self, claims: PodClaims, offer: Candidate | None) -> PodBinding:
         """Takes the devices of an offer, so that no other pod is given them."""
         return PodBinding(self, claims, offer)
 
@@ -225,7 +225,7 @@ class ClaimBinder:
 class PodBinding:
     """The claims of one pod on their way to a node. Made by :meth:`ClaimBinder.reserve`."""
 
-    def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Offer | None) -> None:
+    def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Candidate | None) -> None:
         self._binder = binder
         self._claims = list(claims.claims)
         self._consumers = claims.consumers

@@ -19,18 +19,18 @@ from ...scheduling.framework.binding import TIMEOUT
 from ...scheduling.framework.cache import Cache
 from ...scheduling.framework.cycle import Cycle
 from ...scheduling.framework.devices import PodClaims
-from ...scheduling.framework.node_allocation import AllocationMemory, Allocations, TakesLong
+from ...scheduling.framework.node_allocation import AllocationMemory, AllocationSlow, NodeAllocator
 from ...scheduling.framework.node_info import NodeInfo
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.preemption import Victims, not_helpful, preempt
-from ...scheduling.framework.queueing_hints import Change, Kind
-from ...scheduling.framework.status import Diagnosis, Plugin, Rejection, SchedulerError, Unschedulable
+from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange
+from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError, Unschedulable
 from .. import informer
 from ..event_recorder import EventRecorder
 from ..informer import Informers, is_finished, words_of
 from .arriving import ArrivingNodes
 from .claimbinder import ClaimBinder, PodBinding
-from .queue import Entry, SchedulingQueue
+from .queue import QueuedPod, SchedulingQueue
 from .reporting import Reporter
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Scheduler:
         self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
         self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
-        self._search: Allocations | None = None  # what a thread is looking for, and for which pod
+        self._search: NodeAllocator | None = None  # what a thread is looking for, and for which pod
         self._searched = ""
         self._abandoned: set[str] = set()  # pods that went while they were being bound
         self.informers.on(NODES, self._node)
@@ -99,11 +99,11 @@ class Scheduler:
 
     # --- news -----------------------------------------------------------------------------------
 
-    def _move(self, found: list[Change]) -> None:
+    def _move(self, found: list[ClusterChange]) -> None:
         for change in found:
             self.queue.move(change)
 
-    def _node(self, change: informer.Change) -> None:
+    def _node(self, change: informer.ObjectChange) -> None:
         if change.gone:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
@@ -118,19 +118,19 @@ class Scheduler:
         for obj in self.informers.all(SLICES):
             self._slice(obj)
 
-    def _group(self, change: informer.Change) -> None:
+    def _group(self, change: informer.ObjectChange) -> None:
         if change.before is None:
-            self.queue.move(Change(Kind.POD_GROUP))
+            self.queue.move(ClusterChange(ChangeKind.POD_GROUP))
 
-    def _claim(self, change: informer.Change) -> None:
+    def _claim(self, change: informer.ObjectChange) -> None:
         if change.gone:
             self.cache.claims.forget(change.object)
         else:
             self.cache.claims.observe(change.object)
-            self.queue.move(Change(Kind.CLAIM, change.before, change.object))
+            self.queue.move(ClusterChange(ChangeKind.CLAIM, change.before, change.object))
         self.binder.claim_changed()
 
-    def _pod(self, change: informer.Change) -> None:
+    def _pod(self, change: informer.ObjectChange) -> None:
         uid = str(change.object["metadata"]["uid"])
         if change.gone or is_finished(change.object):
             self._pod_gone(uid)
@@ -171,7 +171,7 @@ class Scheduler:
             self._abandoned.add(uid)
             task.cancel()
         if self.cache.displace(uid):
-            self.queue.move(Change(Kind.POD_GONE, pod=uid))
+            self.queue.move(ClusterChange(ChangeKind.POD_GONE, pod=uid))
 
     # --- what the queue asks --------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Scheduler:
 
     # --- one pod --------------------------------------------------------------------------------
 
-    async def _schedule(self, entry: Entry, tasks: asyncio.TaskGroup) -> None:
+    async def _schedule(self, entry: QueuedPod, tasks: asyncio.TaskGroup) -> None:
         if not entry.failures:
             await self._arriving.wait()
         pod = entry.info
@@ -202,17 +202,17 @@ class Scheduler:
             return
         snapshot = self.cache.snapshot()
         if not snapshot.nodes:
-            await self._unschedulable(entry, Diagnosis(0), _NO_NODES)
+            await self._unschedulable(entry, NodeDiagnosis(0), _NO_NODES)
             return
         claims = self._prefilter(pod)
         if isinstance(claims, Rejection):
-            diagnosis = Diagnosis(len(snapshot.nodes), of_all=claims)
+            diagnosis = NodeDiagnosis(len(snapshot.nodes), of_all=claims)
             diagnosis.after = f"{await self.binder.make_room(pod, None)}, {not_helpful(len(snapshot.nodes))}"
             await self._unschedulable(entry, diagnosis)
             return
         use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
         fractions = self.features.has("DRAFractionalCapacityRange")
-        allocations = Allocations(
+        allocations = NodeAllocator(
             self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT, fractions=fractions
         )
         cycle = Cycle(pod, snapshot, claims, allocations)
@@ -237,7 +237,7 @@ class Scheduler:
         """
         try:
             return cycle.feasible()
-        except TakesLong:
+        except AllocationSlow:
             cycle.allocations.take_time()
         self._searched, self._search = cycle.pod.uid, cycle.allocations
         try:
@@ -256,9 +256,9 @@ class Scheduler:
         shared = group if self.features.has("DRAWorkloadResourceClaims") else None
         return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout, shared)
 
-    async def _no_node(self, entry: Entry, cycle: Cycle) -> None:
+    async def _no_node(self, entry: QueuedPod, cycle: Cycle) -> None:
         """PostFilter."""
-        diagnosis = Diagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
+        diagnosis = NodeDiagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.make_room(cycle.pod, cycle.claims)
         cycle.allocations.take_time()
         verdict = await _aside(cycle, preempt)
@@ -272,8 +272,8 @@ class Scheduler:
 
     async def _unschedulable(
         self,
-        entry: Entry,
-        diagnosis: Diagnosis,
+        entry: QueuedPod,
+        diagnosis: NodeDiagnosis,
         plugins: frozenset[Plugin] | None = None,
         nominated: str | None = None,
     ) -> None:
@@ -283,7 +283,7 @@ class Scheduler:
         if entry.info.uid in self._pods:
             await self.reporter.failed(self._pods[entry.info.uid], "Unschedulable", str(diagnosis), nominated)
 
-    async def _failed(self, entry: Entry, error: SchedulerError | Unschedulable) -> None:
+    async def _failed(self, entry: QueuedPod, error: SchedulerError | Unschedulable) -> None:
         self.queue.failed(entry, frozenset())
         reason = "SchedulerError" if isinstance(error, SchedulerError) else "Unschedulable"
         if entry.info.uid in self._pods:
@@ -291,14 +291,14 @@ class Scheduler:
 
     # --- binding --------------------------------------------------------------------------------
 
-    def _assume(self, entry: Entry, node: NodeInfo, claims: PodClaims, tasks: asyncio.TaskGroup) -> None:
+    def _assume(self, entry: QueuedPod, node: NodeInfo, claims: PodClaims, tasks: asyncio.TaskGroup) -> None:
         pod = entry.info
         binding = self.binder.reserve(claims, claims.offers.get(node.name))
         self.cache.place(pod, node.name)
         task = tasks.create_task(self._bind(entry, node.name, binding), name=f"binding {pod.key}")
         self._binding[pod.uid] = task
 
-    async def _bind(self, entry: Entry, node: str, binding: PodBinding) -> None:
+    async def _bind(self, entry: QueuedPod, node: str, binding: PodBinding) -> None:
         """Ends well, whatever happens, or cancelled where the pod is gone."""
         pod = entry.info
         try:
@@ -338,10 +338,10 @@ class Scheduler:
         except ApiError as e:
             raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
 
-    async def _give_up(self, entry: Entry, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
+    async def _give_up(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
         pod = entry.info
         if self.cache.displace(pod.uid):
-            self.queue.move(Change(Kind.POD_GONE, pod=pod.uid))
+            self.queue.move(ClusterChange(ChangeKind.POD_GONE, pod=pod.uid))
         await binding.undo(group=not self.cache.has_another_of(pod))
         await self._failed(entry, error)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...scheduling.framework.pod_info import PodInfo
-from ...scheduling.framework.queueing_hints import Change, Kind, helps
+from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange, helps
 from ...scheduling.framework.status import Plugin
 
 FIRST_PAUSE = 1.0
@@ -24,7 +24,7 @@ FLUSH = 300.0  # seconds after which a rejected pod is tried again, whatever hap
 
 
 @dataclass(eq=False)
-class Entry:
+class QueuedPod:
     """A pod in the queue. ``rejectors`` is empty after an error."""
 
     info: PodInfo
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass
 class _Flight:
-    entry: Entry
+    entry: QueuedPod
     seen: int  # how many changes had been logged when it began
 
 
@@ -58,16 +58,16 @@ class SchedulingQueue:
         self._gate = gate
         self._uses = uses
         self._pause = pause
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, QueuedPod] = {}
         self._active: list[tuple[tuple[int, float, int], str]] = []
         self._ready: set[str] = set()  # which of the entries are in the heap
         self._pausing: set[str] = set()
-        self._parked: dict[str, Entry] = {}  # those that wait for a change
+        self._parked: dict[str, QueuedPod] = {}  # those that wait for a change
         self._gated: set[str] = set()  # those of them that must not be tried: only they themselves or their claims help
         self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of claims that they name
         self._flushed = 0.0
         self._flights: dict[str, _Flight] = {}
-        self._log: deque[Change] = deque()
+        self._log: deque[ClusterChange] = deque()
         self._logged = 0
         self._number = 0
         self._wake = asyncio.Event()
@@ -80,10 +80,10 @@ class SchedulingQueue:
     def add(self, info: PodInfo) -> None:
         """A pod that is new."""
         self._number += 1
-        entry = self._entries[info.uid] = Entry(info, self._now(), self._number)
+        entry = self._entries[info.uid] = QueuedPod(info, self._now(), self._number)
         self._activate(entry)
 
-    def update(self, info: PodInfo, changes: list[Change]) -> None:
+    def update(self, info: PodInfo, changes: list[ClusterChange]) -> None:
         """A pod that waits has changed."""
         if flight := self._flights.get(info.uid):
             flight.entry.info = info
@@ -110,7 +110,7 @@ class SchedulingQueue:
         self._flights.pop(uid, None)
         self._trim()
 
-    async def pop(self) -> Entry:
+    async def pop(self) -> QueuedPod:
         """The next pod to be tried. It must be given back by :meth:`failed` or :meth:`done`."""
         while True:
             self._look_at_pauses()
@@ -133,7 +133,7 @@ class SchedulingQueue:
         self._flights.pop(uid, None)
         self._trim()
 
-    def failed(self, entry: Entry, rejectors: frozenset[Plugin]) -> None:
+    def failed(self, entry: QueuedPod, rejectors: frozenset[Plugin]) -> None:
         """The pod was tried in vain; without ``rejectors`` for an error. One that is gone meanwhile is forgotten."""
         flight = self._flights.pop(entry.info.uid, None)
         if flight is None:
@@ -156,7 +156,7 @@ class SchedulingQueue:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def move(self, change: Change) -> None:
+    def move(self, change: ClusterChange) -> None:
         """Something changed: pods that it may help are tried again."""
         if self._flights:
             self._log.append(change)
@@ -164,18 +164,18 @@ class SchedulingQueue:
         for entry in [e for e in self._concerned(change) if self._helps(change, e)]:
             self._activate(entry)
 
-    def _concerned(self, change: Change) -> list[Entry]:
+    def _concerned(self, change: ClusterChange) -> list[QueuedPod]:
         """Parked pods that a change can help at all: most changes concern few."""
-        if change.kind is Kind.OWN:
+        if change.kind is ChangeKind.OWN:
             return [self._parked[change.pod]] if change.pod in self._parked else []
-        if change.kind is Kind.CLAIM and not change.frees:
+        if change.kind is ChangeKind.CLAIM and not change.frees:
             return [self._parked[uid] for uid in self._by_claim.get(change.claim, ())]
         return [e for uid, e in self._parked.items() if uid not in self._gated]
 
-    def _helps(self, change: Change, entry: Entry) -> bool:
+    def _helps(self, change: ClusterChange, entry: QueuedPod) -> bool:
         return helps(change, entry.info.uid, entry.rejectors, lambda claim: self._uses(entry.info, claim))
 
-    def _activate(self, entry: Entry) -> None:
+    def _activate(self, entry: QueuedPod) -> None:
         self._unpark(entry.info.uid)
         blocked = self._gate(entry.info)
         if blocked is not None:
@@ -187,7 +187,7 @@ class SchedulingQueue:
         heapq.heappush(self._active, (entry.order, entry.info.uid))
         self._wake.set()
 
-    def _park(self, entry: Entry) -> None:
+    def _park(self, entry: QueuedPod) -> None:
         uid = entry.info.uid
         self._parked[uid] = entry
         for claim in entry.info.claim_keys:
@@ -232,4 +232,4 @@ class SchedulingQueue:
             self._log.popleft()
 
 
-__all__ = ["Entry", "SchedulingQueue"]
+__all__ = ["QueuedPod", "SchedulingQueue"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...driver import Driver, declared, read_options
 from ...errors import SettingsError
 
@@ -25,7 +25,7 @@ def faults(driver: type[Driver], given: Mapping[str, str], others: Iterable[str]
     known = own | set(others)
     for name in given if own else ():
         if name not in known:
-            hint = near(name, known) or ": what others read stands in pods.all.env"
+            hint = did_you_mean(name, known) or ": what others read stands in pods.all.env"
             yield f"options.{name}: no option of {driver.__name__} or the framework{hint}"
     try:
         read_options(driver, {}, {name: value for name, value in given.items() if name in own})

@@ -11,7 +11,7 @@ import yaml
 
 from ...base.yaml import loader
 from .patches import patch
-from .replacements import Place, places
+from .replacements import ReplacementPath, places
 from .source import JSON, MADE, PARAMETER, Manifest, Source
 from .values import merged
 
@@ -113,7 +113,7 @@ def _patch_of(target: JSON, change: JSON) -> JSON:
 
 # --- replacements -------------------------------------------------------------------------------------
 
-Found = tuple[JSON, Place]
+Found = tuple[JSON, ReplacementPath]
 
 
 def _new_places(manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
@@ -131,7 +131,7 @@ def _all_places(source: Source) -> Iterator[Found]:
         yield from ((plain, place) for place in places(plain))
     options = {"kind": "ConfigMap", "metadata": {"name": OPTIONS, "namespace": "${namespace}"}}
     yield from ((options, place) for place in places(options))
-    yield {"kind": "DeviceClass", "metadata": {}}, Place("resourceAPI", "apiVersion", "/", 1)
+    yield {"kind": "DeviceClass", "metadata": {}}, ReplacementPath("resourceAPI", "apiVersion", "/", 1)
 
 
 def _replacements(found: Iterable[Found], capitals: _Capitals) -> list[JSON]:
@@ -150,7 +150,7 @@ def _replacements(found: Iterable[Found], capitals: _Capitals) -> list[JSON]:
     ]
 
 
-def _target(manifest: JSON, place: Place, capitals: _Capitals) -> JSON:
+def _target(manifest: JSON, place: ReplacementPath, capitals: _Capitals) -> JSON:
     name = manifest["metadata"].get("name")
     select = {"kind": manifest["kind"]} | ({"name": capitals(name)} if name else {})
     options: dict[str, Any] = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ...base.text import near
+from ...base.text import did_you_mean
 from . import pod_fields
 from .source import JSON, PARAMETER, Source
 
@@ -23,12 +23,12 @@ def faults(source: Source, given: Mapping[Any, Any], on: Set[str]) -> Iterator[s
     """Of the value ``pods``, with the features that are ``on``; each begins with its path."""
     for pod, said in given.items():
         if pod not in _KNOWN:
-            yield f"pods.{pod}: no such pod" + (near(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
+            yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
         elif not isinstance(said or {}, dict):
             yield f"pods.{pod}: no fields with values"
         for name in said if isinstance(said, dict) else ():
             if name not in pod_fields.FIELDS:
-                known = near(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
+                known = did_you_mean(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
                 yield f"pods.{pod}.{name}: no such field{known}"
     good = {pod: _known(said) for pod, said in given.items() if pod in _KNOWN and isinstance(said, dict)}
     for pod, own in good.items():

@@ -12,7 +12,7 @@ _DELIMITERS = '"/:-.'
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplacementPath:
     """``delimiter`` is empty where the parameter is the whole value; else the value's part between two delimiters."""
 
     parameter: str
@@ -21,24 +21,24 @@ class Place:
     index: int = 0
 
 
-def places(manifest: JSON) -> Iterator[Place]:
+def places(manifest: JSON) -> Iterator[ReplacementPath]:
     """Every place of a parameter. Raises :class:`SourceError` for one that kustomize cannot replace."""
     for path, text in _texts(manifest, ()):
         for parameter in dict.fromkeys(PARAMETER.findall(text)):
             yield from _in_text(parameter, ".".join(path), text)
 
 
-def _in_text(parameter: str, path: str, text: str) -> Iterator[Place]:
+def _in_text(parameter: str, path: str, text: str) -> Iterator[ReplacementPath]:
     written = f"${{{parameter}}}"
     if text == written:
-        yield Place(parameter, path)
+        yield ReplacementPath(parameter, path)
         return
     for delimiter in _DELIMITERS:
         parts = text.split(delimiter)
         found = [i for i, part in enumerate(parts) if part == written]
         if len(found) == text.count(written):
             for index in found:
-                yield Place(parameter, path, delimiter, index)
+                yield ReplacementPath(parameter, path, delimiter, index)
             return
     raise SourceError(f"{path}: {written} does not stand between two of {_DELIMITERS} each time, as kustomize needs it")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ...base.settings import ControllerSettings, Settings, WebhookSettings, load
-from ...base.text import near
+from ...base.text import did_you_mean
 from ...driver import Driver
 from ...errors import SettingsError, printable
 from . import driver_options, pod_values_validation
@@ -58,14 +58,16 @@ def faults(source: Source, given: JSON, driver: type[Driver] | None = None) -> I
         yield from (f"{name}: {_shown(given[name])} in place of names with values" for name in wrong)
         given = {key: value for key, value in given.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
-    meant = {name: near(str(name), names) for name in given if name not in names and name != "global"}  # Helm's own
+    meant = {
+        name: did_you_mean(str(name), names) for name in given if name not in names and name != "global"
+    }  # Helm's own
     for name, known in meant.items():
         yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
     features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
     on = {name for name, wanted in features.items() if wanted is True}
     for name, wanted in features.items():
         if name not in source.features:
-            known = near(str(name), source.features) or f"; there are {', '.join(source.features)}"
+            known = did_you_mean(str(name), source.features) or f"; there are {', '.join(source.features)}"
             yield f"features.{name}: no such feature{known}"
         elif not isinstance(wanted, bool):
             yield f"features.{name}: {_shown(wanted)} is neither true nor false"
@@ -93,7 +95,7 @@ def doubts(given: JSON) -> Iterator[str]:
     """What may be right and is likely not, in values without faults."""
     known = framework_options()
     for name in given.get("options") or {}:
-        if name not in known and (meant := near(str(name), known, _CLOSE)):
+        if name not in known and (meant := did_you_mean(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
     on = {name for name, wanted in (given.get("features") or {}).items() if wanted}  # neither pod is there by default
     yield from pod_values_validation.doubts(given.get("pods") or {}, on)
@@ -101,7 +103,7 @@ def doubts(given: JSON) -> Iterator[str]:
     for name, spec in (given.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
-                if text != driver and (meant := near(text, [driver], _CLOSE)):
+                if text != driver and (meant := did_you_mean(text, [driver], _CLOSE)):
                     yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{meant}"
 
 
@@ -167,7 +169,7 @@ def _fault(parameter: Parameter, value: Any) -> str:
         return f"{value!r} is no text to kustomize, which writes it without quotes: give another"
     if not re.fullmatch(parameter.pattern, value):
         if choices := parameter.choices:
-            return f"{_shown(value)} is none of {', '.join(choices)}{near(value, choices)}"
+            return f"{_shown(value)} is none of {', '.join(choices)}{did_you_mean(value, choices)}"
         return f"{_shown(value)} does not match {parameter.pattern}"
     if len(value) > (parameter.longest or len(value)):
         said = f"{_shown(value)} has more than {parameter.longest} characters"

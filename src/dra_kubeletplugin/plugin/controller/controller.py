@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 
 from ...base.settings import ControllerSettings
 from ...base.telemetry.metrics import Metrics
-from ...claims.device_status import StatusReports
-from ...devices.discovery import DeviceScan, Pace
+from ...claims.device_status import DeviceStatusReporter
+from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
 from ...devices.slices import ClusterScope, Publisher
 from ...driver import Driver, Role
@@ -24,10 +24,10 @@ from ...driver.calls import Calls
 from ...errors import LeaseLostError, NotReadyError, printable
 from ...host import Host
 from ...kube import ApiConfig, KubeClient, load_config
-from ...kube.leader_election import Elector, LeaseTimes
-from ..lifecycle import Job, Probes, begin, bounded, only_error, start_driver
-from .binding import Binder, ClaimWatch, Records
-from .binding.binder import Pauses
+from ...kube.leader_election import LeaderElector, LeaseTimes
+from ..lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
+from .binding import Binder, BindingRecords, ClaimWatch
+from .binding.binder import RetryIntervals
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Controller:
         driver: Driver,
         settings: ControllerSettings,
         api: ApiConfig | None = None,
-        pauses: Pauses | None = None,
+        pauses: RetryIntervals | None = None,
     ) -> None:
         self.driver = driver
         self.settings = settings
@@ -66,19 +66,19 @@ class Controller:
         name = settings.driver_name
         self.identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
-        self.elector = Elector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
+        self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
         self.inventory.asked_again = driver.answers_pools
-        self.reports = StatusReports(self.client, name, f"{name}/controller", self.metrics)
-        conditions = StatusReports(self.client, name, f"{name}/binding", self.metrics)
-        self.records = Records(self.client, settings.namespace, name)
+        self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
+        conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
+        self.records = BindingRecords(self.client, settings.namespace, name)
         self.binder = Binder(
             driver, self.calls, self.records, self.reports, conditions, self.inventory, name, self.metrics,
             lambda: self.elector.leads, pauses,
         )  # fmt: skip
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        pace = Pace(interval=settings.rescan_interval, hang=settings.scan_timeout)
-        self.scan = DeviceScan(
+        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        self.scan = DeviceDiscovery(
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
         )
         self.publisher = Publisher(
@@ -113,13 +113,13 @@ class Controller:
         """
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
-            bounded(stack, "closing connections", self.client.close)
+            stop_with_timeout(stack, "closing connections", self.client.close)
             probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
-            bounded(stack, "giving the Lease back", self._release)
-            async with only_error(), asyncio.TaskGroup() as tasks:
-                jobs = begin(tasks, {"leader election": self._elect, "leader's work": self._lead})
+            stop_with_timeout(stack, "giving the Lease back", self._release)
+            async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
+                jobs = start_tasks(tasks, {"leader election": self._elect, "leader's work": self._lead})
                 self.serving = True
                 try:
                     yield self
@@ -141,8 +141,8 @@ class Controller:
 
     async def _lead(self) -> None:
         await self.elector.leader.wait()
-        async with only_error(), asyncio.TaskGroup() as tasks:
-            begin(tasks, self._work())
+        async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
+            start_tasks(tasks, self._work())
 
     def _work(self) -> dict[str, Job]:
         """Tasks by name; the controller ends when one of them does."""

@@ -15,7 +15,7 @@ from ..._proto import dra_v1beta1_pb2 as v1beta1
 from ..._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
 from ...base.telemetry.logs import operation
 from ...base.telemetry.metrics import Metrics
-from ...claims import Answer, ClaimRef, Claims
+from ...claims import Answer, ClaimIdentity, ClaimManager
 from ...errors import DraError, describe
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ PrepareRequest = v1.NodePrepareResourcesRequest | v1beta1.NodePrepareResourcesRe
 PrepareResponse = v1.NodePrepareResourcesResponse | v1beta1.NodePrepareResourcesResponse
 UnprepareRequest = v1.NodeUnprepareResourcesRequest | v1beta1.NodeUnprepareResourcesRequest
 UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareResourcesResponse
-Handle = Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, Answer]]]
+Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, Answer]]]
 
 
 class NodeService:
     """Both versions of the service over one room of claims. Every claim of a request is in the answer, whatever happens."""
 
-    def __init__(self, claims: Claims, metrics: Metrics) -> None:
+    def __init__(self, claims: ClaimManager, metrics: Metrics) -> None:
         self.claims = claims
         self.metrics = metrics
 
@@ -87,8 +87,8 @@ class NodeService:
             return {r.uid: answers.get(r.uid, fault) for r in refs}
 
 
-def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimRef]:
-    return (ClaimRef(c.namespace, c.name, c.uid) for c in claims)
+def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimIdentity]:
+    return (ClaimIdentity(c.namespace, c.name, c.uid) for c in claims)
 
 
 class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...base import forks
-from ...base.flock import taken
+from ...base.flock import try_lock
 
 _TRIES = 20  # another one may come and go between any two steps
 _TEMPORARY = re.compile(r"\..+\.(\d+-[0-9a-f]{8})")
@@ -29,7 +29,7 @@ def remove_dead(lock: Path) -> bool:
     with contextlib.suppress(OSError):
         fd = forks.open_file(lock, os.O_RDWR)
         try:
-            if taken(fd) and os.path.samestat(lock.stat(), os.fstat(fd)):
+            if try_lock(fd) and os.path.samestat(lock.stat(), os.fstat(fd)):
                 lock.unlink()
                 return True
         finally:
@@ -85,7 +85,7 @@ class PathLock:
             fd = forks.open_file(self.path, os.O_RDWR)
         except FileNotFoundError:
             return None
-        if not taken(fd):
+        if not try_lock(fd):
             forks.close(fd)
             return False
         if not self._names(fd):

@@ -36,7 +36,7 @@ class Untyped(Enum):
 class ListOf:
     """A list: one value, a set of scalars, or items that ``keys`` tell apart."""
 
-    item: Lazy
+    item: LazyType
     keys: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     is_set: bool = False
@@ -50,15 +50,15 @@ class ListOf:
 class MapOf:
     """A struct with ``fields``, or a map whose values are all of one type."""
 
-    fields: Mapping[str, Lazy]
-    values: Lazy | None
+    fields: Mapping[str, LazyType]
+    values: LazyType | None
     atomic: bool
 
 
 Type: TypeAlias = Scalar | Untyped | ListOf | MapOf
 
 
-class Lazy:
+class LazyType:
     """A type as its schema has it, read when it is needed: types refer to themselves."""
 
     def __init__(self, schema: Schema) -> None:
@@ -89,8 +89,8 @@ def from_schema(schema: Schema) -> Type:
     preserving = schema.get("x-kubernetes-preserve-unknown-fields")
     values = schema.get("additionalProperties")
     if "properties" in schema or isinstance(values, Mapping):
-        fields = {k: Lazy(v) for k, v in schema.get("properties", {}).items()}
-        rest = Lazy(values) if isinstance(values, Mapping) else Lazy(_ANYTHING) if preserving else None
+        fields = {k: LazyType(v) for k, v in schema.get("properties", {}).items()}
+        rest = LazyType(values) if isinstance(values, Mapping) else LazyType(_ANYTHING) if preserving else None
         return MapOf(fields, rest, schema.get("x-kubernetes-map-type") == "atomic")
     if preserving:
         return Untyped.DEDUCED
@@ -104,10 +104,10 @@ def _list(schema: Schema) -> ListOf:
             keys = tuple(schema["x-kubernetes-list-map-keys"])
             fields = (tables.named(item["$ref"]) if "$ref" in item else item).get("properties", {})
             defaults = {k: fields[k]["default"] for k in keys if fields.get(k, {}).get("default")}
-            return ListOf(Lazy(item), keys, defaults)
+            return ListOf(LazyType(item), keys, defaults)
         case "set":
-            return ListOf(Lazy(item), is_set=True)
-    return ListOf(Lazy(item))
+            return ListOf(LazyType(item), is_set=True)
+    return ListOf(LazyType(item))
 
 
 @functools.cache

@@ -34,7 +34,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, eq=False)
 class ListShape:
-    item: Lazy
+    item: LazyShape
 
     @property
     def go(self) -> str:
@@ -43,7 +43,7 @@ class ListShape:
 
 @dataclass(frozen=True, eq=False)
 class MapShape:
-    value: Lazy
+    value: LazyShape
 
     @property
     def go(self) -> str:
@@ -74,7 +74,7 @@ Shape: TypeAlias = Form | ListShape | MapShape | Struct
 class Field:
     """``pointer``: stored whenever it is given. ``always``: written even when it is empty."""
 
-    of: Lazy
+    of: LazyShape
     pointer: bool
     always: bool
     number: int
@@ -85,7 +85,7 @@ class Field:
         return self.of.shape
 
 
-class Lazy:
+class LazyShape:
     """A shape that is made of its schema when it is needed."""
 
     def __init__(self, schema: Schema) -> None:
@@ -141,14 +141,14 @@ def _shape(name: str, schema: Schema) -> Shape:
         }
         return Struct(name, fields, nested)
     if schema.get("type") == "array":
-        return ListShape(Lazy(schema["items"]))
+        return ListShape(LazyShape(schema["items"]))
     if isinstance(values := schema.get("additionalProperties"), Mapping):
-        return MapShape(Lazy(values))
+        return MapShape(LazyShape(values))
     return _SCALARS.get((schema.get("type", ""), schema.get("format", "")), Form.RAW)
 
 
 def _field(schema: Schema, required: bool) -> Field:
-    of = Lazy(schema)
+    of = LazyShape(schema)
     marks = schema.get("go")
     default = schema.get("default")
     if marks is None:  # newer than the Go types that we know: optional ones are mostly pointers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Use(StrEnum):
+class DeviceUse(StrEnum):
     FREE = "free"
     HELD = "held"
     SHARED = "shared"  # held, and other claims may have a part of it too
@@ -15,7 +15,7 @@ class Use(StrEnum):
     GONE = "gone"  # a claim has it, and no slice has it any more
 
 
-class Health(StrEnum):
+class HealthRow(StrEnum):
     UNSAID = "unsaid"  # slices say only what is wrong
     TAINTED = "tainted"
     HEALTHY = "healthy"
@@ -61,8 +61,8 @@ class DeviceRow:
     driver: str
     pool: str
     name: str
-    use: Use
-    health: Health
+    use: DeviceUse
+    health: HealthRow
     reach: str = ""
     root: str = ""
     numa: str = ""
@@ -80,7 +80,7 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterSet:
+class CounterRow:
     """What partitions of a pool draw from."""
 
     driver: str
@@ -138,7 +138,7 @@ class Overview:
 
     title: str
     devices: tuple[DeviceRow, ...] = ()
-    sets: tuple[CounterSet, ...] = ()
+    sets: tuple[CounterRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
     waiting: tuple[PodRow, ...] = ()
     count: Count = field(default_factory=Count)
@@ -148,16 +148,16 @@ class Overview:
     at: float = 0.0
 
 
-BAD = frozenset({Health.TAINTED, Health.UNHEALTHY})
+BAD = frozenset({HealthRow.TAINTED, HealthRow.UNHEALTHY})
 
 
 def counted(devices: tuple[DeviceRow, ...], waiting: int | None = 0) -> Count:
     uses = [d.use for d in devices]
     return Count(
         devices=len(devices),
-        free=uses.count(Use.FREE),
-        held=len(uses) - uses.count(Use.FREE) - uses.count(Use.BLOCKED),
-        blocked=uses.count(Use.BLOCKED),
-        bad=sum(1 for d in devices if d.health in BAD or d.use is Use.GONE),
+        free=uses.count(DeviceUse.FREE),
+        held=len(uses) - uses.count(DeviceUse.FREE) - uses.count(DeviceUse.BLOCKED),
+        blocked=uses.count(DeviceUse.BLOCKED),
+        bad=sum(1 for d in devices if d.health in BAD or d.use is DeviceUse.GONE),
         waiting=waiting,
     )

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import clip, describe
 from ..quantity import Quantity, QuantityError
-from .rows import CounterSet, DeviceRow, Health, Holder, Meter, Use
+from .rows import CounterRow, DeviceRow, DeviceUse, HealthRow, Holder, Meter
 
 T = TypeVar("T")
 JSON = Mapping[str, Any]
@@ -26,9 +26,9 @@ Draws = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amou
 
 
 @dataclass(frozen=True)
-class Tally:
+class UsageResult:
     devices: tuple[DeviceRow, ...]
-    sets: tuple[CounterSet, ...]
+    sets: tuple[CounterRow, ...]
     notes: tuple[str, ...]
 
 
@@ -69,7 +69,7 @@ class Memo(Generic[T]):
         return [made for _, made in fresh.values()]
 
 
-class Tallier:
+class UsageCounter:
     """Makes tallies of the same cluster again and again, each at the cost of what changed."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Tallier:
         self._claims = Memo(_told(lambda claim: tuple(_holders(claim)), "a claim"))
         self._rows: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
 
-    def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
+    def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
         """Rows in the order of nodes, drivers, pools and slices; devices that only claims know of come last.
 
         Args:
@@ -88,7 +88,7 @@ class Tallier:
         notes: list[str] = []
         held = _held(self._claims.of(claims), notes)
         rows: list[DeviceRow] = []
-        sets: list[CounterSet] = []
+        sets: list[CounterRow] = []
         kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
         known: set[DeviceKey] = set()
         awaited: set[PoolKey] = set()
@@ -112,7 +112,7 @@ class Tallier:
             rows += [_unseen(key, holders, awaited) for key, holders in held.items() if key not in known]
         self._rows = kept
         rows.sort(key=lambda r: (r.node, r.driver, r.pool))
-        return Tally(tuple(rows), tuple(sets), tuple(notes))
+        return UsageResult(tuple(rows), tuple(sets), tuple(notes))
 
     def _row(
         self,
@@ -128,7 +128,7 @@ class Tallier:
             kept[key] = before
             return before[2]
         row = device.row
-        if holders or use is not Use.FREE:
+        if holders or use is not DeviceUse.FREE:
             row = replace(row, use=use, holders=holders)
         if device.shared:
             meters = tuple(_meter(n, _consumed(n, holders), Quantity(v)) for n, v in row.capacity.items())
@@ -137,9 +137,9 @@ class Tallier:
         return row
 
 
-def tally(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> Tally:
-    """:meth:`Tallier.tally`, once."""
-    return Tallier().tally(slices, claims, reaches)
+def count_usage(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
+    """:meth:`UsageCounter.tally`, once."""
+    return UsageCounter().tally(slices, claims, reaches)
 
 
 def _told(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
@@ -269,8 +269,8 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
         driver=pool[0],
         pool=pool[1],
         name=str(device["name"]),
-        use=Use.FREE,
-        health=Health.TAINTED if bad else Health.UNSAID,
+        use=DeviceUse.FREE,
+        health=HealthRow.TAINTED if bad else HealthRow.UNSAID,
         reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
         root=_first(attributes, _ROOTS),
         numa=_first(attributes, _NUMA),
@@ -296,32 +296,32 @@ def _left(
     return left
 
 
-def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> Use:
+def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> DeviceUse:
     if any(not h.admin for h in holders):
-        return Use.SHARED if device.shared else Use.HELD
+        return DeviceUse.SHARED if device.shared else DeviceUse.HELD
     for name, counters in device.draws.items():
         of = left.get(name, {})
         if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
-            return Use.BLOCKED
-    return Use.FREE
+            return DeviceUse.BLOCKED
+    return DeviceUse.FREE
 
 
 def _unseen(key: DeviceKey, holders: Iterable[Holder], awaited: Collection[PoolKey]) -> DeviceRow:
     """A device that claims alone know of: it is gone, unless a slice of its pool is still to come."""
-    use, told = Use.GONE, "no slice has it any more"
+    use, told = DeviceUse.GONE, "no slice has it any more"
     if key[:2] in awaited:
-        use, told = Use.HELD, "not in the slices of its pool that are published so far"
-    return DeviceRow("", *key, use, Health.UNSAID, holders=tuple(holders), message=told)
+        use, told = DeviceUse.HELD, "not in the slices of its pool that are published so far"
+    return DeviceRow("", *key, use, HealthRow.UNSAID, holders=tuple(holders), message=told)
 
 
 def _set(
     pool: PoolKey, name: str, sl: _Slice, left: Mapping[str, Quantity], devices: Iterable[DeviceRow]
-) -> CounterSet:
+) -> CounterRow:
     meters = tuple(_meter(n, total - left[n], total) for n, total in sl.sets[name].items())
     # Counters have a slice of their own: they belong where the devices are that draw from them.
     nodes = {d.node for d in devices if name in d.sets}
     node = sl.node or (nodes.pop() if len(nodes) == 1 else "")
-    return CounterSet(*pool, name, node, meters)
+    return CounterRow(*pool, name, node, meters)
 
 
 # --- words and amounts ----------------------------------------------------------------------------
@@ -377,4 +377,4 @@ def _taint(taint: JSON) -> str:
     return clip(f"{taint['key']}{value}:{taint['effect']}")
 
 
-__all__ = ["Tallier", "Tally", "tally"]
+__all__ = ["UsageCounter", "UsageResult", "count_usage"]

@@ -10,7 +10,7 @@ from ...resourceapi.quantity import Quantity, parse
 from .faults import AllocationError, AllocationTimeout
 from .pools import DeviceId, PoolKey, gather, key_of
 from .results import allocation_result
-from .search import Search, State, plus
+from .search import Search, SearchState, plus
 
 JSON = Mapping[str, Any]
 TIME_LIMIT = 10.0  # seconds for one node, as the scheduler's Filter has
@@ -41,7 +41,7 @@ class Allocator:
     ) -> None:
         self._slices = list(slices)
         by_name = {c["metadata"]["name"]: c for c in classes}
-        self._state = State(by_name, set(), {}, share_id, time_limit, fractions=fractions)
+        self._state = SearchState(by_name, set(), {}, share_id, time_limit, fractions=fractions)
         for claim in allocated:
             for result in _results(claim):
                 _occupy(self._state, result)
@@ -73,7 +73,7 @@ def _results(claim: JSON) -> list[JSON]:
     return list((allocation.get("devices") or {}).get("results") or [])
 
 
-def _occupy(state: State, result: JSON) -> None:
+def _occupy(state: SearchState, result: JSON) -> None:
     """Takes what a claim holds; admin access holds nothing."""
     if result.get("adminAccess"):
         return

@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class Pool:
+class AllocatorPool:
     """A pool as one node sees it. ``slices`` has those that matter for the node; ``others`` are elsewhere."""
 
     driver: str
@@ -80,7 +80,7 @@ class Pool:
         return any(d.get("bindingConditions") for sl in self.slices for d in sl["spec"].get("devices") or [])
 
 
-def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[Pool]:
+def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[AllocatorPool]:
     """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name.
 
     What a pool is, is decided by its slices for the node: their newest generation counts. Only where they are not all
@@ -119,18 +119,18 @@ def _is_here(owner: JSON, node: JSON) -> bool:
     return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 
-def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> Pool | None:
+def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> AllocatorPool | None:
     """The pool of the slices for a node; None where a newer generation is being published elsewhere."""
     key, generation = key_of(here[0]), _generation(here[0])
     count = here[0]["spec"]["pool"]["resourceSliceCount"]
-    pool = Pool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
+    pool = AllocatorPool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
     if len(here) != count:
         same = everywhere(key)
         if any(_generation(s) > generation for s in same):
             return None
         current = [s for s in same if _generation(s) == generation]
         if len(current) != count:
-            return Pool(key[0], key[1], [], incomplete=True)
+            return AllocatorPool(key[0], key[1], [], incomplete=True)
         names = {s["metadata"]["name"] for s in here}
         pool.others = [s for s in current if s["metadata"]["name"] not in names]
     pool.invalid = _fault(pool)
@@ -142,7 +142,7 @@ def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> Pool | None:
     return pool
 
 
-def _fault(pool: Pool) -> str:
+def _fault(pool: AllocatorPool) -> str:
     """Why a complete pool cannot be used; empty when it can. Names are looked at on this node only."""
     seen: set[str] = set()
     for sl in pool.slices:

@@ -13,7 +13,7 @@ from typing import Any
 from ...resourceapi.quantity import Quantity, parse
 from . import capacity, constraints, pruning, selection
 from .faults import AllocationError, AllocationTimeout, NodeFault
-from .pools import Candidate, DeviceId, Pool
+from .pools import AllocatorPool, Candidate, DeviceId
 from .results import Pick, PickedRequest
 
 JSON = Mapping[str, Any]
@@ -28,7 +28,7 @@ class _TooMany(Exception):
 
 
 @dataclass
-class State:
+class SearchState:
     """What a search starts from. ``in_use`` are devices that are held whole; ``shares`` is what is taken of shared ones."""
 
     classes: Mapping[str, JSON]
@@ -59,7 +59,7 @@ class _Demand:
 
 
 class Search:
-    def __init__(self, state: State, pools: list[Pool], claims: Sequence[JSON]) -> None:
+    def __init__(self, state: SearchState, pools: list[AllocatorPool], claims: Sequence[JSON]) -> None:
         self.state = state
         self.pools = pools
         self.by_pool = {(p.driver, p.name): p for p in pools}
@@ -361,7 +361,7 @@ class Search:
 
     # --- shared counters ------------------------------------------------------------------------
 
-    def _available(self, pool: Pool) -> dict[tuple[str, str], Quantity]:
+    def _available(self, pool: AllocatorPool) -> dict[tuple[str, str], Quantity]:
         """What is left of a pool's counters; computed once, then kept while the search goes on."""
         key = (pool.driver, pool.name)
         if key not in self._counters:
@@ -392,7 +392,7 @@ class Search:
             _agree([groups, *drawing.get(counter_set, ())]) for counter_set, groups in _groups_of(candidate.device)
         )
 
-    def _groups(self, pool: Pool) -> dict[str, list[Groups]]:
+    def _groups(self, pool: AllocatorPool) -> dict[str, list[Groups]]:
         """By counter set, the groups of each device that draws from it now."""
         key = (pool.driver, pool.name)
         if key not in self._drawing:

@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, kw_only=True)
-class Node:
+class Expr:
     pos: int
     type: Type | None = None
 
 
 @dataclass(eq=False)
-class Literal(Node):
+class Literal(Expr):
     value: Any
 
 
 @dataclass(eq=False)
-class Ident(Node):
+class Ident(Expr):
     name: str
 
 
 @dataclass(eq=False)
-class Select(Node):
-    operand: Node
+class Select(Expr):
+    operand: Expr
     field: str
     test: bool = False  # has(operand.field)
     optional: bool = False  # operand.?field
@@ -38,48 +38,48 @@ class Select(Node):
 
 
 @dataclass(eq=False)
-class Call(Node):
+class CallExpr(Expr):
     function: str
-    target: Node | None
-    args: list[Node]
+    target: Expr | None
+    args: list[Expr]
     overloads: list[Overload] = field(default_factory=list)
 
-    def operands(self) -> list[Node]:
+    def operands(self) -> list[Expr]:
         return [self.target, *self.args] if self.target is not None else self.args
 
 
 @dataclass(eq=False)
-class ListExpr(Node):
-    elements: list[Node]
+class ListExpr(Expr):
+    elements: list[Expr]
     optional: list[bool] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class MapExpr(Node):
-    entries: list[tuple[Node, Node]]
+class MapExpr(Expr):
+    entries: list[tuple[Expr, Expr]]
     optional: list[bool] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Fold(Node):
+class Fold(Expr):
     """A comprehension: what the macros all, exists, map, filter and bind expand to."""
 
-    range: Node
+    range: Expr
     var: str
     var2: str | None
     accu: str
-    init: Node
-    condition: Node
-    step: Node
-    result: Node
+    init: Expr
+    condition: Expr
+    step: Expr
+    result: Expr
 
 
-def children(node: Node) -> Iterator[Node]:
+def children(node: Expr) -> Iterator[Expr]:
     """The nodes right below, in the order in which they are written."""
     match node:
         case Select(operand=operand):
             yield operand
-        case Call():
+        case CallExpr():
             yield from node.operands()
         case ListExpr(elements=elements):
             yield from elements

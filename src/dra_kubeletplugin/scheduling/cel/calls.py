@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import costs, effort
-from .ast import Call
+from .ast import CallExpr
 from .costs import InternalError
-from .frame import Ended, Frame
+from .frame import EvaluationEnded, Frame
 from .values import CelError
 
 NO_OVERLOAD = "no such overload"
@@ -37,7 +37,7 @@ def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> A
 
 
 def counted(
-    node: Call,
+    node: CallExpr,
     args: list[Plan],
     function: Callable[[Sequence[Any]], Any],
     overload: str,
@@ -89,7 +89,7 @@ def _cost(rule: costs.Rule, values: Sequence[Any], result: Any) -> int:
     try:
         return rule(values, result)
     except InternalError as e:
-        raise Ended(CelError(f"internal error: {e}")) from None
+        raise EvaluationEnded(CelError(f"internal error: {e}")) from None
 
 
 def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select, children
+from .ast import CallExpr, Expr, Fold, Ident, ListExpr, Literal, MapExpr, Select, children
 from .declarations import FUNCTIONS, TYPE_NAMES, Overload
 from .lexer import Source
 from .literals import literal_faults
@@ -35,7 +35,7 @@ class Checker:
         self.faults: list[tuple[int, str]] = []
         self.types = Unifier()
 
-    def check(self, node: Node) -> Type:
+    def check(self, node: Expr) -> Type:
         """The type of ``node``.
 
         Raises :class:`CompileError` with every fault, in the order of their places.
@@ -49,13 +49,13 @@ class Checker:
             raise CompileError("compilation failed: " + "\n".join(shown))
         return self._type_of(node)
 
-    def _settle(self, node: Node) -> None:
+    def _settle(self, node: Expr) -> None:
         node.type = self.types.substitute(self._type_of(node), final=True)
         for child in children(node):
             if child.type is not None:
                 self._settle(child)
 
-    def _type_of(self, node: Node) -> Type:
+    def _type_of(self, node: Expr) -> Type:
         assert node.type is not None
         return node.type
 
@@ -63,17 +63,17 @@ class Checker:
         self.faults.append((pos, message))
         return ERROR
 
-    def _mismatch(self, node: Node, wanted: Type, found: Type) -> Type:
+    def _mismatch(self, node: Expr, wanted: Type, found: Type) -> Type:
         return self._fault(node.pos, f"expected type '{self._shown(wanted)}' but found '{self._shown(found)}'")
 
     def _shown(self, t: Type) -> str:
         return _signature(self.types.substitute(t, final=True))
 
-    def _visit(self, node: Node) -> Type:
+    def _visit(self, node: Expr) -> Type:
         node.type = found = self._check(node)
         return found
 
-    def _check(self, node: Node) -> Type:
+    def _check(self, node: Expr) -> Type:
         match node:
             case Literal():
                 return _literal(node)
@@ -81,7 +81,7 @@ class Checker:
                 return self._ident(node)
             case Select():
                 return self._select(node)
-            case Call():
+            case CallExpr():
                 return self._call(node)
             case ListExpr():
                 joined = self._join(node.elements, node.optional)
@@ -94,7 +94,7 @@ class Checker:
                 return self._fold(node)
         raise AssertionError(node)
 
-    def _join(self, nodes: list[Node], optional: list[bool]) -> Type | None:
+    def _join(self, nodes: list[Expr], optional: list[bool]) -> Type | None:
         """The type of all; of different types none is wrong here, the literal as a whole may be."""
         known: Type | None = None
         for node, maybe in zip(nodes, optional, strict=True):
@@ -142,7 +142,7 @@ class Checker:
             self._fault(node.pos, f"type '{self._shown(operand)}' does not support field selection")
         return DYN
 
-    def _qualified(self, node: Node) -> str | None:
+    def _qualified(self, node: Expr) -> str | None:
         if isinstance(node, Ident):
             return node.name
         if isinstance(node, Select) and not node.test and not node.optional:
@@ -150,7 +150,7 @@ class Checker:
             return f"{head}.{node.field}" if head else None
         return None
 
-    def _call(self, node: Call) -> Type:
+    def _call(self, node: CallExpr) -> Type:
         for a in node.args:
             self._visit(a)
         if node.target is not None:
@@ -184,7 +184,7 @@ class Checker:
             return self._fault(node.pos, f"found no matching overload for '{node.function}' applied to '{signature}'")
         return result
 
-    def _logical(self, node: Call, overload: Overload, types: list[Type]) -> Type:
+    def _logical(self, node: CallExpr, overload: Overload, types: list[Type]) -> Type:
         bad = [(a, t) for a, t in zip(node.args, types, strict=True) if not self.types.assignable([t], [BOOL])]
         for a, t in bad:
             self._mismatch(a, BOOL, t)
@@ -213,7 +213,7 @@ class Checker:
         self.scopes.pop()
         return self.types.substitute(result)
 
-    def _expect(self, node: Node, wanted: Type) -> None:
+    def _expect(self, node: Expr, wanted: Type) -> None:
         found = self._visit(node)
         if not self.types.assignable([wanted], [found]):
             self._mismatch(node, wanted, found)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from . import costs
-from .ast import Call, Literal, Node
+from .ast import CallExpr, Expr, Literal
 from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, WRAP, Range, capped, fixed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _text(size: Range) -> Range:
     return size.times(0.1)
 
 
-def estimate_call(e: Estimator, node: Call, overload: str, parts: Sequence[Range]) -> Result:
+def estimate_call(e: Estimator, node: CallExpr, overload: str, parts: Sequence[Range]) -> Result:
     """What one overload of a call costs with its arguments, and the size of its result where that is known."""
     arguments = NOTHING
     for p in parts:
@@ -43,15 +43,15 @@ def estimate_call(e: Estimator, node: Call, overload: str, parts: Sequence[Range
     return ONE + arguments, None
 
 
-def _size(e: Estimator, node: Node) -> Range:
+def _size(e: Estimator, node: Expr) -> Range:
     return e.size(node) or UNKNOWN
 
 
-def _target(e: Estimator, node: Call) -> Range:
+def _target(e: Estimator, node: CallExpr) -> Range:
     return _size(e, node.target) if node.target is not None else UNKNOWN
 
 
-def _walk(e: Estimator, node: Call) -> Result | None:
+def _walk(e: Estimator, node: CallExpr) -> Result | None:
     """One unit for each element, more where comparing elements takes time; a text is walked."""
     if node.target is None:
         return None
@@ -64,16 +64,16 @@ def _walk(e: Estimator, node: Call) -> Result | None:
     return size * each, None
 
 
-def _same_size(e: Estimator, node: Call) -> Result:
+def _same_size(e: Estimator, node: CallExpr) -> Result:
     size = _target(e, node)
     return _text(size), size
 
 
-def _parsed(e: Estimator, node: Call) -> Result:
+def _parsed(e: Estimator, node: CallExpr) -> Result:
     return _text(_size(e, node.args[0])), None
 
 
-def _replaced(e: Estimator, node: Call) -> Result:
+def _replaced(e: Estimator, node: CallExpr) -> Result:
     size, old, new = _target(e, node), _size(e, node.args[0]), _size(e, node.args[1])
     if old.least == 0:
         most = (capped(size.most + 1), size.most)
@@ -90,7 +90,7 @@ def _replaced(e: Estimator, node: Call) -> Result:
     return size.times(0.2), Range(least[0], most[0]) * new + Range(least[1], most[1])
 
 
-def _split(e: Estimator, node: Call) -> Result:
+def _split(e: Estimator, node: CallExpr) -> Result:
     size, most = _target(e, node), _target(e, node).most
     limit = node.args[1] if len(node.args) > 1 else None
     if isinstance(limit, Literal) and isinstance(limit.value, int):
@@ -98,7 +98,7 @@ def _split(e: Estimator, node: Call) -> Result:
     return size.times(0.2), Range(0, most)
 
 
-def _joined(e: Estimator, node: Call) -> Result:
+def _joined(e: Estimator, node: CallExpr) -> Result:
     listed = _target(e, node)
     assert node.target is not None
     size = listed * e.element(node.target)
@@ -108,18 +108,18 @@ def _joined(e: Estimator, node: Call) -> Result:
     return _text(size), size
 
 
-def _pattern(e: Estimator, node: Call) -> Range | None:
+def _pattern(e: Estimator, node: CallExpr) -> Range | None:
     if node.target is None or not node.args:
         return None
     return _text(_target(e, node) + ONE) * _size(e, node.args[0]).times(0.25)
 
 
-def _found(e: Estimator, node: Call) -> Result | None:
+def _found(e: Estimator, node: CallExpr) -> Result | None:
     cost = _pattern(e, node)
     return (cost, Range(0, _target(e, node).most)) if cost else None
 
 
-def _matched(e: Estimator, node: Call) -> Result | None:
+def _matched(e: Estimator, node: CallExpr) -> Result | None:
     cost = _pattern(e, node)
     return (cost, None) if cost else None
 
@@ -133,7 +133,7 @@ def _contained(cost: Range, *, parsed: bool) -> _Rule:
     return lambda e, node: (cost + (_text(_size(e, node.args[0])) if parsed else NOTHING), None)
 
 
-def _equal(e: Estimator, node: Call) -> Result:
+def _equal(e: Estimator, node: CallExpr) -> Result:
     first, second = node.args
     if first.type == second.type and first.type is not None:
         match first.type.name:
@@ -147,18 +147,18 @@ def _equal(e: Estimator, node: Call) -> Result:
     return _smaller(e, node)
 
 
-def _smaller(e: Estimator, node: Call) -> Result:
+def _smaller(e: Estimator, node: CallExpr) -> Result:
     most = min(_size(e, node.args[0]).most, _size(e, node.args[1]).most)
     return Range(1 if most else 0, most).times(0.1), None
 
 
-def _added(e: Estimator, node: Call) -> Result:
+def _added(e: Estimator, node: CallExpr) -> Result:
     e.unites(node)
     size = _size(e, node.args[0]) + _size(e, node.args[1])
     return _text(size), size
 
 
-def _concatenated(e: Estimator, node: Call) -> Result:
+def _concatenated(e: Estimator, node: CallExpr) -> Result:
     return ONE, _added(e, node)[1]
 
 
@@ -167,19 +167,19 @@ def _listed(size: Range, factor: float = 1) -> Result:
     return size.times(factor) + ONE + fixed(costs.LIST_CREATE), size
 
 
-def _literal(node: Node, otherwise: int) -> int:
+def _literal(node: Expr, otherwise: int) -> int:
     if isinstance(node, Literal) and isinstance(node.value, int) and not isinstance(node.value, bool):
         return max(node.value, 0)
     return otherwise
 
 
-def _sliced(e: Estimator, node: Call) -> Result:
+def _sliced(e: Estimator, node: CallExpr) -> Result:
     start, end = _literal(node.args[0], 0), _literal(node.args[1], _target(e, node).most)
     return _listed(fixed((end - start) % WRAP))
 
 
 def _sorted(factor: float, *, by: bool) -> _Rule:
-    def rule(e: Estimator, node: Call) -> Result:
+    def rule(e: Estimator, node: CallExpr) -> Result:
         size = _size(e, node.args[0]) if by else _target(e, node)
         return _listed(size * size, factor)
 
@@ -190,22 +190,22 @@ def _sets(factor: int) -> _Rule:
     return lambda e, node: ((_size(e, node.args[0]) * _size(e, node.args[1])).times(factor) + ONE, None)
 
 
-def _quoted(e: Estimator, node: Call) -> Result:
+def _quoted(e: Estimator, node: CallExpr) -> Result:
     size = _size(e, node.args[0])
     return _text(size), Range((size.least + 2) % WRAP, (size.most * 2 + 2) % WRAP)
 
 
-def _to_bytes(e: Estimator, node: Call) -> Result:
+def _to_bytes(e: Estimator, node: CallExpr) -> Result:
     size = _size(e, node.args[0])
     return _text(size), Range(size.least, size.most * 4 % WRAP)
 
 
-def _to_string(e: Estimator, node: Call) -> Result:
+def _to_string(e: Estimator, node: CallExpr) -> Result:
     size = _size(e, node.args[0])
     return _text(size), Range(size.least // 4, size.most)
 
 
-_Rule: TypeAlias = "Callable[[Estimator, Call], Result | None]"
+_Rule: TypeAlias = "Callable[[Estimator, CallExpr], Result | None]"
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk),
     "url": lambda e, n: (_text(_size(e, n.args[0])), _size(e, n.args[0])),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from . import costs
-from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .ast import CallExpr, Expr, Fold, Ident, ListExpr, Literal, MapExpr, Select
 from .estimate_rules import estimate_call
 from .macros import ACCU
 from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, Range, fixed
@@ -84,7 +84,7 @@ class Estimator:
         self._sizes: dict[int, Range] = {}
         self._entries: dict[int, Entries] = {}
 
-    def estimate(self, node: Node) -> Range:
+    def estimate(self, node: Expr) -> Range:
         """The least and the most that evaluating the node costs, in CEL cost units."""
         match node:
             case Ident(name=name):
@@ -108,7 +108,7 @@ class Estimator:
                 return total
             case Fold():
                 return self._bind(node) if _is_bind(node) else self._fold(node)
-            case Call():
+            case CallExpr():
                 return self._call(node)
         return NOTHING
 
@@ -118,12 +118,12 @@ class Estimator:
         stack = self._locals.get(name)
         return stack[-1] if stack else None
 
-    def _path(self, node: Node) -> tuple[str, ...]:
+    def _path(self, node: Expr) -> tuple[str, ...]:
         if isinstance(node, Ident) and (local := self._local(node.name)):
             return local.path
         return self._paths.get(id(node), ())
 
-    def size(self, node: Node) -> Range | None:
+    def size(self, node: Expr) -> Range | None:
         if found := self._sizes.get(id(node)):
             return found
         match node:
@@ -142,22 +142,22 @@ class Estimator:
         local = self._local(node.name) if isinstance(node, Ident) else None
         return local.size if local else None
 
-    def _known(self, node: Node) -> Range:
+    def _known(self, node: Expr) -> Range:
         return self.size(node) or UNKNOWN
 
-    def entries(self, node: Node) -> Entries | None:
+    def entries(self, node: Expr) -> Entries | None:
         if found := self._entries.get(id(node)):
             return found
         local = self._local(node.name) if isinstance(node, Ident) else None
         return local.entries if local else None
 
-    def element(self, node: Node) -> Range:
+    def element(self, node: Expr) -> Range:
         """The size of an element of a list."""
         path = self._path(node)
         found = _device_size((*path, "@items")) if path and path[0] != ACCU else None
         return UNKNOWN if found is None else Range(0, found)
 
-    def unites(self, node: Call) -> None:
+    def unites(self, node: CallExpr) -> None:
         """The result's elements are those of two operands."""
         first, second = (self.entries(a) for a in node.args[-2:])
         if first and second:
@@ -179,7 +179,7 @@ class Estimator:
         self._paths[id(node)] = (*self._path(node.operand), node.field)
         return total
 
-    def _call(self, node: Call) -> Range:
+    def _call(self, node: CallExpr) -> Range:
         if node.function == "dyn":
             total = ONE + self.estimate(node.args[0])
             self._copy(node, node.args[0])
@@ -204,7 +204,7 @@ class Estimator:
             self._sizes[id(node)] = size
         return total + (own or NOTHING)
 
-    def _copy(self, target: Node, source: Node) -> None:
+    def _copy(self, target: Expr, source: Expr) -> None:
         if (size := self.size(source)) is not None:
             self._sizes[id(target)] = size
         if (entries := self.entries(source)) is not None:

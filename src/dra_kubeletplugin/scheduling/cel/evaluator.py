@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import costs
-from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .ast import CallExpr, Expr, Fold, Ident, ListExpr, Literal, MapExpr, Select
 from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Qualifier
 from .calls import NO_OVERLOAD, Plan, Run, counted
-from .frame import Frame, Lazy
+from .frame import Frame, LazyValue
 from .library import FUNCTIONS, regex
 from .macros import ACCU
 from .values import CelError, Optional, ProgramError, Type
@@ -47,7 +47,7 @@ class AttributePlan(Plan):
         self.attribute = attribute
 
 
-def plan(node: Node) -> Plan:
+def plan(node: Expr) -> Plan:
     """The plan of a checked tree.
 
     Raises :class:`ProgramError` when a constant part of it cannot work.
@@ -59,7 +59,7 @@ def plan(node: Node) -> Plan:
             return _of_ident(node)
         case Select():
             return _of_select(node)
-        case Call():
+        case CallExpr():
             return _of_call(node)
         case ListExpr():
             return _of_list(node)
@@ -97,7 +97,7 @@ def _of_select(node: Select) -> Plan:
     return AttributePlan(found.attribute, cost=0) if node.test else found
 
 
-def _of_index(node: Call) -> Plan:
+def _of_index(node: CallExpr) -> Plan:
     found, index = _as_attribute(plan(node.args[0])), plan(node.args[1])
     optional = node.function == "_[?_]"
     key: Qualifier
@@ -109,7 +109,7 @@ def _of_index(node: Call) -> Plan:
     return found
 
 
-def _of_conditional(node: Call) -> Plan:
+def _of_conditional(node: CallExpr) -> Plan:
     test, yes, no = (plan(a) for a in node.args)
     return AttributePlan(Conditional(test.run, _as_attribute(yes).attribute, _as_attribute(no).attribute), cost=0)
 
@@ -117,7 +117,7 @@ def _of_conditional(node: Call) -> Plan:
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def _of_call(node: Call) -> Plan:
+def _of_call(node: CallExpr) -> Plan:
     match node.function:
         case "_[_]" | "_[?_]":
             return _of_index(node)
@@ -148,7 +148,7 @@ def _of_call(node: Call) -> Plan:
     return counted(node, args, lambda a: function(*a), overload, ordered=ordered)
 
 
-def _growing(node: Call, args: list[Plan]) -> Plan | None:
+def _growing(node: CallExpr, args: list[Plan]) -> Plan | None:
     """The step of a macro that adds to its own accumulator, which no other expression refers to; None for other calls.
 
     The accumulator grows in place, so that a loop of n steps does not copy n * n elements.
@@ -305,7 +305,7 @@ def _quantifier(node: Fold) -> Plan | None:
     step = node.step
     if node.accu != ACCU or not isinstance(node.init, Literal) or not isinstance(node.init.value, bool):
         return None
-    if not isinstance(step, Call) or step.function not in {"_&&_", "_||_"}:
+    if not isinstance(step, CallExpr) or step.function not in {"_&&_", "_||_"}:
         return None
     decides = step.function == "_||_"
     # The accumulator is read and tested, negated where it must not be true, and read again with the element.
@@ -360,7 +360,7 @@ def _of_fold(node: Fold) -> Plan:
             return CelError(_NO_RANGE)
         outer = frame.variables
         # The accumulator starts when it is first read: a binding that is not used costs nothing.
-        inner = frame.variables = {**outer, accu: Lazy(start, outer)}
+        inner = frame.variables = {**outer, accu: LazyValue(start, outer)}
         try:
             pairs = values.items() if isinstance(values, dict) else enumerate(values)
             for k, v in pairs:

@@ -72,7 +72,7 @@ ADMISSION_VARIABLES: Mapping[str, Type] = {
 
 
 @dataclass(frozen=True)
-class Environment:
+class CelEnvironment:
     """What expressions may name: variables and the fields of their object types."""
 
     variables: Mapping[str, Type]
@@ -93,7 +93,7 @@ class Expression:
     Raises :class:`CompileError` in Kubernetes' words.
     """
 
-    def __init__(self, text: str, environment: Environment, wanted: Type | None = None) -> None:
+    def __init__(self, text: str, environment: CelEnvironment, wanted: Type | None = None) -> None:
         self.text = text
         source = Source(text)
         self._wanted = wanted
@@ -121,7 +121,7 @@ class Expression:
         return value
 
 
-class Lazily(dict[str, Any]):
+class LazyExpression(dict[str, Any]):
     """Values that are computed when they are first read, by the name of the variable; one that fails is its error."""
 
     def __init__(self, compute: Mapping[str, Callable[[], Any]]) -> None:

@@ -12,7 +12,7 @@ from .values import CelError
 _EXCEEDED = "operation cancelled: actual cost limit exceeded"
 
 
-class Ended(Exception):
+class EvaluationEnded(Exception):
     """The evaluation ended at once: neither && nor || absorbs it."""
 
     def __init__(self, reason: CelError) -> None:
@@ -21,7 +21,7 @@ class Ended(Exception):
 
 
 @dataclass
-class Lazy:
+class LazyValue:
     """A variable whose value is computed when it is first read."""
 
     run: Callable[[Frame], Any]
@@ -39,7 +39,7 @@ class Frame:
 
     def variable(self, name: str) -> Any:
         found = self.variables[name]
-        if isinstance(found, Lazy):
+        if isinstance(found, LazyValue):
             scope, self.variables = self.variables, found.scope
             value = found.run(self)
             self.variables = scope
@@ -50,16 +50,16 @@ class Frame:
     def spend(self, units: int) -> None:
         """Accounts for a step.
 
-        Raises :class:`Ended` when the budget is exceeded.
+        Raises :class:`EvaluationEnded` when the budget is exceeded.
         """
         self.cost += units
         if self.cost > self.budget:
-            raise Ended(CelError(_EXCEEDED))
+            raise EvaluationEnded(CelError(_EXCEEDED))
 
     def spend_singly(self, steps: int) -> None:
         """Accounts for steps of one unit each, of which one may be the last.
 
-        Raises :class:`Ended` when the budget is exceeded.
+        Raises :class:`EvaluationEnded` when the budget is exceeded.
         """
         self.cost += steps
         if self.cost > self.budget:
@@ -69,18 +69,18 @@ class Frame:
     def exert(self, effort: int) -> None:
         """Accounts for what a call is going to do beyond its cost.
 
-        Raises :class:`Ended` when an evaluation may not do so much.
+        Raises :class:`EvaluationEnded` when an evaluation may not do so much.
         """
         self.effort += effort
         if self.effort > EFFORT_LIMIT:
-            raise Ended(CelError(_EXCEEDED))
+            raise EvaluationEnded(CelError(_EXCEEDED))
 
 
 def run_to_end(run: Callable[[Frame], Any], frame: Frame) -> Any:
     """The value of an expression, or the error that ended it."""
     try:
         return run(frame)
-    except Ended as e:
+    except EvaluationEnded as e:
         return e.reason
     except RecursionError:  # lists within lists, deeper than Python can walk
         return CelError(_EXCEEDED)

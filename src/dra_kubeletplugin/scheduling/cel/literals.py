@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from .ast import Call, ListExpr, Literal, MapExpr, Node, children
+from .ast import CallExpr, Expr, ListExpr, Literal, MapExpr, children
 from .formatting import Clause, FormatError, clauses
 from .library import parse_duration, parse_timestamp, regex
 from .values import Type
@@ -33,20 +33,20 @@ _CLAUSES: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-def literal_faults(tree: Node) -> list[Fault]:
+def literal_faults(tree: Expr) -> list[Fault]:
     """All such faults of a tree that has its types."""
     faults: list[Fault] = []
     _visit(tree, faults, mixed=False)
     return faults
 
 
-def _visit(node: Node, faults: list[Fault], *, mixed: bool) -> None:
+def _visit(node: Expr, faults: list[Fault], *, mixed: bool) -> None:
     if not mixed and isinstance(node, ListExpr):
         _of_one_type(node.elements, node.optional, faults)
     elif not mixed and isinstance(node, MapExpr):
         _of_one_type([k for k, _ in node.entries], [False] * len(node.entries), faults)
         _of_one_type([v for _, v in node.entries], node.optional, faults)
-    elif isinstance(node, Call):
+    elif isinstance(node, CallExpr):
         # The arguments of a format may be of any types.
         mixed = mixed or node.function == "format"
         _parsed(node, faults)
@@ -55,7 +55,7 @@ def _visit(node: Node, faults: list[Fault], *, mixed: bool) -> None:
         _visit(child, faults, mixed=mixed)
 
 
-def _of_one_type(nodes: Iterable[Node], optional: list[bool], faults: list[Fault]) -> None:
+def _of_one_type(nodes: Iterable[Expr], optional: list[bool], faults: list[Fault]) -> None:
     known: Type | None = None
     for node, maybe in zip(nodes, optional, strict=True):
         assert node.type is not None
@@ -73,7 +73,7 @@ def _equivalent(a: Type, b: Type) -> bool:
     return a.name == "type" or all(map(_equivalent, a.params, b.params))
 
 
-def _parsed(node: Call, faults: list[Fault]) -> None:
+def _parsed(node: CallExpr, faults: list[Fault]) -> None:
     """The first argument, if it is a literal, of functions that parse one."""
     parse = _PARSERS.get(node.function)
     first = node.args[0] if node.args else None
@@ -85,7 +85,7 @@ def _parsed(node: Call, faults: list[Fault]) -> None:
         faults.append((first.pos, f"invalid {node.function} argument"))
 
 
-def _formatted(node: Call, faults: list[Fault]) -> None:
+def _formatted(node: CallExpr, faults: list[Fault]) -> None:
     template, args = node.target, node.args[0] if node.args else None
     if node.function != "format" or not isinstance(template, Literal) or not isinstance(args, ListExpr):
         return

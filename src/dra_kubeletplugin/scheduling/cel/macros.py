@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 
-from .ast import Call, Fold, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .ast import CallExpr, Expr, Fold, Ident, ListExpr, Literal, MapExpr, Select
 from .lexer import Source
 
 ACCU = "@result"
 _SORTED = "@__sortBy_input__"
 
 
-def _name(source: Source, node: Node) -> str:
+def _name(source: Source, node: Expr) -> str:
     if not isinstance(node, Ident):
         raise source.error(node.pos, "argument must be a simple name")
     if node.name in {ACCU, "__result__"}:
@@ -19,7 +19,7 @@ def _name(source: Source, node: Node) -> str:
     return node.name
 
 
-def expand(source: Source, name: str, target: Node | None, args: list[Node], pos: int) -> Node | None:
+def expand(source: Source, name: str, target: Expr | None, args: list[Expr], pos: int) -> Expr | None:
     """The comprehension that a macro call stands for; None where it is no macro."""
     if target is None:
         if name == "has" and len(args) == 1:
@@ -36,14 +36,14 @@ def expand(source: Source, name: str, target: Node | None, args: list[Node], pos
         )  # fmt: skip
     if name in {"optMap", "optFlatMap"} and len(args) == 2:
         variable = _name(source, args[0])
-        value = Call("value", copy.deepcopy(target), [], pos=pos)
+        value = CallExpr("value", copy.deepcopy(target), [], pos=pos)
         bound = Fold(
             ListExpr([], [], pos=pos), "#unused", None, variable, value,
             Literal(False, pos=pos), Ident(variable, pos=pos), args[1], pos=pos,
         )  # fmt: skip
-        inner: Node = Call("optional.of", None, [bound], pos=pos) if name == "optMap" else bound
-        empty = Call("optional.none", None, [], pos=pos)
-        return Call("_?_:_", None, [Call("hasValue", target, [], pos=pos), inner, empty], pos=pos)
+        inner: Expr = CallExpr("optional.of", None, [bound], pos=pos) if name == "optMap" else bound
+        empty = CallExpr("optional.none", None, [], pos=pos)
+        return CallExpr("_?_:_", None, [CallExpr("hasValue", target, [], pos=pos), inner, empty], pos=pos)
     if name in {"all", "exists", "exists_one", "existsOne"} and len(args) in {2, 3}:
         if (name == "existsOne") and len(args) == 2:
             name = "exists_one"
@@ -54,7 +54,7 @@ def expand(source: Source, name: str, target: Node | None, args: list[Node], pos
         return _transform(source, name, target, args, pos)
     if name == "sortBy" and len(args) == 2 and not isinstance(target, (Literal, MapExpr)):
         keys = _collect(source, "map", Ident(_SORTED, pos=pos), args, pos)
-        ordered = Call("@sortByAssociatedKeys", Ident(_SORTED, pos=pos), [keys], pos=pos)
+        ordered = CallExpr("@sortByAssociatedKeys", Ident(_SORTED, pos=pos), [keys], pos=pos)
         return Fold(
             ListExpr([], [], pos=pos), "#unused", None, _SORTED, target,
             Literal(False, pos=pos), Ident(_SORTED, pos=pos), ordered, pos=pos,
@@ -62,54 +62,54 @@ def expand(source: Source, name: str, target: Node | None, args: list[Node], pos
     return None
 
 
-def _quantifier(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+def _quantifier(source: Source, name: str, target: Expr, args: list[Expr], pos: int) -> Expr:
     variables = [_name(source, a) for a in args[:-1]]
     test = args[-1]
 
-    def accu() -> Node:
+    def accu() -> Expr:
         return Ident(ACCU, pos=pos)
 
-    init: Node = Literal(name == "all", pos=pos)
-    condition: Node = Literal(True, pos=pos)
-    result: Node = accu()
+    init: Expr = Literal(name == "all", pos=pos)
+    condition: Expr = Literal(True, pos=pos)
+    result: Expr = accu()
     if name == "all":
-        condition = Call("@not_strictly_false", None, [accu()], pos=pos)
-        step: Node = Call("_&&_", None, [accu(), test], pos=pos)
+        condition = CallExpr("@not_strictly_false", None, [accu()], pos=pos)
+        step: Expr = CallExpr("_&&_", None, [accu(), test], pos=pos)
     elif name == "exists":
-        condition = Call("@not_strictly_false", None, [Call("!_", None, [accu()], pos=pos)], pos=pos)
-        step = Call("_||_", None, [accu(), test], pos=pos)
+        condition = CallExpr("@not_strictly_false", None, [CallExpr("!_", None, [accu()], pos=pos)], pos=pos)
+        step = CallExpr("_||_", None, [accu(), test], pos=pos)
     else:
         init = Literal(0, pos=pos)
-        plus = Call("_+_", None, [accu(), Literal(1, pos=pos)], pos=pos)
-        step = Call("_?_:_", None, [test, plus, accu()], pos=pos)
-        result = Call("_==_", None, [accu(), Literal(1, pos=pos)], pos=pos)
+        plus = CallExpr("_+_", None, [accu(), Literal(1, pos=pos)], pos=pos)
+        step = CallExpr("_?_:_", None, [test, plus, accu()], pos=pos)
+        result = CallExpr("_==_", None, [accu(), Literal(1, pos=pos)], pos=pos)
     second = variables[1] if len(variables) > 1 else None
     return Fold(target, variables[0], second, ACCU, init, condition, step, result, pos=pos)
 
 
-def _collect(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+def _collect(source: Source, name: str, target: Expr, args: list[Expr], pos: int) -> Expr:
     variable = _name(source, args[0])
     element = Ident(variable, pos=args[0].pos) if name == "filter" else args[-1]
     test = args[1] if name == "filter" or len(args) == 3 else None
-    step: Node = Call("_+_", None, [Ident(ACCU, pos=pos), ListExpr([element], [False], pos=pos)], pos=pos)
+    step: Expr = CallExpr("_+_", None, [Ident(ACCU, pos=pos), ListExpr([element], [False], pos=pos)], pos=pos)
     if test is not None:
-        step = Call("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
+        step = CallExpr("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
     empty = ListExpr([], [], pos=pos)
     return Fold(target, variable, None, ACCU, empty, Literal(True, pos=pos), step, Ident(ACCU, pos=pos), pos=pos)
 
 
-def _transform(source: Source, name: str, target: Node, args: list[Node], pos: int) -> Node:
+def _transform(source: Source, name: str, target: Expr, args: list[Expr], pos: int) -> Expr:
     first, second = _name(source, args[0]), _name(source, args[1])
     test = args[2] if len(args) == 4 else None
     body = args[-1]
-    init: Node = ListExpr([], [], pos=pos)
+    init: Expr = ListExpr([], [], pos=pos)
     if name == "transformList":
-        step: Node = Call("_+_", None, [Ident(ACCU, pos=pos), ListExpr([body], [False], pos=pos)], pos=pos)
+        step: Expr = CallExpr("_+_", None, [Ident(ACCU, pos=pos), ListExpr([body], [False], pos=pos)], pos=pos)
     else:
         init = MapExpr([], [], pos=pos)
         args = [Ident(first, pos=pos), body] if name == "transformMap" else [body]
-        step = Call("cel.@mapInsert", None, [Ident(ACCU, pos=pos), *args], pos=pos)
+        step = CallExpr("cel.@mapInsert", None, [Ident(ACCU, pos=pos), *args], pos=pos)
     if test is not None:
-        step = Call("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
+        step = CallExpr("_?_:_", None, [test, step, Ident(ACCU, pos=pos)], pos=pos)
     result = Ident(ACCU, pos=pos)
     return Fold(target, first, second, ACCU, init, Literal(True, pos=pos), step, result, pos=pos)

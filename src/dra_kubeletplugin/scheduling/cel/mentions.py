@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .ast import Call, Ident, Literal, Node, Select, children
+from .ast import CallExpr, Expr, Ident, Literal, Select, children
 from .lexer import Source
 from .parser import Parser
 from .values import CompileError
@@ -32,7 +32,7 @@ def mentions(expression: str) -> list[Mention]:
     return list(dict.fromkeys(m for m in found if m.name or (m.kind, m.domain) not in named))
 
 
-def _within(node: Node) -> Iterator[Mention]:
+def _within(node: Expr) -> Iterator[Mention]:
     for child in children(node):
         yield from _within(child)
     if (domain := _domain(node)) is not None:
@@ -43,7 +43,7 @@ def _within(node: Node) -> Iterator[Mention]:
         yield Mention(*domain, step[1])
 
 
-def _domain(node: Node) -> tuple[str, str] | None:
+def _domain(node: Expr) -> tuple[str, str] | None:
     """``device.attributes["domain"]``."""
     step = _step(node)
     if step is None or not isinstance(step[0], Select):
@@ -53,15 +53,15 @@ def _domain(node: Node) -> tuple[str, str] | None:
     return (kind.field, step[1]) if of_device and kind.field in {"attributes", "capacity"} else None
 
 
-def _step(node: Node) -> tuple[Node, str] | None:
+def _step(node: Expr) -> tuple[Expr, str] | None:
     """A field of something, or what its index names."""
     if isinstance(node, Select):
         return node.operand, node.field
-    if isinstance(node, Call) and node.function in _INDEXES:
+    if isinstance(node, CallExpr) and node.function in _INDEXES:
         of, index = node.operands()
         if isinstance(index, Literal) and isinstance(index.value, str):
             return of, index.value
-    if isinstance(node, Call) and node.function in {"@in", "_in_"}:
+    if isinstance(node, CallExpr) and node.function in {"@in", "_in_"}:
         name, of = node.operands()
         if isinstance(name, Literal) and isinstance(name.value, str):
             return of, name.value

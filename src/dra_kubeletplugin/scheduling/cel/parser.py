@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ast import Call, Ident, ListExpr, Literal, MapExpr, Node, Select
+from .ast import CallExpr, Expr, Ident, ListExpr, Literal, MapExpr, Select
 from .lexer import Source, Token, tokenize, unquote
 from .macros import expand
 from .values import INT_MAX, UINT_MAX, CompileError, UInt
@@ -71,7 +71,7 @@ class Parser:
             )
             raise self.source.error(found.pos, f"Syntax error: {message}")
 
-    def parse(self) -> Node:
+    def parse(self) -> Expr:
         node = self.expression()
         if self.token.kind != "end":
             raise self.source.error(
@@ -79,7 +79,7 @@ class Parser:
             )
         return node
 
-    def expression(self) -> Node:
+    def expression(self) -> Expr:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.source.error(self.token.pos, f"expression recursion limit exceeded: {_MAX_DEPTH}")
@@ -89,11 +89,11 @@ class Parser:
             yes = self.binary(1)
             self.expect(":")
             no = self.expression()
-            node = Call("_?_:_", None, [node, yes, no], pos=pos)
+            node = CallExpr("_?_:_", None, [node, yes, no], pos=pos)
         self.depth -= 1
         return node
 
-    def binary(self, least: int) -> Node:
+    def binary(self, least: int) -> Expr:
         left = self.unary()
         while True:
             token = self.token
@@ -103,9 +103,9 @@ class Parser:
             self.take()
             right = self.binary(rank + 1)
             name = "@in" if token.text == "in" else f"_{token.text}_"
-            left = Call(name, None, [left, right], pos=token.pos)
+            left = CallExpr(name, None, [left, right], pos=token.pos)
 
-    def unary(self) -> Node:
+    def unary(self) -> Expr:
         token = self.token
         if token.kind == "op" and token.text in {"!", "-"}:
             count = 0
@@ -119,11 +119,11 @@ class Parser:
                 operand = self.member()
             if count % 2:
                 name = "!_" if token.text == "!" else "-_"
-                return Call(name, None, [operand], pos=token.pos)
+                return CallExpr(name, None, [operand], pos=token.pos)
             return operand
         return self.member()
 
-    def member(self, *, negative: bool = False) -> Node:
+    def member(self, *, negative: bool = False) -> Expr:
         node = self.primary(negative=negative)
         while True:
             token = self.token
@@ -141,13 +141,13 @@ class Parser:
                 optional = self.accept("?")
                 index = self.expression()
                 self.expect("]")
-                node = Call("_[?_]" if optional else "_[_]", None, [node, index], pos=token.pos)
+                node = CallExpr("_[?_]" if optional else "_[_]", None, [node, index], pos=token.pos)
             elif token.text == "{" and token.kind == "op" and isinstance(node, (Ident, Select)):
                 raise self.source.error(token.pos, "undeclared reference to a message type")
             else:
                 return node
 
-    def primary(self, *, negative: bool = False) -> Node:
+    def primary(self, *, negative: bool = False) -> Expr:
         token = self.take()
         sign = "-" if negative else ""
         match token.kind:
@@ -190,7 +190,7 @@ class Parser:
             return CompileError(f"compilation failed: ERROR: <input>:1:0: {head}")
         return self.source.error(pos, head)
 
-    def ident(self, token: Token) -> Node:
+    def ident(self, token: Token) -> Expr:
         constants = {"true": True, "false": False, "null": None}
         if token.text in constants:
             return Literal(constants[token.text], pos=token.pos)
@@ -202,8 +202,8 @@ class Parser:
             return self.call(token.text, None, token.pos)
         return Ident(token.text, pos=token.pos)
 
-    def list_literal(self, start: Token) -> Node:
-        elements: list[Node] = []
+    def list_literal(self, start: Token) -> Expr:
+        elements: list[Expr] = []
         optional: list[bool] = []
         while not self.accept("]"):
             optional.append(self.accept("?"))
@@ -213,8 +213,8 @@ class Parser:
                 break
         return ListExpr(elements, optional, pos=start.pos)
 
-    def map_literal(self, start: Token) -> Node:
-        entries: list[tuple[Node, Node]] = []
+    def map_literal(self, start: Token) -> Expr:
+        entries: list[tuple[Expr, Expr]] = []
         optional: list[bool] = []
         while not self.accept("}"):
             optional.append(self.accept("?"))
@@ -226,17 +226,17 @@ class Parser:
                 break
         return MapExpr(entries, optional, pos=start.pos)
 
-    def call(self, name: str, target: Node | None, pos: int) -> Node:
+    def call(self, name: str, target: Expr | None, pos: int) -> Expr:
         open_paren = self.token.pos
         self.expect("(")
-        args: list[Node] = []
+        args: list[Expr] = []
         while not self.accept(")"):
             args.append(self.expression())
             if not self.accept(","):
                 self.expect(")")
                 break
         # A call's position is its opening parenthesis, as the reference implementation has it.
-        return expand(self.source, name, target, args, open_paren) or Call(name, target, args, pos=open_paren)
+        return expand(self.source, name, target, args, open_paren) or CallExpr(name, target, args, pos=open_paren)
 
 
 def _integer(text: str) -> int:

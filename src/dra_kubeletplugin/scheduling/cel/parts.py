@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...resourceapi.quantity import Quantity, canonical
-from .ast import Call, Ident, Literal, Node, Select, children
+from .ast import CallExpr, Expr, Ident, Literal, Select, children
 from .lexer import Source, Token, tokenize
 from .parser import Parser
 from .selector import Device, Selector, compile_selector
@@ -26,7 +26,7 @@ _MAPS = 2  # ``device.attributes`` and what it has for a domain are maps
 
 
 @dataclass(frozen=True)
-class Part:
+class SelectorPart:
     """A part that did not hold. ``error`` is empty where it was false; ``values`` is what it read, by name.
 
     ``asks`` are the expressions that would tell beforehand that the device has not what it fails for.
@@ -43,7 +43,7 @@ class Part:
         return ", ".join(f"{name} is {value}" for name, value in self.values)
 
 
-def unmet(expression: str, device: Device) -> list[Part]:
+def unmet(expression: str, device: Device) -> list[SelectorPart]:
     """The parts that are false for ``device``; where there is none, those that cannot be evaluated; empty where it matches.
 
     Raises :class:`CompileError`.
@@ -52,10 +52,10 @@ def unmet(expression: str, device: Device) -> list[Part]:
     for selector, paths in _parts(expression):
         try:
             if not selector.matches(device):
-                false.append(Part(selector.expression, "", _values(paths, device)))
+                false.append(SelectorPart(selector.expression, "", _values(paths, device)))
         except CelError as e:
             failed.append(
-                Part(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
+                SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
             )
     return false or failed
 
@@ -123,7 +123,7 @@ def _paths(expression: str) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(_reads(Parser(Source(expression)).parse())))
 
 
-def _reads(node: Node) -> Iterator[Path]:
+def _reads(node: Expr) -> Iterator[Path]:
     path = _path(node)
     if path:
         yield path
@@ -132,16 +132,16 @@ def _reads(node: Node) -> Iterator[Path]:
         yield from _reads(child)
 
 
-def _path(node: Node) -> Path | None:
+def _path(node: Expr) -> Path | None:
     """Where a chain of fields and constant keys leads; None where it does not begin at the device."""
     match node:
         case Ident(name="device"):
             return ()
         case Select(operand=inner, field=key):
             before = _path(inner)
-        case Call(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
+        case CallExpr(function="_[_]" | "_[?_]", args=[inner, Literal(value=str() as key)]):
             before = _path(inner)
-        case Call(function="@in", args=[Literal(value=str() as key), inner]):
+        case CallExpr(function="@in", args=[Literal(value=str() as key), inner]):
             before = _path(inner)
             if before is None or len(before) > _MAPS:  # a list, which has no keys
                 return None

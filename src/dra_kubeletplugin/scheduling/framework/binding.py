@@ -24,7 +24,7 @@ class Readiness(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class BindingState:
     """Of one allocated claim. ``reason`` is for the pod's event, ``left`` the seconds until the wait ends."""
 
     readiness: Readiness
@@ -37,7 +37,7 @@ class State:
         return self.readiness in {Readiness.FAILED, Readiness.TIMED_OUT}
 
 
-def state_of(claim: JSON, timeout: float = TIMEOUT) -> State:
+def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
     """The state of a claim that is allocated."""
     status = claim["status"]
     allocation = status["allocation"]
@@ -52,12 +52,18 @@ def state_of(claim: JSON, timeout: float = TIMEOUT) -> State:
             found = conditions.get(name)
             if found and found["status"] == "True":
                 told = f"reason={found['reason']}, message={_quoted(found.get('message', ''))}"
-                return State(Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {told}")
+                return BindingState(
+                    Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {told}"
+                )
         waiting = waiting or any(conditions.get(n, {}).get("status") != "True" for n in wanted)
     if not waiting:
-        return State(Readiness.READY)
+        return BindingState(Readiness.READY)
     left = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
-    return State(Readiness.TIMED_OUT, "device binding timeout") if left <= 0 else State(Readiness.WAITING, left=left)
+    return (
+        BindingState(Readiness.TIMED_OUT, "device binding timeout")
+        if left <= 0
+        else BindingState(Readiness.WAITING, left=left)
+    )
 
 
 def _key(device: JSON) -> tuple[str, str, str]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import extended, node_info, queueing_hints
-from .claim_cache import ClaimStore
-from .cycle import Snapshot
+from .claim_cache import ClaimCache
+from .cycle import CycleSnapshot
 from .node_info import NodeInfo
 from .pod_info import PodInfo
-from .queueing_hints import Change, Kind
-from .slice_cache import SliceStore
+from .queueing_hints import ChangeKind, ClusterChange
+from .slice_cache import SliceCache
 
 JSON = dict[str, Any]
 
@@ -20,8 +20,8 @@ class Cache:
     """Each method that takes news answers what changed, for the pods that wait."""
 
     def __init__(self) -> None:
-        self.claims = ClaimStore()
-        self.slices = SliceStore()
+        self.claims = ClaimCache()
+        self.slices = SliceCache()
         self.classes: Mapping[str, JSON] = {}
         self.extended: Mapping[str, str] = {}  # extended resource name → class
         self._nodes: dict[str, NodeInfo] = {}
@@ -32,7 +32,7 @@ class Cache:
 
     # --- nodes ----------------------------------------------------------------------------------
 
-    def node_changed(self, node: JSON) -> list[Change]:
+    def node_changed(self, node: JSON) -> list[ClusterChange]:
         name = str(node["metadata"]["name"])
         before = self._nodes.get(name)
         if before is None:
@@ -91,32 +91,32 @@ class Cache:
 
     # --- the rest -------------------------------------------------------------------------------
 
-    def namespace_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+    def namespace_changed(self, obj: JSON, *, gone: bool) -> list[ClusterChange]:
         name, labels = str(obj["metadata"]["name"]), dict(obj["metadata"].get("labels") or {})
         before = self._namespaces.get(name)
         self._namespaces = {n: known for n, known in self._namespaces.items() if n != name} | (
             {} if gone else {name: labels}
         )
-        return [Change(Kind.NAMESPACE)] if not gone and before != labels else []
+        return [ClusterChange(ChangeKind.NAMESPACE)] if not gone and before != labels else []
 
-    def class_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+    def class_changed(self, obj: JSON, *, gone: bool) -> list[ClusterChange]:
         name = str(obj["metadata"]["name"])
         self.classes = {n: c for n, c in self.classes.items() if n != name} | ({} if gone else {name: obj})
         self.extended = extended.class_names(self.classes.values())
-        return [] if gone else [Change(Kind.CLASS)]
+        return [] if gone else [ClusterChange(ChangeKind.CLASS)]
 
-    def slice_changed(self, obj: JSON, *, gone: bool) -> list[Change]:
+    def slice_changed(self, obj: JSON, *, gone: bool) -> list[ClusterChange]:
         if gone:
             self.slices.forget(obj)
             return []
         self.slices.observe(obj)
-        return [Change(Kind.SLICE)]
+        return [ClusterChange(ChangeKind.SLICE)]
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> CycleSnapshot:
         nominated: dict[str, list[PodInfo]] = {}
         for name, pod in self._nominated.values():
             nominated.setdefault(name, []).append(pod)
-        return Snapshot(self._sorted(), self._namespaces, nominated)
+        return CycleSnapshot(self._sorted(), self._namespaces, nominated)
 
     def _sorted(self) -> Sequence[NodeInfo]:
         return [self._nodes[name] for name in sorted(self._nodes)]

@@ -23,21 +23,21 @@ EXTENDED = (
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class DeviceUse:
     """What is taken of one pool: whole devices, and shares of devices with what they take."""
 
     devices: frozenset[DeviceId] = frozenset()
     shares: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
 
 
-UNUSED = Use()
+UNUSED = DeviceUse()
 
 
-class ClaimStore:
+class ClaimCache:
     """Of all claims. ``use`` is replaced, never changed, when a claim's devices change."""
 
     def __init__(self) -> None:
-        self.use: Mapping[PoolKey, Use] = {}
+        self.use: Mapping[PoolKey, DeviceUse] = {}
         self._seen: dict[str, JSON] = {}
         self._written: dict[str, JSON] = {}
         self._pending: dict[str, JSON] = {}
@@ -171,7 +171,7 @@ def reserved_for(claim: Mapping[str, Any]) -> list[JSON]:
     return list((claim.get("status") or {}).get("reservedFor") or [])
 
 
-def taken_by(results: Iterable[JSON]) -> Use:
+def taken_by(results: Iterable[JSON]) -> DeviceUse:
     devices: set[DeviceId] = set()
     shares: dict[DeviceId, dict[str, Quantity]] = {}
     for result in results:
@@ -184,7 +184,7 @@ def taken_by(results: Iterable[JSON]) -> Use:
                 used[name] = plus(used.get(name), parse(amount))
         else:
             devices.add(device)
-    return Use(frozenset(devices), shares)
+    return DeviceUse(frozenset(devices), shares)
 
 
 def _version(claim: JSON) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from . import filters
 from .affinity import NamespaceLabels, PodAffinity
 from .devices import PodClaims
-from .node_allocation import Allocations
+from .node_allocation import NodeAllocator
 from .node_info import NodeInfo
 from .pod_info import PodInfo
 from .spread import Spread
@@ -16,7 +16,7 @@ from .status import Rejection
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class CycleSnapshot:
     """``nominated`` are pods that have been promised a node, by its name."""
 
     nodes: Sequence[NodeInfo]
@@ -27,7 +27,7 @@ class Snapshot:
 class Cycle:
     """Finds the nodes that would take ``pod``; ``rejected`` says why the others would not."""
 
-    def __init__(self, pod: PodInfo, snapshot: Snapshot, claims: PodClaims, allocations: Allocations) -> None:
+    def __init__(self, pod: PodInfo, snapshot: CycleSnapshot, claims: PodClaims, allocations: NodeAllocator) -> None:
         self.pod = pod
         self.snapshot = snapshot
         self.claims = claims

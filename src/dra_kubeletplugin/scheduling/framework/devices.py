@@ -15,8 +15,8 @@ from ..allocator.faults import AllocationError, AllocationTimeout, NodeFault
 from ..allocator.results import JSON as Frozen
 from . import extended, pod_groups
 from .binding import Readiness, state_of
-from .claim_cache import ClaimStore, is_allocated
-from .node_allocation import Allocations, fingerprint
+from .claim_cache import ClaimCache, is_allocated
+from .node_allocation import NodeAllocator, fingerprint
 from .node_info import NodeInfo
 from .pod_info import PodInfo
 from .status import Plugin, Rejection, SchedulerError
@@ -33,12 +33,12 @@ class MissingClaim(Exception):
     """A claim of a pod is not there, or not for it. The pod is not tried."""
 
 
-def claims_of(pod: PodInfo, store: ClaimStore) -> list[JSON]:
+def claims_of(pod: PodInfo, store: ClaimCache) -> list[JSON]:
     """The claims that a pod names, in order. Raises :class:`MissingClaim`."""
     return [claim for _, claim in _entries(pod, store)]
 
 
-def _entries(pod: PodInfo, store: ClaimStore) -> list[tuple[JSON, JSON]]:
+def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
     """What a pod asks for in ``resourceClaims``, with the claim."""
     made = {s["name"]: s for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out = []
@@ -63,7 +63,7 @@ def _entries(pod: PodInfo, store: ClaimStore) -> list[tuple[JSON, JSON]]:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """What a node has for the claims that are not allocated yet, in their order."""
 
     indices: list[int]  # of the claims
@@ -81,7 +81,7 @@ class PodClaims:
     extended: JSON | None = None
     by_class: Mapping[str, str] = field(default_factory=dict)  # extended resource → class
     unusable: list[int] = field(default_factory=list)
-    offers: dict[str, Offer] = field(default_factory=dict)
+    offers: dict[str, Candidate] = field(default_factory=dict)
     consumers: list[JSON] = field(default_factory=list)
     timeout: float = 0.0  # for binding conditions, seconds
 
@@ -107,7 +107,7 @@ class PodClaims:
 
     # --- filter ---------------------------------------------------------------------------------
 
-    def rejects(self, pod: PodInfo, node: NodeInfo, allocations: Allocations) -> Rejection | None:
+    def rejects(self, pod: PodInfo, node: NodeInfo, allocations: NodeAllocator) -> Rejection | None:
         """Raises :class:`SchedulerError` where the claims cannot be allocated anywhere. May take long: for a thread."""
         if not self.claims:
             return None
@@ -140,7 +140,7 @@ class PodClaims:
         if unusable:
             self.unusable += [i for i in unusable if i not in self.unusable]
             return rejected("resourceclaim not available on the node")
-        self.offers[node.name] = Offer(wanted, results, filled, mappings)
+        self.offers[node.name] = Candidate(wanted, results, filled, mappings)
         return None
 
     def _usable(self, claim: JSON, node: NodeInfo) -> bool:
@@ -175,7 +175,7 @@ class PodClaims:
 
 def read(
     pod: PodInfo,
-    store: ClaimStore,
+    store: ClaimCache,
     classes: Mapping[str, Frozen],
     explicit: Mapping[str, str] | None,
     binding_timeout: float,

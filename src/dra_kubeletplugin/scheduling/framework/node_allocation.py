@@ -18,10 +18,10 @@ import msgspec
 
 from ..allocator.allocator import TIME_LIMIT
 from ..allocator.faults import AllocationTimeout
-from ..allocator.pools import DeviceId, Pool, PoolKey
+from ..allocator.pools import AllocatorPool, DeviceId, PoolKey
 from ..allocator.results import allocation_result
-from ..allocator.search import Search, State
-from .claim_cache import UNUSED, Use
+from ..allocator.search import Search, SearchState
+from .claim_cache import UNUSED, DeviceUse
 from .node_info import NodeInfo
 from .slice_cache import PoolCache, Slices
 
@@ -37,7 +37,7 @@ def fingerprint(claim: JSON) -> bytes:
     return msgspec.json.encode(claim["spec"])
 
 
-class TakesLong(Exception):
+class AllocationSlow(Exception):
     """The search went on for longer than its caller wants to wait; what was found is remembered for another one."""
 
 
@@ -45,8 +45,8 @@ class TakesLong(Exception):
 class _Found:
     slices: Slices
     labels: Mapping[str, str]
-    pools: list[Pool]
-    uses: list[Use]
+    pools: list[AllocatorPool]
+    uses: list[DeviceUse]
     results: Allocated
 
 
@@ -69,12 +69,12 @@ class AllocationMemory:
         return nodes
 
 
-class Allocations:
+class NodeAllocator:
     """For one pod, on the state of one moment.
 
     Args:
         limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
-        patience: seconds after which :class:`TakesLong` is raised, until :meth:`take_time`.
+        patience: seconds after which :class:`AllocationSlow` is raised, until :meth:`take_time`.
         fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
@@ -83,7 +83,7 @@ class Allocations:
         memory: AllocationMemory,
         slices: Slices,
         classes: Mapping[str, JSON],
-        use: Mapping[PoolKey, Use],
+        use: Mapping[PoolKey, DeviceUse],
         nodes: int,
         limit: float = TIME_LIMIT,
         patience: float = math.inf,
@@ -100,7 +100,7 @@ class Allocations:
         self._end = begun + limit * -(-nodes // _AT_ONCE)
         self._soon = begun + patience
         self._cancelled = False
-        self._state: State | None = None
+        self._state: SearchState | None = None
         self._key: Fingerprints | None = None
         self._known: dict[str, _Found] = {}
 
@@ -118,7 +118,7 @@ class Allocations:
         """``key`` are the claims' fingerprints.
 
         Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
-        :class:`AllocationTimeout` where the time is up, :class:`TakesLong` where the caller's is."""
+        :class:`AllocationTimeout` where the time is up, :class:`AllocationSlow` where the caller's is."""
         if self._key is not key:
             self._key, self._known = key, self._memory.of(key, self._classes)
         known = self._known
@@ -137,19 +137,19 @@ class Allocations:
             results = self._search(node, claims, pools, uses, left)
         except AllocationTimeout:
             if time.monotonic() >= self._soon:
-                raise TakesLong from None
+                raise AllocationSlow from None
             raise
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
             known[node.name] = _Found(self._slices, node.labels, pools, uses, results)
         return results
 
     def _search(
-        self, node: NodeInfo, claims: Sequence[JSON], pools: list[Pool], uses: list[Use], limit: float
+        self, node: NodeInfo, claims: Sequence[JSON], pools: list[AllocatorPool], uses: list[DeviceUse], limit: float
     ) -> Allocated:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
         fractions = self._fractions
-        self._state = State(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
+        self._state = SearchState(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
         if self._cancelled:
             self._state.cancelled = True  # in the moment before there was anything to cancel
         search = Search(self._state, pools, claims)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .cycle import Cycle
 from .node_info import NodeInfo
 from .pod_info import PodInfo
-from .status import NOT_HELPFUL, Diagnosis, Plugin, Rejection
+from .status import NOT_HELPFUL, NodeDiagnosis, Plugin, Rejection
 
 _NOBODY = Rejection.of(Plugin.FIT, "No preemption victims found for incoming pod")
 _NOT_HELPFUL = Rejection.of(Plugin.FIT, NOT_HELPFUL)
@@ -26,7 +26,7 @@ def preempt(cycle: Cycle) -> Victims | str:
     if refused := _not_eligible(cycle):
         return f"preemption: {refused}"
     found: list[Victims] = []
-    diagnosis = Diagnosis(len(cycle.snapshot.nodes))
+    diagnosis = NodeDiagnosis(len(cycle.snapshot.nodes))
     for node in cycle.snapshot.nodes:
         before = cycle.rejected.get(node.name)
         if before is None or not before.resolvable:
@@ -44,7 +44,7 @@ def preempt(cycle: Cycle) -> Victims | str:
 
 def not_helpful(nodes: int) -> str:
     """What is said where a pod was rejected before any node was looked at."""
-    diagnosis = Diagnosis(nodes, {str(i): _NOT_HELPFUL for i in range(nodes)})
+    diagnosis = NodeDiagnosis(nodes, {str(i): _NOT_HELPFUL for i in range(nodes)})
     return f"preemption: {diagnosis}"
 
 

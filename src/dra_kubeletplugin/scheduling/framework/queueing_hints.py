@@ -19,7 +19,7 @@ from .status import Plugin
 JSON = dict[str, Any]
 
 
-class Kind(Enum):
+class ChangeKind(Enum):
     NODE_ADDED = auto()
     NODE_LABELS = auto()
     NODE_TAINTS = auto()  # or its being schedulable
@@ -36,10 +36,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class ClusterChange:
     """``before`` and ``after`` are claims; ``pod`` is the UID of the pod that changed."""
 
-    kind: Kind
+    kind: ChangeKind
     before: JSON | None = None
     after: JSON | None = None
     pod: str = ""
@@ -58,34 +58,34 @@ class Change:
         return is_allocated(self.before) and not is_allocated(self.after)
 
 
-_PLACE = frozenset({Kind.NODE_ADDED, Kind.NODE_LABELS})
-_OTHER_PODS = frozenset({Kind.POD_ADDED, Kind.POD_LABELS, Kind.POD_GONE})
-_OWN = frozenset({Kind.OWN})
-_HELPS: Mapping[Plugin, frozenset[Kind]] = {
+_PLACE = frozenset({ChangeKind.NODE_ADDED, ChangeKind.NODE_LABELS})
+_OTHER_PODS = frozenset({ChangeKind.POD_ADDED, ChangeKind.POD_LABELS, ChangeKind.POD_GONE})
+_OWN = frozenset({ChangeKind.OWN})
+_HELPS: Mapping[Plugin, frozenset[ChangeKind]] = {
     Plugin.GATES: _OWN,
-    Plugin.UNSUPPORTED: _OWN | {Kind.POD_GROUP},
-    Plugin.POD_GROUP: frozenset({Kind.POD_GROUP}),
-    Plugin.NODE_NAME: frozenset({Kind.NODE_ADDED}),
-    Plugin.NODE_UNSCHEDULABLE: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
-    Plugin.TAINTS: _OWN | {Kind.NODE_ADDED, Kind.NODE_TAINTS},
+    Plugin.UNSUPPORTED: _OWN | {ChangeKind.POD_GROUP},
+    Plugin.POD_GROUP: frozenset({ChangeKind.POD_GROUP}),
+    Plugin.NODE_NAME: frozenset({ChangeKind.NODE_ADDED}),
+    Plugin.NODE_UNSCHEDULABLE: _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_TAINTS},
+    Plugin.TAINTS: _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_TAINTS},
     Plugin.NODE_AFFINITY: _PLACE,
-    Plugin.PORTS: frozenset({Kind.NODE_ADDED, Kind.POD_GONE}),
-    Plugin.FIT: _OWN | {Kind.NODE_ADDED, Kind.NODE_RESOURCES, Kind.POD_GONE, Kind.CLASS},
-    Plugin.SPREAD: _OWN | _PLACE | _OTHER_PODS | {Kind.NODE_TAINTS},
-    Plugin.POD_AFFINITY: _OWN | _PLACE | _OTHER_PODS | {Kind.NAMESPACE},
-    Plugin.DEVICES: _OWN | _PLACE | {Kind.NODE_TAINTS, Kind.CLAIM, Kind.CLASS, Kind.SLICE},
+    Plugin.PORTS: frozenset({ChangeKind.NODE_ADDED, ChangeKind.POD_GONE}),
+    Plugin.FIT: _OWN | {ChangeKind.NODE_ADDED, ChangeKind.NODE_RESOURCES, ChangeKind.POD_GONE, ChangeKind.CLASS},
+    Plugin.SPREAD: _OWN | _PLACE | _OTHER_PODS | {ChangeKind.NODE_TAINTS},
+    Plugin.POD_AFFINITY: _OWN | _PLACE | _OTHER_PODS | {ChangeKind.NAMESPACE},
+    Plugin.DEVICES: _OWN | _PLACE | {ChangeKind.NODE_TAINTS, ChangeKind.CLAIM, ChangeKind.CLASS, ChangeKind.SLICE},
 }
 
 
-def helps(change: Change, uid: str, rejectors: Iterable[Plugin], uses: Callable[[str], bool]) -> bool:
+def helps(change: ClusterChange, uid: str, rejectors: Iterable[Plugin], uses: Callable[[str], bool]) -> bool:
     """Whether a pod should be tried again. ``uses`` tells whether the pod uses a claim, by UID, and has all of its claims."""
     for plugin in rejectors:
         if change.kind not in _HELPS[plugin]:
             continue
-        if change.kind is Kind.OWN:
+        if change.kind is ChangeKind.OWN:
             if change.pod == uid:
                 return True
-        elif change.kind is Kind.CLAIM:
+        elif change.kind is ChangeKind.CLAIM:
             if _claim_helps(change, uses):
                 return True
         else:
@@ -93,7 +93,7 @@ def helps(change: Change, uid: str, rejectors: Iterable[Plugin], uses: Callable[
     return False
 
 
-def _claim_helps(change: Change, uses: Callable[[str], bool]) -> bool:
+def _claim_helps(change: ClusterChange, uses: Callable[[str], bool]) -> bool:
     after = change.after
     if after is None:
         return False
@@ -104,37 +104,37 @@ def _claim_helps(change: Change, uses: Callable[[str], bool]) -> bool:
     return uses(str(after["metadata"]["uid"]))
 
 
-def of_node(before: NodeInfo | None, after: NodeInfo) -> list[Change]:
+def of_node(before: NodeInfo | None, after: NodeInfo) -> list[ClusterChange]:
     if before is None:
-        return [Change(Kind.NODE_ADDED)]
+        return [ClusterChange(ChangeKind.NODE_ADDED)]
     out = []
     if before.labels != after.labels:
-        out.append(Change(Kind.NODE_LABELS))
+        out.append(ClusterChange(ChangeKind.NODE_LABELS))
     if before.taints != after.taints or before.unschedulable != after.unschedulable:
-        out.append(Change(Kind.NODE_TAINTS))
+        out.append(ClusterChange(ChangeKind.NODE_TAINTS))
     if before.allocatable != after.allocatable:
-        out.append(Change(Kind.NODE_RESOURCES))
+        out.append(ClusterChange(ChangeKind.NODE_RESOURCES))
     return out
 
 
-def of_placed_pod(before: PodInfo | None, after: PodInfo) -> list[Change]:
+def of_placed_pod(before: PodInfo | None, after: PodInfo) -> list[ClusterChange]:
     """Of a pod that has a node."""
     if before is None or not before.node:
-        return [Change(Kind.POD_ADDED, pod=after.uid)]
+        return [ClusterChange(ChangeKind.POD_ADDED, pod=after.uid)]
     out = []
     if before.labels != after.labels:
-        out.append(Change(Kind.POD_LABELS, pod=after.uid))
+        out.append(ClusterChange(ChangeKind.POD_LABELS, pod=after.uid))
     if before.requests != after.requests:
-        out.append(Change(Kind.POD_GONE, pod=after.uid))  # what it gave back is as if a pod had gone
+        out.append(ClusterChange(ChangeKind.POD_GONE, pod=after.uid))  # what it gave back is as if a pod had gone
     return out
 
 
 _OWN_STATUS = ("resourceClaimStatuses",)
 
 
-def of_waiting_pod(before: PodInfo, after: PodInfo) -> list[Change]:
+def of_waiting_pod(before: PodInfo, after: PodInfo) -> list[ClusterChange]:
     """Of a pod without a node: what is in its status is mostly our own."""
     changed = before.spec != after.spec or before.labels != after.labels
     old, new = before.pod.get("status") or {}, after.pod.get("status") or {}
     changed = changed or any(old.get(k) != new.get(k) for k in _OWN_STATUS)
-    return [Change(Kind.OWN, pod=after.uid)] if changed else []
+    return [ClusterChange(ChangeKind.OWN, pod=after.uid)] if changed else []

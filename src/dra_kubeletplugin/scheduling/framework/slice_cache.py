@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..allocator.pools import Pool, PoolKey, gather, key_of
+from ..allocator.pools import AllocatorPool, PoolKey, gather, key_of
 from .node_info import NodeInfo
 
 JSON = dict[str, Any]
@@ -21,7 +21,7 @@ class Slices:
     by_pool: Mapping[PoolKey, tuple[JSON, ...]] = field(default_factory=dict)
 
 
-class SliceStore:
+class SliceCache:
     def __init__(self) -> None:
         self.slices = Slices()
         self._places: dict[str, tuple[str, PoolKey]] = {}  # by UID: node, or nothing for more than one; pool
@@ -64,7 +64,7 @@ class _Known:
     local: tuple[JSON, ...]
     wide: tuple[JSON, ...]
     slices: Slices | None  # where slices of other nodes were looked at too
-    pools: list[Pool]
+    pools: list[AllocatorPool]
 
 
 class PoolCache:
@@ -73,7 +73,7 @@ class PoolCache:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
-    def pools(self, node: NodeInfo, slices: Slices) -> list[Pool]:
+    def pools(self, node: NodeInfo, slices: Slices) -> list[AllocatorPool]:
         local = slices.local.get(node.name, ())
         known = self._known.get(node.name)
         if (

@@ -50,7 +50,7 @@ NOT_HELPFUL = "Preemption is not helpful for scheduling"
 
 
 @dataclass
-class Diagnosis:
+class NodeDiagnosis:
     """Why no node of ``nodes`` took a pod: all of them for one reason, or each for its own."""
 
     nodes: int

@@ -1,5 +1,5 @@
 """Admission: what others than the kind's own rules change in a request's object, or refuse it for."""
 
-from .chain import Admission, Admissions
+from .chain import Admission, AdmissionChain
 
-__all__ = ["Admission", "Admissions"]
+__all__ = ["Admission", "AdmissionChain"]

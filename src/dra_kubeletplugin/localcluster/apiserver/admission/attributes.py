@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import strategy
 from ..auth import User
-from ..kinds import Kind
-from ..requests import Target
+from ..kinds import ServedKind
+from ..requests import RequestInfo
 
 JSON = dict[str, Any]
 CREATE, UPDATE, DELETE, CONNECT = "CREATE", "UPDATE", "DELETE", "CONNECT"
@@ -37,7 +37,7 @@ class Attributes:
     """
 
     operation: str
-    target: Target
+    target: RequestInfo
     user: User
     object: JSON | None
     old: JSON | None
@@ -61,7 +61,7 @@ class View:
     """A request as one resource and version shows it: the one that it was made for, or an equivalent one."""
 
     attributes: Attributes
-    kind: Kind
+    kind: ServedKind
     version: str
 
     @property

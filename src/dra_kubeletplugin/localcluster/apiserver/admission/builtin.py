@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..requests import Target, forbidden
-from ..status_errors import Refusal
+from ..requests import RequestInfo, forbidden
+from ..status_errors import StatusError
 from ..storage import Storage
 
 JSON = dict[str, Any]
@@ -17,19 +17,19 @@ _COMPUTED = (
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
-def check_namespace(storage: Storage, target: Target, meta: JSON) -> JSON:
-    """The namespace of a new object, which gets its name. Raises :class:`Refusal` where it is missing or on its way out."""
+def check_namespace(storage: Storage, target: RequestInfo, meta: JSON) -> JSON:
+    """The namespace of a new object, which gets its name. Raises :class:`StatusError` where it is missing or on its way out."""
     name = target.namespace
     given = meta.get("namespace")
     if given not in (None, "", name):
-        raise Refusal(
+        raise StatusError(
             400,
             "BadRequest",
             f"the namespace of the provided object does not match the namespace sent on the request ({given} is not {name})",
         )
     namespace = storage.get("namespaces", "", name)
     if namespace is None:
-        raise Refusal(404, "NotFound", f'namespaces "{name}" not found', {"name": name, "kind": "namespaces"})
+        raise StatusError(404, "NotFound", f'namespaces "{name}" not found', {"name": name, "kind": "namespaces"})
     meta["namespace"] = name
     if namespace["metadata"].get("deletionTimestamp"):
         cause = {
@@ -42,8 +42,8 @@ def check_namespace(storage: Storage, target: Target, meta: JSON) -> JSON:
     return namespace
 
 
-def set_priority(storage: Storage, target: Target, pod: JSON) -> None:
-    """A new pod's priority, from its class or the one that is everybody's. Raises :class:`Refusal` for an unknown class."""
+def set_priority(storage: Storage, target: RequestInfo, pod: JSON) -> None:
+    """A new pod's priority, from its class or the one that is everybody's. Raises :class:`StatusError` for an unknown class."""
     spec = pod["spec"]
     name = spec.get("priorityClassName", "")
     asked = spec.get("priority")
@@ -71,8 +71,8 @@ def _default_class(storage: Storage) -> JSON | None:
     return min(defaults, key=lambda c: int(c.get("value") or 0)) if defaults else None
 
 
-def check_runtime_class(target: Target, pod: JSON) -> None:
-    """Raises :class:`Refusal` for a RuntimeClass, of which there are none here, and for what only a RuntimeClass brings."""
+def check_runtime_class(target: RequestInfo, pod: JSON) -> None:
+    """Raises :class:`StatusError` for a RuntimeClass, of which there are none here, and for what only a RuntimeClass brings."""
     spec, meta = pod["spec"], pod["metadata"]
     shown = meta.get("name") or meta.get("generateName", "")
     if name := spec.get("runtimeClassName"):
@@ -81,8 +81,8 @@ def check_runtime_class(target: Target, pod: JSON) -> None:
         raise forbidden(target, shown, "pod rejected: Pod Overhead set without corresponding RuntimeClass defined")
 
 
-def check_account(storage: Storage, target: Target, pod: JSON) -> None:
-    """Raises :class:`Refusal` for a service account that there is not."""
+def check_account(storage: Storage, target: RequestInfo, pod: JSON) -> None:
+    """Raises :class:`StatusError` for a service account that there is not."""
     name = pod["spec"].get("serviceAccountName", "default")
     if storage.get("serviceaccounts", target.namespace, name) is None:
         meta = pod["metadata"]

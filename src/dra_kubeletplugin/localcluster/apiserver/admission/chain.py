@@ -12,7 +12,7 @@ from .. import strategy
 from ..access import Access
 from ..auth import User
 from ..kinds import Registry
-from ..requests import Target, dry_run
+from ..requests import RequestInfo, dry_run
 from ..status_errors import bad_request
 from ..storage import Storage
 from .attributes import CONNECT, CREATE, DELETE, UPDATE, Attributes, ObjectKind, View
@@ -24,7 +24,7 @@ JSON = dict[str, Any]
 _OPTIONS = {CREATE: "CreateOptions", UPDATE: "UpdateOptions", DELETE: "DeleteOptions"}
 
 
-class Admissions:
+class AdmissionChain:
     """Of one server: makes the :class:`Admission` of each request."""
 
     def __init__(self, storage: Storage, registry: Registry, access: Access, features: Features) -> None:
@@ -40,13 +40,13 @@ class Admissions:
 class Admission:
     """One request's way. What is said beside the answer is in ``warnings``."""
 
-    def __init__(self, all_: Admissions, request: Request, user: User) -> None:
+    def __init__(self, all_: AdmissionChain, request: Request, user: User) -> None:
         self.user, self.access = user, all_.access
         self.warnings: list[str] = []
         self._all = all_
         self._request = request
 
-    async def mutate(self, target: Target, obj: JSON, old: JSON | None) -> JSON:
+    async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
         """The object as webhooks leave it; the one given where none is for it. Raises :class:`Refusal`."""
         if not self._all.webhooks.any_mutating:
             return obj
@@ -58,7 +58,7 @@ class Admission:
 
     async def validate(
         self,
-        target: Target,
+        target: RequestInfo,
         obj: JSON | None,
         old: JSON | None = None,
         *,
@@ -83,7 +83,7 @@ class Admission:
     def _attributes(
         self,
         operation: str,
-        target: Target,
+        target: RequestInfo,
         obj: JSON | None,
         old: JSON | None,
         kind: ObjectKind | None = None,
@@ -106,7 +106,7 @@ class Admission:
 
 
 class _Passed(Admission):
-    async def mutate(self, target: Target, obj: JSON, old: JSON | None) -> JSON:
+    async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
         return obj
 
     async def validate(self, *_: Any, **__: Any) -> None:
@@ -126,4 +126,4 @@ def _changed(features: Features, view: View, patched: Any) -> Attributes:
     return replace(view.attributes, object=obj)
 
 
-__all__ = ["Admission", "Admissions", "ObjectKind"]
+__all__ = ["Admission", "AdmissionChain", "ObjectKind"]

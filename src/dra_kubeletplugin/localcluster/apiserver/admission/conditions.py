@@ -9,7 +9,7 @@ from typing import Any
 from ....scheduling.cel.expressions import MATCH_CONDITIONS_BUDGET, Budget, Expression
 from ....scheduling.cel.library_authorizer import Authorizer, Check, ResourceCheck
 from ....scheduling.cel.values import CelError
-from ..access import Access, Question
+from ..access import Access, AccessRequest
 from ..auth import User, account_user
 from .attributes import View
 
@@ -71,7 +71,7 @@ def _authorizer(view: View, access: Access) -> Authorizer:
 
     def ask(user: str, check: Check) -> str:
         asker = _account(user) if user else attributes.user
-        question = Question(
+        question = AccessRequest(
             check.verb, check.group, check.resource, check.subresource, check.namespace, check.name, check.path
         )
         return access.allowed(asker, question)

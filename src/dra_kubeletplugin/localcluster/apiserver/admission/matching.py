@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..kinds import Kind, Registry
+from ..kinds import Registry, ServedKind
 from ..storage import Storage
 from ..validation.label_selectors import selects
 from .attributes import DELETE, Attributes, View
@@ -48,7 +48,7 @@ class Matcher:
                 return View(attributes, kind, version)
         return None
 
-    def _equivalents(self, kind: Kind) -> Iterator[tuple[Kind, str]]:
+    def _equivalents(self, kind: ServedKind) -> Iterator[tuple[ServedKind, str]]:
         """Every group and version in which objects of the kind are served."""
         for other in self.registry:
             if other.storage == kind.storage:
@@ -80,7 +80,7 @@ def _object_selected(selector: Rule | None, attributes: Attributes) -> bool:
     return any(o is not None and selects(selector, _labels(o)) for o in (attributes.object, attributes.old))
 
 
-def _matches(rule: Rule, kind: Kind, version: str, attributes: Attributes) -> bool:
+def _matches(rule: Rule, kind: ServedKind, version: str, attributes: Attributes) -> bool:
     def has(name: str, value: str) -> bool:
         found = rule.get(name) or ()
         return "*" in found or value in found

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....scheduling.cel.expressions import Budget, Expression, Lazily
+from ....scheduling.cel.expressions import Budget, Expression, LazyExpression
 from ....scheduling.cel.values import CelError, CompileError
 from .. import strategy
 from ..access import Access
 from ..kinds import Registry
 from ..requests import details_of
-from ..status_errors import Refusal
+from ..status_errors import StatusError
 from ..storage import Storage
 from ..validation.label_selectors import selects
 from ..validation.policies import Program, compile_policy
@@ -51,7 +51,7 @@ class Policies:
         return bool(self.storage.list(BINDINGS))
 
     def validate(self, attributes: Attributes, warnings: list[str]) -> None:
-        """Warnings are added to ``warnings``. Raises :class:`Refusal`."""
+        """Warnings are added to ``warnings``. Raises :class:`StatusError`."""
         bindings = self.storage.list(BINDINGS)
         for policy in sorted(self.storage.list(POLICIES), key=lambda p: str(p["metadata"]["name"])):
             name, spec = policy["metadata"]["name"], policy["spec"]
@@ -101,7 +101,7 @@ class Policies:
         budget = Budget()
         known = values(view, self.matcher.namespace_of(view.attributes), self.access)
         known["params"] = params
-        known["variables"] = Lazily(
+        known["variables"] = LazyExpression(
             {name: functools.partial(e.evaluate, known, budget) for name, e in program.variables.items()}
         )
         try:
@@ -170,13 +170,13 @@ def _said(expression: Expression | None, known: Mapping[str, Any], budget: Budge
     return "" if "\n" in text else text
 
 
-def _denied(attributes: Attributes, policy: str, binding: str, failure: Failure) -> Refusal:
+def _denied(attributes: Attributes, policy: str, binding: str, failure: Failure) -> StatusError:
     message = f"ValidatingAdmissionPolicy '{policy}' with binding '{binding}' denied request: {failure.message}"
     reason = failure.reason or "Invalid"
     target = attributes.target
     details = {**details_of(target, attributes.name), "causes": [{"message": message}]}
     sentence = f'{target.qualified} "{attributes.name}" is forbidden: {message}'
-    return Refusal(_CODES.get(reason, 422), reason, sentence, details)
+    return StatusError(_CODES.get(reason, 422), reason, sentence, details)
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,13 +18,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ....errors import ApiError, printable
-from ....kube.http1 import BadAnswerError
+from ....kube.http1 import MalformedResponseError
 from ....kube.tls import Tls
 from ....kube.transport import Transport
 from ....scheduling.cel.values import CelError
 from .. import patch
 from ..access import Access
-from ..status_errors import Refusal, bad_request
+from ..status_errors import StatusError, bad_request
 from ..storage import Storage
 from ..validation.policies import compile_conditions
 from .attributes import Attributes, View
@@ -45,7 +45,7 @@ _SAID = 2048  # bytes of an error's text that a client reads
 
 
 Mutate = Callable[[View, Any], Attributes]
-"""Takes what a webhook made of the object, as it was shown, back into the request. Raises :class:`Refusal`."""
+"""Takes what a webhook made of the object, as it was shown, back into the request. Raises :class:`StatusError`."""
 
 
 class CallError(Exception):
@@ -73,7 +73,7 @@ class Webhooks:
         return bool(self.storage.list(VALIDATING))
 
     async def mutate(self, attributes: Attributes, changed: Mutate, warnings: list[str]) -> Attributes:
-        """The request with what webhooks made of its object. Raises :class:`Refusal`."""
+        """The request with what webhooks made of its object. Raises :class:`StatusError`."""
         hooks = list(self._hooks(MUTATING))
         asked: list[JSON] = []
         again: list[JSON] = []
@@ -106,7 +106,7 @@ class Webhooks:
             return attributes
 
     async def validate(self, attributes: Attributes, warnings: list[str]) -> None:
-        """Asks all at once; the first that refuses, in order, is told of. Raises :class:`Refusal`."""
+        """Asks all at once; the first that refuses, in order, is told of. Raises :class:`StatusError`."""
         found = [(h, view) for h in self._hooks(VALIDATING) if (view := self._view(h, attributes))]
         if not found:
             return
@@ -125,7 +125,7 @@ class Webhooks:
             yield from configuration.get("webhooks") or ()
 
     def _view(self, hook: JSON, attributes: Attributes) -> View | None:
-        """The request as the webhook wants it; None where it is not for it. Raises :class:`Refusal`."""
+        """The request as the webhook wants it; None where it is not for it. Raises :class:`StatusError`."""
         view = self.matcher.view(hook, hook.get("rules") or (), attributes)
         if view is None or not hook.get("matchConditions"):
             return view
@@ -135,7 +135,7 @@ class Webhooks:
             return view if holds(conditions, known) else None
         except CelError as e:
             if hook.get("failurePolicy") != "Ignore":
-                raise Refusal(403, "Forbidden", f'webhook "{hook["name"]}": {e}') from None
+                raise StatusError(403, "Forbidden", f'webhook "{hook["name"]}": {e}') from None
             return None
 
     async def _ask(self, hook: JSON, view: View) -> _Answer:
@@ -154,10 +154,10 @@ def _conditions(text: str) -> Sequence[Condition]:
 
 
 def _failed(hook: JSON, why: CallError) -> None:
-    """Raises :class:`Refusal` where the failure policy says so."""
+    """Raises :class:`StatusError` where the failure policy says so."""
     if hook.get("failurePolicy") != "Ignore":
         message = f'Internal error occurred: failed calling webhook "{hook["name"]}": failed to call webhook: {why}'
-        raise Refusal(500, "InternalError", message, {"causes": [{"message": str(why)}]})
+        raise StatusError(500, "InternalError", message, {"causes": [{"message": str(why)}]})
 
 
 def _check(hook: JSON, answer: _Answer) -> None:
@@ -169,7 +169,7 @@ def _check(hook: JSON, answer: _Answer) -> None:
     denied = f'admission webhook "{hook["name"]}" denied the request'
     said = status.get("message") or status.get("reason")
     details = status.get("details")
-    raise Refusal(
+    raise StatusError(
         code,
         str(status.get("reason") or ""),
         f"{denied}: {said}" if said else f"{denied} without explanation",
@@ -216,7 +216,7 @@ def _patch_of(response: JSON) -> Any:
 # --- HTTPS ------------------------------------------------------------------------------------------
 
 
-class _Trust(Tls):
+class _WebhookTls(Tls):
     """Believes those whom a configuration's ``caBundle`` names; the system's without one."""
 
     def __init__(self, bundle: str) -> None:
@@ -241,14 +241,14 @@ async def _post(hook: JSON, body: bytes) -> bytes:
         raise CallError(_NO_SERVICE.format(service.get("namespace"), service.get("name")))
     url = str(config["url"])
     parts = urlsplit(url)
-    transport = Transport(f"https://{parts.netloc}", _Trust(str(config.get("caBundle") or "")), connections=1)
+    transport = Transport(f"https://{parts.netloc}", _WebhookTls(str(config.get("caBundle") or "")), connections=1)
     headers = {"Host": parts.netloc, "Accept": "application/json", "Content-Type": "application/json"}
     try:
         async with asyncio.timeout(seconds):
             answer = await transport.request("POST", f"{parts.path or '/'}?timeout={seconds:g}s", headers, body)
     except TimeoutError:
         raise CallError(f'Post "{url}": context deadline exceeded: no answer within {seconds:g} s') from None
-    except (OSError, BadAnswerError, ApiError, ValueError) as e:
+    except (OSError, MalformedResponseError, ApiError, ValueError) as e:
         raise CallError(f'Post "{url}": {e}') from None
     finally:
         await transport.close()

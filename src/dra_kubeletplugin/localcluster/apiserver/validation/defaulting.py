@@ -8,13 +8,13 @@ from typing import Any
 
 from ....resourceapi.schemas import shapes
 from ....resourceapi.schemas.shapes import ListShape, MapShape, Struct
-from ..kinds import Kind
+from ..kinds import ServedKind
 from .pod_defaults import pod_defaults, quality, spec_defaults
 
 JSON = dict[str, Any]
 
 
-def fill(kind: Kind, version: str, obj: JSON) -> None:
+def fill(kind: ServedKind, version: str, obj: JSON) -> None:
     """Fills an object, which is changed in place."""
     shape = shapes.kind_shape(kind.group, version, kind.kind)
     if shape is not None:
@@ -49,7 +49,7 @@ _GATED = {
 }
 
 
-def initial_status(kind: Kind, obj: JSON) -> JSON | None:
+def initial_status(kind: ServedKind, obj: JSON) -> JSON | None:
     """The status that a new object has, whatever its writer said of it; None for a kind that has none by itself."""
     match kind.storage:
         case "pods":

@@ -18,7 +18,7 @@ from ....resourceapi.validation.field_errors import (
     too_long,
     unsupported,
 )
-from ..kinds import Kind
+from ..kinds import ServedKind
 from . import policies
 from .label_selectors import label_selector
 from .pod_groups import validate_group, validate_group_status
@@ -33,7 +33,7 @@ _POD_GROUPS = "podgroups.scheduling.k8s.io"
 _IMMUTABLE = "field is immutable"
 
 
-def validate(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> list[FieldError]:
+def validate(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> list[FieldError]:
     """Every fault of an object of a kind that is not of structured parameters."""
     out = _metadata(kind, obj, old)
     if status:
@@ -43,7 +43,7 @@ def validate(kind: Kind, obj: JSON, old: JSON | None, *, status: bool) -> list[F
     return out
 
 
-def _metadata(kind: Kind, obj: JSON, old: JSON | None) -> list[FieldError]:
+def _metadata(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
     meta = obj["metadata"]
     if old is not None:
         return metadata.updated_metadata(meta, wholly=False)
@@ -59,7 +59,7 @@ def _metadata(kind: Kind, obj: JSON, old: JSON | None) -> list[FieldError]:
     return found
 
 
-def _label_name(kind: Kind, name: str) -> list[str]:
+def _label_name(kind: ServedKind, name: str) -> list[str]:
     if kind.kind == "Namespace" or _DNS_1035.fullmatch(name):
         return names.label(name)
     return [

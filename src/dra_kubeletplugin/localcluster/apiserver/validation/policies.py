@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from ....resourceapi.validation.field_errors import FieldError, forbidden, invalid, required, unsupported
 from ....scheduling.cel.declarations import parse_type
-from ....scheduling.cel.expressions import ADMISSION_OBJECTS, ADMISSION_VARIABLES, DYN, Environment, Expression
+from ....scheduling.cel.expressions import ADMISSION_OBJECTS, ADMISSION_VARIABLES, DYN, CelEnvironment, Expression
 from ....scheduling.cel.values import CompileError, Type
 from .label_selectors import label_selector
 
@@ -58,7 +58,7 @@ class _Compiler:
             self.faults.append(required(path, "expression is not specified"))
             return None
         try:
-            environment = Environment(self._names, {**ADMISSION_OBJECTS, _VARIABLES: self._known})
+            environment = CelEnvironment(self._names, {**ADMISSION_OBJECTS, _VARIABLES: self._known})
             return Expression(text, environment, wanted)
         except (CompileError, RecursionError) as e:
             self.faults.append(invalid(path, text, str(e) or "the expression is nested too deeply"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....resourceapi.kubernetes_releases import Features
-from ..kinds import Kind
+from ..kinds import ServedKind
 
 _SERVICE = (
     "the local cluster has no network of services: webhook {} cannot be reached through its service, and its failure policy, {}, "
@@ -26,7 +26,7 @@ _LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
-def warnings(kind: Kind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
+def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
     """A sentence for each part of the object that has no effect."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.followed_rules:
         yield _TAINTS

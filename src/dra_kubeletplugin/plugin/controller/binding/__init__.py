@@ -2,6 +2,6 @@
 
 from .binder import Binder
 from .claims import ClaimWatch
-from .records import Records
+from .records import BindingRecords
 
-__all__ = ["Binder", "ClaimWatch", "Records"]
+__all__ = ["Binder", "BindingRecords", "ClaimWatch"]

@@ -18,7 +18,7 @@ from enum import Enum
 
 from ....base.telemetry.logs import operation, operation_id
 from ....base.telemetry.metrics import Metrics
-from ....claims.device_status import StatusReports
+from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
 from ....driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
 from ....driver.calls import Calls
@@ -26,8 +26,8 @@ from ....driver.config.parameters import Resolved
 from ....driver.config.resolution import Resolver
 from ....errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
 from ....resourceapi.conversion import GROUP, convert
-from .claims import Allocated, ClaimWatch, Identity, Result
-from .records import Record, Records
+from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch, DeviceResult
+from .records import BindingRecord, BindingRecords
 
 log = logging.getLogger(__name__)
 _MESSAGE = 1_024  # bytes of an error in a condition
@@ -35,7 +35,7 @@ _CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pauses:
+class RetryIntervals:
     """Seconds between tries; the pause doubles with each failure."""
 
     first: float = 1.0
@@ -45,7 +45,7 @@ class Pauses:
         return float(min(self.most, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
 
 
-class Next(Enum):
+class NextStep(Enum):
     """What follows a step for a claim."""
 
     DONE = "nothing, until something changes"
@@ -66,14 +66,14 @@ class Binder:
         self,
         driver: Driver,
         calls: Calls,
-        records: Records,
-        author: StatusReports,
-        conditions: StatusReports,
+        records: BindingRecords,
+        author: DeviceStatusReporter,
+        conditions: DeviceStatusReporter,
         inventory: Inventory,
         name: str,
         metrics: Metrics,
         leads: Callable[[], bool],
-        pauses: Pauses | None = None,
+        pauses: RetryIntervals | None = None,
     ) -> None:
         self.driver = driver
         self.calls = calls
@@ -84,14 +84,18 @@ class Binder:
         self.name = name
         self.metrics = metrics
         self.leads = leads
-        self.pauses = pauses or Pauses()
+        self.pauses = pauses or RetryIntervals()
         self.faults: dict[str, str] = {}
         """What is in the way, by claim (namespace/name)."""
         self._resolver = Resolver(driver, name)
         self._watch: ClaimWatch | None = None
-        self._bound: dict[str, Record] = {}
-        self._results: dict[str, tuple[Identity, DraError | None]] = {}  # how bind went, until the claim says it
-        self._said: dict[str, tuple[Identity, float]] = {}  # when it was written to the claim, until it is seen there
+        self._bound: dict[str, BindingRecord] = {}
+        self._results: dict[
+            str, tuple[BoundClaimIdentity, DraError | None]
+        ] = {}  # how bind went, until the claim says it
+        self._said: dict[
+            str, tuple[BoundClaimIdentity, float]
+        ] = {}  # when it was written to the claim, until it is seen there
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
@@ -151,7 +155,7 @@ class Binder:
 
     # --- one claim ------------------------------------------------------------------------------
 
-    def _claim(self, uid: str) -> Allocated | None:
+    def _claim(self, uid: str) -> AllocatedClaim | None:
         """What a claim has to wait for; None for nothing."""
         found = self._watch.get(uid) if self._watch else None
         return found if found and found.waiting else None
@@ -175,12 +179,12 @@ class Binder:
                     self._tell(uid, e)
                     await self._pause(uid, self.pauses.after(failures), seen)
                     continue
-                if following is Next.SEE:
+                if following is NextStep.SEE:
                     await self._pause(uid, _CATCH_UP, seen)
                     continue
-                if following is Next.AGAIN or event.is_set():
+                if following is NextStep.AGAIN or event.is_set():
                     continue
-                if following is Next.DONE:
+                if following is NextStep.DONE:
                     return
                 self._blocked.add(uid)
                 await event.wait()
@@ -188,27 +192,27 @@ class Binder:
             del self._changed[uid], self._workers[uid]
             self._blocked.discard(uid)
 
-    async def _step(self, uid: str) -> Next:
+    async def _step(self, uid: str) -> NextStep:
         wanted, record = self._claim(uid), self._bound.get(uid)
         if record is not None and (wanted is None or record.identity != wanted.identity):
             await self._unbind(record)
-            return Next.AGAIN
+            return NextStep.AGAIN
         if wanted is None or wanted.ready or wanted.failed:
             self._results.pop(uid, None)
             self._said.pop(uid, None)
-            return Next.DONE
+            return NextStep.DONE
         said = self._said.get(uid)
         if said is not None and said[0] == wanted.identity and time.monotonic() - said[1] < _CATCH_UP:
-            return Next.SEE
+            return NextStep.SEE
         if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
-            return Next.WAIT
+            return NextStep.WAIT
         if record is None:
             await self._record(wanted)
-            return Next.AGAIN  # much may have changed while it was written: the allocation, who leads
+            return NextStep.AGAIN  # much may have changed while it was written: the allocation, who leads
         await self._bind(wanted)
-        return Next.AGAIN
+        return NextStep.AGAIN
 
-    async def _record(self, wanted: Allocated) -> None:
+    async def _record(self, wanted: AllocatedClaim) -> None:
         try:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
         except ApiError as e:
@@ -225,7 +229,7 @@ class Binder:
             if record.claim.uid == uid:
                 self._bound[uid] = record
 
-    async def _bind(self, wanted: Allocated) -> None:
+    async def _bind(self, wanted: AllocatedClaim) -> None:
         uid = wanted.claim.uid
         known = self._results.get(uid)
         if known is None or known[0] != wanted.identity:
@@ -246,7 +250,7 @@ class Binder:
                 log.info("bound claim %s in %.1f s", wanted.claim, time.monotonic() - started)
         await self._say(wanted, self._results[uid][1])
 
-    async def _say(self, wanted: Allocated, error: DraError | None) -> None:
+    async def _say(self, wanted: AllocatedClaim, error: DraError | None) -> None:
         """Raises :class:`ApiError`; then it is tried again, and ``bind`` is not called for it."""
         statuses = {r.key: _status(r, error) for r in wanted.waiting}
         told = wanted.identity, time.monotonic()
@@ -263,7 +267,7 @@ class Binder:
             log.info("claim %s was deallocated while it was bound", wanted.claim)
         self._said[wanted.claim.uid] = told
 
-    async def _unbind(self, record: Record) -> None:
+    async def _unbind(self, record: BindingRecord) -> None:
         claim = record.claim
         try:
             await self.calls(self.driver.unbind, claim)
@@ -282,7 +286,7 @@ class Binder:
 
     # --- what the driver is given ---------------------------------------------------------------
 
-    async def _made(self, wanted: Allocated) -> Claim:
+    async def _made(self, wanted: AllocatedClaim) -> Claim:
         """Raises :class:`ConfigError` for parameters that the driver does not take, :class:`ClaimError` and :class:`ApiError`."""
         claim = wanted.claim
         version = await self.records.client.dra_version()
@@ -301,7 +305,7 @@ class Binder:
         )
 
     def _device(
-        self, wanted: Allocated, result: Result, resolved: Mapping[str, Resolved | DraError]
+        self, wanted: AllocatedClaim, result: DeviceResult, resolved: Mapping[str, Resolved | DraError]
     ) -> AllocatedDevice:
         found = resolved[result.request]
         if isinstance(found, DraError):
@@ -348,7 +352,7 @@ class Binder:
                     await event.wait()
 
 
-def _status(result: Result, error: DraError | None) -> DeviceStatus:
+def _status(result: DeviceResult, error: DraError | None) -> DeviceStatus:
     if error is None:
         return DeviceStatus(conditions=[Condition(t, True, "Bound") for t in result.binding_conditions or ()])
     message = clip(error.message, _MESSAGE)

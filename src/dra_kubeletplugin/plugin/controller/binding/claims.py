@@ -22,7 +22,7 @@ JSON = dict[str, Any]
 DeviceKey = tuple[str, str, str]  # pool, name, share
 
 
-class Result(AllocationResult, rename="camel"):
+class DeviceResult(AllocationResult, rename="camel"):
     """An allocated device, with what its binding waits for."""
 
     binding_conditions: list[str] | None = None
@@ -34,7 +34,7 @@ class Result(AllocationResult, rename="camel"):
 
 
 class _Devices(msgspec.Struct):
-    results: list[Result] | None = None
+    results: list[DeviceResult] | None = None
     config: list[JSON] | None = None
 
 
@@ -74,7 +74,7 @@ class _Claim(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Identity:
+class BoundClaimIdentity:
     """Which allocation: the same devices may be allocated to the same claim again."""
 
     node: str
@@ -83,7 +83,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Allocated:
+class AllocatedClaim:
     """A claim with devices of the driver.
 
     ``waiting`` are those with binding conditions; ``ready`` and ``failed`` say how these are.
@@ -92,7 +92,7 @@ class Allocated:
     claim: ClaimKey
     node: str
     stamp: str
-    results: Sequence[Result]
+    results: Sequence[DeviceResult]
     config: Sequence[JSON] = ()
     reserved_for: Sequence[JSON] = ()
     object: JSON = field(default_factory=dict, repr=False, compare=False)
@@ -100,19 +100,19 @@ class Allocated:
     failed: bool = False
 
     @property
-    def waiting(self) -> Sequence[Result]:
+    def waiting(self) -> Sequence[DeviceResult]:
         return [r for r in self.results if r.binding_conditions]
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.node, self.stamp, frozenset(r.key for r in self.waiting))
+    def identity(self) -> BoundClaimIdentity:
+        return BoundClaimIdentity(self.node, self.stamp, frozenset(r.key for r in self.waiting))
 
     @property
     def exclusive(self) -> frozenset[DeviceKey]:
         return frozenset(r.key for r in self.waiting if not r.admin_access)
 
 
-def allocated(obj: Mapping[str, Any], driver: str) -> Allocated | None:
+def allocated(obj: Mapping[str, Any], driver: str) -> AllocatedClaim | None:
     """What a ResourceClaim has of a driver; None where that is nothing.
 
     Raises ``msgspec.ValidationError`` for what is no ResourceClaim.
@@ -134,7 +134,7 @@ def allocated(obj: Mapping[str, Any], driver: str) -> Allocated | None:
     }
     waiting = [(r, told.get((r.pool, r.device), set())) for r in results if r.binding_conditions]
     meta = found.metadata
-    return Allocated(
+    return AllocatedClaim(
         claim=ClaimKey(meta.namespace, meta.name, meta.uid),
         node=node_of(obj),
         stamp=allocation.allocation_timestamp or "",
@@ -155,7 +155,7 @@ class ClaimWatch:
         self.synced = asyncio.Event()
         self._changed = changed
         self._reflector = Reflector(client, "resourceclaims")
-        self._ours: dict[str, Allocated] = {}
+        self._ours: dict[str, AllocatedClaim] = {}
         self._odd: set[str] = set()
 
     @property
@@ -165,10 +165,10 @@ class ClaimWatch:
             return self._reflector.fault or "the claims have not been listed yet"
         return self._reflector.fault
 
-    def get(self, uid: str) -> Allocated | None:
+    def get(self, uid: str) -> AllocatedClaim | None:
         return self._ours.get(uid)
 
-    def __iter__(self) -> Iterator[Allocated]:
+    def __iter__(self) -> Iterator[AllocatedClaim]:
         return iter(list(self._ours.values()))
 
     async def held(self) -> Held:
@@ -196,7 +196,7 @@ class ClaimWatch:
             if ours is not None or before is not None:
                 self._changed(uid)
 
-    def _read(self, uid: str, obj: JSON) -> Allocated | None:
+    def _read(self, uid: str, obj: JSON) -> AllocatedClaim | None:
         try:
             return allocated(obj, self.driver)
         except (msgspec.ValidationError, DraError) as e:

@@ -18,7 +18,7 @@ from ....driver import BoundClaim, BoundDevice
 from ....errors import ApiError, describe
 from ....kube import KubeClient
 from ....kube.resource import CONFIG_MAPS
-from .claims import Allocated, DeviceKey, Identity
+from .claims import AllocatedClaim, BoundClaimIdentity, DeviceKey
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -46,7 +46,7 @@ class _Doc(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Record:
+class BindingRecord:
     """That a claim's devices are bound, or may be."""
 
     claim: BoundClaim
@@ -56,12 +56,12 @@ class Record:
     version: str = ""  # its resource version
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> BoundClaimIdentity:
         devices = frozenset((d.pool, d.name, d.share_id or "") for d in self.claim.devices)
-        return Identity(self.claim.node, self.stamp, devices)
+        return BoundClaimIdentity(self.claim.node, self.stamp, devices)
 
 
-class Records:
+class BindingRecords:
     """The records of one driver."""
 
     def __init__(self, client: KubeClient, namespace: str, driver: str) -> None:
@@ -71,7 +71,7 @@ class Records:
         self.unreadable: dict[str, str] = {}
         """Names of ConfigMaps that are kept as they are, because they cannot be read, each with the reason."""
 
-    async def load(self) -> list[Record]:
+    async def load(self) -> list[BindingRecord]:
         """All there are.
 
         Raises :class:`ApiError`.
@@ -88,7 +88,7 @@ class Records:
             log.error("record %s/%s cannot be read, what it bound stays so: %s", self.namespace, name, why)
         return out
 
-    async def create(self, of: Allocated) -> Record:
+    async def create(self, of: AllocatedClaim) -> BindingRecord:
         """Before anything is done for the claim.
 
         Raises :class:`ApiError`, 409 where there is one: another leader was here.
@@ -111,7 +111,7 @@ class Records:
         meta = (await self.client.create(CONFIG_MAPS, made))["metadata"]
         return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
 
-    async def delete(self, record: Record) -> None:
+    async def delete(self, record: BindingRecord) -> None:
         """Once all is undone. One that is gone is well.
 
         Raises :class:`ApiError`, 409 where it is another by now.
@@ -123,7 +123,7 @@ class Records:
                 raise
 
 
-def _read(obj: JSON) -> Record:
+def _read(obj: JSON) -> BindingRecord:
     meta = obj["metadata"]
     doc = msgspec.json.decode(obj["data"][_FIELD].encode(), type=_Doc)
     if doc.version > _VERSION:
@@ -131,7 +131,7 @@ def _read(obj: JSON) -> Record:
     return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
 
 
-def _of(doc: _Doc) -> Record:
+def _of(doc: _Doc) -> BindingRecord:
     devices = [BoundDevice(request=d.request, pool=d.pool, name=d.name, share_id=d.share or None) for d in doc.devices]
     claim = BoundClaim(namespace=doc.namespace, name=doc.name, uid=doc.uid, node=doc.node, devices=devices)
-    return Record(claim, doc.stamp, frozenset((d.pool, d.name, d.share) for d in doc.devices if not d.admin))
+    return BindingRecord(claim, doc.stamp, frozenset((d.pool, d.name, d.share) for d in doc.devices if not d.admin))
