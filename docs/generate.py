@@ -84,7 +84,8 @@ _MODULES = {
     },
     "dra_kubeletplugin.analysis": {
         "a cluster": "take, Snapshot, Gap, with_events, from_files",
-        "why": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
+        "why": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
+        "RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
         "would it fit": "simulate, Simulation, Placement, Fit",
         "who has what": "overview, Overview, LiveOverview",
     },

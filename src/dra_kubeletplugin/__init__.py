@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ._version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .cdi import ContainerEdits, DeviceNode, Hook, Mount, NetDevice

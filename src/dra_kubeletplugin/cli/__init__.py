@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
+from .. import __version__
 from ..base.settings import ControllerSettings, WebhookSettings
 from . import dev_client_args
 from .analysis_args import add_explain, add_simulate, add_top

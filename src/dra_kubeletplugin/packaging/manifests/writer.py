@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..._version import __version__
+from ... import __version__
 from ...base.yaml import documents
 from ...base.yaml.documents import Document
 from ...driver import Driver

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from ..._version import __version__
+from ... import __version__
 from ...base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME
 from ...base.yaml.loader import is_text
 from ...errors import SettingsError

@@ -1,3 +1,0 @@
-"""The version, said here only."""
-
-__version__ = "0.1.0"

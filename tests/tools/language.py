@@ -1,0 +1,89 @@
+"""Counts words of the project's former dialect in the package and in the documentation; fails when a count exceeds its budget.
+
+The budget is `language_budget.toml` beside this file. A budget only falls: lower it when a count has fallen. CONTRIBUTING says how
+to write. Usage: `python tests/tools/language.py [--list NAME]`, which prints each match of one count with its place.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BUDGET = Path(__file__).with_name("language_budget.toml")
+WORDS = {
+    "tell": r"(?<![a-z])(tells?|told|said)(?![a-z])",
+    "nobody": r"(?<![a-z])(nobody|somebody|whoever|anybody)(?![a-z])",
+    "anew": r"(?<![a-z])(anew|besides|ours|theirs|mends?|mended|befell)(?![a-z])",
+    "answer": r"(?<![a-z_])answers(?= (?:the|a|an|what|whether|all|none|true|false|with)\b)",
+    "give": r"(?<![a-z_])gives?(?= (?:the|a|an|what|back|up) )",
+}
+LONGEST_SENTENCE = 30
+"""Words in a sentence of a docstring."""
+Match = tuple[Path, int, str]
+
+
+def sources() -> list[Path]:
+    return [p for p in sorted((ROOT / "src").rglob("*.py")) if "_proto" not in p.parts]
+
+
+def pages() -> list[Path]:
+    return [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def matches(paths: list[Path], pattern: str) -> Iterator[Match]:
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for found in re.finditer(pattern, line, re.IGNORECASE):
+                yield path, number, found[0]
+
+
+def long_sentences(paths: list[Path]) -> Iterator[Match]:
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for sentence in re.split(r"(?<=[.:;!?])\s+|\n\s*\n|\n\s*[-*] ", ast.get_docstring(node) or ""):
+                if len(sentence.split()) > LONGEST_SENTENCE:
+                    yield path, getattr(node, "lineno", 1), " ".join(sentence.split())
+
+
+def counted() -> dict[str, list[Match]]:
+    out = {}
+    for place, paths in (("src", sources()), ("docs", pages())):
+        for name, pattern in WORDS.items():
+            out[f"{place}.{name}"] = list(matches(paths, pattern))
+    out["src.long_sentences"] = list(long_sentences(sources()))
+    return out
+
+
+def main(argv: list[str]) -> int:
+    budget: dict[str, int] = {
+        f"{place}.{name}": most
+        for place, counts in tomllib.loads(BUDGET.read_text()).items()
+        for name, most in counts.items()
+    }
+    found = counted()
+    if argv[:1] == ["--list"]:
+        for path, line, text in found[argv[1]]:
+            print(f"{path.relative_to(ROOT)}:{line}: {text}")
+        return 0
+    code = 0
+    for name, items in found.items():
+        if len(items) > budget[name]:
+            print(
+                f"{name}: {len(items)} matches, budget {budget[name]}: `python tests/tools/language.py --list {name}` shows them",
+                file=sys.stderr,
+            )
+            code = 1
+        elif len(items) < budget[name]:
+            print(f"{name}: {len(items)} matches, budget {budget[name]}: lower the budget in {BUDGET.name}")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

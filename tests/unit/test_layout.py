@@ -1,0 +1,54 @@
+"""CONTRIBUTING's map and the tree of the package are the same, and the plugin on a node loads nothing of the upper rings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src/dra_kubeletplugin"
+FIRST_LEVEL = 22
+
+
+def mapped() -> set[str]:
+    """Every path below the package that the map of CONTRIBUTING names."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
+    found, above = set(), []
+    for line in lines:
+        entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
+        if entry is None or line.startswith(" " * 30):
+            continue
+        depth = (len(entry[1]) - 6) // 2
+        above = [*above[:depth], entry[2]]
+        found.add("".join(above))
+    return found
+
+
+def existing() -> set[str]:
+    """Every folder of the package with files in it, and the files of its first level."""
+    folders = {p.parent for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    below = {f"{p.relative_to(PACKAGE)}/" for p in folders if p != PACKAGE and "templates" not in p.parts}
+    return below | {p.name for p in PACKAGE.iterdir() if p.is_file()}
+
+
+def test_the_map_of_contributing_equals_the_tree() -> None:
+    assert mapped() == existing()
+
+
+def test_the_first_level_is_small_enough_to_be_read_at_once() -> None:
+    assert len([p for p in PACKAGE.iterdir() if p.name != "__pycache__"]) <= FIRST_LEVEL
+
+
+def test_the_processes_of_a_cluster_load_nothing_of_development_and_operations() -> None:
+    program = (
+        "import sys\n"
+        "from dra_kubeletplugin.plugin import node, webhook\n"
+        "from dra_kubeletplugin.plugin.controller import controller\n"
+        "print(*sorted(m for m in sys.modules if m.startswith('dra_kubeletplugin.')))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = {name.split(".")[1] for name in out.split()}
+    assert loaded.isdisjoint({"testing", "localcluster", "analysis", "scheduling", "packaging", "cli"})
