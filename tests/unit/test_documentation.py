@@ -55,3 +55,15 @@ def test_the_site_s_settings_say_nothing_twice() -> None:
     assert isinstance(top, yaml.MappingNode)
     keys = [key.value for key, _ in top.value]
     assert sorted(keys) == sorted(set(keys))
+
+
+def test_every_attack_of_the_security_page_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs/security.md").read_text()
+    rows = page.partition("## Who can do what to whom")[2].partition("What a neighbour can still do")[0].splitlines()
+    attacks = [row for row in rows if row.startswith("| ") and not row.startswith("| who |")]
+    assert len(attacks) > 20
+    for row in attacks:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert named, f"no test in: {row}"
+        for path in named:
+            assert (ROOT / path).is_file(), path
