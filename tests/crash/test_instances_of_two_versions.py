@@ -10,6 +10,7 @@ import msgspec
 
 from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase
 from dra_kubeletplugin.claims.store.schema import SCHEMA
+from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
 from tests.drivers import toy
 
@@ -60,7 +61,7 @@ def test_a_mark_with_fields_of_a_newer_version_is_read_and_of_another_shape_is_s
     write(msgspec.json.encode(content))
     (seen,) = older.others()
     assert (seen.opened, seen.since) == (opened, content["since"])
-    assert not older.is_newest()
+    assert not is_newest(older)
     write(b'{"since": {"seconds": 5}}')
     assert older.alive(newer.id)
     assert older.bury() == []

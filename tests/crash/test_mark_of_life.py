@@ -19,6 +19,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
+from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
 from tests.crash.harness import DRIVER, ROOT, box
 from tests.crash.rooms import until
@@ -193,7 +194,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
     for left in lock.bury():
         assert not remove_stale(Path(left.path), left.device or None, left.inode or None)
     assert lock.others() == []
-    assert lock.is_newest()
+    assert is_newest(lock)
     assert not lock.alive(name.removesuffix(".lock"))
     assert Path("/etc/hostname").exists()
     lock.release()

@@ -21,6 +21,7 @@ import pytest
 from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.claims import instances as module
 from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
+from dra_kubeletplugin.plugin.instances import is_newest
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = OwnedSocket("/x.sock", 1, 2)
@@ -104,7 +105,7 @@ def test_others_are_told_with_what_they_have(folder: Path) -> None:
         first.note_records(OPENED)
         assert [(o.id, o.since, o.opened) for o in second.others()] == [(first.id, 100.0, OPENED)]
         assert [(o.id, o.since, o.opened) for o in first.others()] == [(second.id, 101.0, None)]
-        assert (first.is_newest(), second.is_newest()) == (False, True)
+        assert (is_newest(first), is_newest(second)) == (False, True)
         first.note_records(None)
         assert [o.opened for o in second.others()] == [None]
     assert InstanceLock(folder).others() == []
@@ -114,7 +115,7 @@ def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeyp
     monkeypatch.setattr(module, "time", a_clock(itertools.repeat(5.0)))
     with living(folder) as first, living(folder) as second:
         newest = max(first, second, key=lambda p: p.id)
-        assert [p.is_newest() for p in (first, second)] == [p is newest for p in (first, second)]
+        assert [is_newest(p) for p in (first, second)] == [p is newest for p in (first, second)]
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
@@ -128,8 +129,8 @@ def test_a_clock_that_is_set_between_two_starts_makes_no_older_one_the_newest(
         with living(tmp_path) as second:
             (seen,) = first.others()
             assert before <= seen.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
-            assert [p.is_newest() for p in (first, second)] == [False, True]
-        assert first.is_newest()
+            assert [is_newest(p) for p in (first, second)] == [False, True]
+        assert is_newest(first)
 
 
 def test_notes_before_the_mark_write_nothing(folder: Path) -> None:

@@ -156,9 +156,10 @@ class InstanceLock:
                 found.append(Instance(id, content.since, content.opened))
         return found
 
-    def is_newest(self) -> bool:
-        """Whether no other living instance was started after this one."""
-        return all((o.since, o.id) < (self._content.since, self.id) for o in self.others())
+    @property
+    def since(self) -> float:
+        """When this instance took its lock, in seconds since boot."""
+        return self._content.since
 
     def bury(self) -> list[OwnedSocket]:
         """Takes the files of dead instances away; answers the sockets that they may have left."""

@@ -43,6 +43,7 @@ from .grpc import (
     socket_paths,
 )
 from .grpc.registration import DRA_SERVICES, HEALTH_SERVICES
+from .instances import is_newest
 from .lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Plugin:
             self.inventory,
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
-            self.process.is_newest,
+            lambda: is_newest(self.process),
             times=settings.plugin_dir / "taint-times.json",
             gates_off=self.scan.gates_off,
             instances=self.process.folder,
