@@ -27,7 +27,7 @@ class Deployed:
     def __init__(self, cluster: LocalCluster, objects: list[JSON]) -> None:
         self.cluster, self.objects = cluster, objects
         self.asked: list[tuple[str, AccessRequest, bool]] = []
-        cluster.api.access.told = self._told
+        cluster.api.access.audit = self._told
 
     def _told(self, user: User, question: AccessRequest, allowed: bool) -> None:
         self.asked.append((user.name, question, allowed))

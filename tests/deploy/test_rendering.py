@@ -306,7 +306,7 @@ def test_no_overlay_patches_by_place() -> None:
         ),
         (
             {"pods": {"all": {"resources": {"limits": {"memory": "64Mib"}}}}},
-            "pods.all.resources.limits.memory: '64Mib' is no quantity",
+            "pods.all.resources.limits.memory: '64Mib' is not a quantity",
         ),
         (
             {"pods": {"webhook": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}},

@@ -295,7 +295,10 @@ async def test_an_eviction_asks_the_disruption_budget(curl: Curl) -> None:
 
 
 async def test_kinds_without_anybody_behind_them_are_refused_with_the_reason(curl: Curl) -> None:
-    for path, words in ((f"{CORE}/persistentvolumeclaims", "no volumes"), (f"{APPS}/statefulsets", "no controller")):
+    for path, words in (
+        (f"{CORE}/persistentvolumeclaims", "no persistent volumes"),
+        (f"{APPS}/statefulsets", "no controller"),
+    ):
         assert (await curl("GET", path)).json["items"] == []
         answer = await curl("POST", path, {"metadata": {"name": "x"}})
         assert (answer.status, words in answer.message) == (422, True)
@@ -401,7 +404,7 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
     deleted = await curl("DELETE", "/api/v1/namespaces/n")
     assert deleted.json["status"]["phase"] == "Terminating"
     assert (await curl("DELETE", f"{maps}/free")).status == 200, "it is there for a while, as in Kubernetes"
-    waiting = curl.server._deleter._waiting["n"]
+    waiting = curl.server._deleter._timers["n"]
     waiting._run()  # the while is over
     waiting.cancel()
     assert not (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
@@ -551,7 +554,7 @@ async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl
     made = await curl(
         "POST", "/apis/resource.k8s.io/v1beta2/devicetaintrules", {"metadata": {"name": "r"}, "spec": device}
     )
-    assert (made.status, "taints no device" in made.headers["Warning"]) == (201, True)
+    assert (made.status, "stores DeviceTaintRules but ignores them" in made.headers["Warning"]) == (201, True)
     ruled = definition()
     schema = ruled["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = [{"rule": "self.spec.parts.all(p, p.n < 5)"}]

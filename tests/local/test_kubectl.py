@@ -183,10 +183,10 @@ spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, n
 
 async def test_what_there_is_not_says_so(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
-    assert "measures no load" in await kubectl(
+    assert "does not measure load" in await kubectl(
         "create", "-f", "-", stdin=SCALER, fails=True
     )  # newer autoscale hides why
-    assert "no network of pods" in await kubectl("create", "ingress", "i", "--rule=a/b=c:80", fails=True)
+    assert "no pod network" in await kubectl("create", "ingress", "i", "--rule=a/b=c:80", fails=True)
     policy = "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingAdmissionPolicy\nmetadata: {name: p}\nspec: {}"
     assert "use a mutating webhook" in await kubectl("create", "-f", "-", stdin=policy, fails=True)
 
@@ -235,7 +235,7 @@ async def test_questions_are_answered(kubectl: Kubectl) -> None:
     assert "kubernetes-admin" in await kubectl("auth", "whoami")
     assert "Metrics API not available" in await kubectl("top", "node", fails=True)
     assert "field label not supported" in await kubectl("get", "pods", "--field-selector", "foo=bar", fails=True)
-    assert "no volumes" in await kubectl(
+    assert "no persistent volumes" in await kubectl(
         "create", "-f", "-", stdin="apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}", fails=True
     )
 

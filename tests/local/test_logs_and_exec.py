@@ -172,7 +172,7 @@ async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
 async def test_what_is_not_there_is_said(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
     assert code == 1
-    assert "the local cluster has no portforward" in error
+    assert "the local cluster does not support port-forward" in error
 
 
 async def test_who_attaches_sees_what_comes_and_leaves_the_container_running(kubectl: Kubectl) -> None:

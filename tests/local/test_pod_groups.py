@@ -190,7 +190,7 @@ def test_gates_that_do_not_go_together_are_told(release: str, gates: dict[str, b
 async def test_a_workload_is_refused_with_what_to_do_instead() -> None:
     async with room() as r:
         body = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "Workload", "metadata": {"name": "w"}, "spec": {}}
-        with pytest.raises(ApiError, match="make the PodGroups"):
+        with pytest.raises(ApiError, match="create the PodGroups"):
             await r.cluster.client.create(Resource("scheduling.k8s.io", "v1alpha2", "workloads", True), body, "default")
 
 

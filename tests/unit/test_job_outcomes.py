@@ -13,12 +13,12 @@ from dra_kubeletplugin.localcluster.controllers.job_outcomes import (
     INDEX,
     JobAction,
     PodEnd,
-    ended,
+    backoff_left,
     format_indexes,
+    outcome,
     parse_indexes,
-    pause,
+    pod_end,
     tally,
-    verdict,
 )
 
 JSON = dict[str, Any]
@@ -71,22 +71,22 @@ def policy(*rules: JSON) -> JSON:
     ],
 )
 def test_the_first_rule_that_fits_a_failed_pod_decides(rules: list[JSON], action: str, why: str) -> None:
-    found = ended(pod(), policy(*rules))
+    found = pod_end(pod(), policy(*rules))
     assert found is not None
     assert (found.action, found.why) == (JobAction(action), why)
 
 
 def test_a_container_that_ended_well_fits_no_rule() -> None:
-    found = ended(pod(code=0), policy({"action": "FailJob", **codes("NotIn", 1)}))
+    found = pod_end(pod(code=0), policy({"action": "FailJob", **codes("NotIn", 1)}))
     assert found is not None
     assert found.action is JobAction.COUNT
 
 
 def test_a_deleted_pod_has_failed_unless_the_job_waits_for_its_end() -> None:
     gone = pod("Running", deletionTimestamp="2026-01-01T00:00:00Z")
-    assert ended(pod("Running"), TEMPLATE) is None
-    assert ended(gone, {**TEMPLATE, "podReplacementPolicy": "Failed"}) is None
-    found = ended(gone, {**TEMPLATE, "podReplacementPolicy": "TerminatingOrFailed"})
+    assert pod_end(pod("Running"), TEMPLATE) is None
+    assert pod_end(gone, {**TEMPLATE, "podReplacementPolicy": "Failed"}) is None
+    found = pod_end(gone, {**TEMPLATE, "podReplacementPolicy": "TerminatingOrFailed"})
     assert found is not None
     assert not found.succeeded
 
@@ -98,9 +98,9 @@ def fail(index: str = "", action: JobAction = JobAction.COUNT, at: float = 0, wh
 def test_ignored_failures_do_not_count_and_one_can_end_the_job() -> None:
     found = tally([fail(), fail(action=JobAction.IGNORE)], TEMPLATE)
     assert found.failed == 1
-    assert verdict({**TEMPLATE, "backoffLimit": 1}, found, 0, 0) is None
+    assert outcome({**TEMPLATE, "backoffLimit": 1}, found, 0, 0) is None
     found = tally([fail(action=JobAction.FAIL_JOB, why="so")], TEMPLATE)
-    end = verdict(TEMPLATE, found, 0, 0)
+    end = outcome(TEMPLATE, found, 0, 0)
     assert end is not None
     assert (end.succeeded, end.reason, end.message) == (False, "PodFailurePolicy", "so")
 
@@ -109,13 +109,13 @@ def test_each_index_has_its_own_limit() -> None:
     spec = {**TEMPLATE, "backoffLimit": 2**31 - 1, "backoffLimitPerIndex": 1, "completions": 3, "maxFailedIndexes": 1}
     found = tally([fail("0"), fail("0"), fail("1"), PodEnd("s", "2", True)], spec)
     assert (found.given_up, found.done) == ({"0"}, {"2"})
-    assert verdict(spec, found, 0, 0) is None
+    assert outcome(spec, found, 0, 0) is None
     found = tally([fail("0"), fail("0"), PodEnd("s", "1", True), PodEnd("t", "2", True)], spec)
-    end = verdict(spec, found, 0, 0)
+    end = outcome(spec, found, 0, 0)
     assert end is not None
     assert (end.reason, end.message) == ("FailedIndexes", "Job has failed indexes")
     found = tally([fail("0", JobAction.FAIL_INDEX), fail("1", JobAction.FAIL_INDEX)], spec)
-    end = verdict(spec, found, 0, 0)
+    end = outcome(spec, found, 0, 0)
     assert end is not None
     assert end.reason == "MaxFailedIndexesExceeded"
 
@@ -134,7 +134,7 @@ def test_each_index_has_its_own_limit() -> None:
 def test_a_job_has_succeeded_once_a_rule_of_its_success_policy_is_met(rule: JSON, done: str, met: bool) -> None:
     spec = {**TEMPLATE, "completions": 5, "successPolicy": {"rules": [{"succeededCount": 99}, rule]}}
     found = tally([PodEnd(i, i, True) for i in done.split(",")], spec)
-    end = verdict(spec, found, 0, 0)
+    end = outcome(spec, found, 0, 0)
     assert (end is not None) is met
     if end is not None:
         assert (end.succeeded, end.reason, end.message) == (True, "SuccessPolicy", "Matched rules at index 1")
@@ -143,15 +143,15 @@ def test_a_job_has_succeeded_once_a_rule_of_its_success_policy_is_met(rule: JSON
 @pytest.mark.parametrize(("limit", "restarts", "over"), [(0, 0, False), (0, 1, True), (3, 2, False), (3, 3, True)])
 def test_restarts_of_containers_count_where_they_are_restarted_in_place(limit: int, restarts: int, over: bool) -> None:
     spec = {"template": {"spec": {"restartPolicy": "OnFailure"}}, "backoffLimit": limit}
-    assert (verdict(spec, tally([], spec), restarts, 0) is not None) is over
+    assert (outcome(spec, tally([], spec), restarts, 0) is not None) is over
     never = {**TEMPLATE, "backoffLimit": limit}
-    assert verdict(never, tally([], never), restarts, 0) is None
+    assert outcome(never, tally([], never), restarts, 0) is None
 
 
 def test_the_pause_doubles_and_is_never_longer_than_ten_minutes() -> None:
     now = time.time()
-    assert pause(0, now) == 0
-    assert [round(pause(n, now)) for n in (1, 2, 3, 30)] == [10, 20, 40, 600]
+    assert backoff_left(0, now) == 0
+    assert [round(backoff_left(n, now)) for n in (1, 2, 3, 30)] == [10, 20, 40, 600]
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))

@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for "
         "validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')",)),
     "a version": (CLAIM.replace("k8s.io/v1", "k8s.io/v3"), (
-        ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v3' has no ResourceClaim: give resource.k8s.io/v1, resource.k8s.io/v1beta2, "
+        ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v3' has no ResourceClaim: use resource.k8s.io/v1, resource.k8s.io/v1beta2, "
         "resource.k8s.io/v1beta1",)),
     "a kind": (CLAIM.replace("ResourceClaim", "ResourceClaims"), (
         ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean 'ResourceClaim'?",)),

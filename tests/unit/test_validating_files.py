@@ -253,25 +253,25 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
     "field further out": (CLAIM, "        count: 1", "        requests: []", ":10: ResourceClaim c: spec.devices.requests[0].exactly.requests: "
                           "unknown field: it belongs in 'spec.devices', further out: check the indentation"),
     "nothing like it": (CLAIM, "count: 1", "zzzzzz: 1", "exactly.zzzzzz: unknown field: there are adminAccess, allocationMode"),
-    "a later release": (CLAIM, "count: 1", "derivedAttributes: []", "derivedAttributes: unknown field of Kubernetes 1.36: a later release"),
+    "a later release": (CLAIM, "count: 1", "derivedAttributes: []", "derivedAttributes: unknown field in Kubernetes 1.36: a later release"),
     "number in quotes": (CLAIM, "count: 1", "count: '1'", ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in "
                          "place of a whole number: without quotes"),
     "text without quotes": (CLAIM, "{name: c}", "{name: c, labels: {a: on}}", ":3: ResourceClaim c: metadata.labels.a: true in place of text: "
                             "write it in quotes"),
     "object for a list": (CLAIM, "- name: r", "  name: r", ":6: ResourceClaim c: spec.devices.requests: an object in place of a list: begin each"
-                          " of its items with '- '"),
+                          " item with '- '"),
     "list for an object": (CLAIM, "exactly:", "exactly: []\n      x:", "exactly: a list in place of an object"),
-    "number too large": (CLAIM, "count: 1", "count: 100000000000000000000", "100000000000000000000 is beyond what the field can hold"),
-    "quantity": (CLAIM, "count: 1", "capacity: {requests: {memory: 80 GB}}", "requests.memory: '80 GB' is no quantity such as 2, 500m or 80Gi"),
+    "number too large": (CLAIM, "count: 1", "count: 100000000000000000000", "100000000000000000000 is out of the range of the field"),
+    "quantity": (CLAIM, "count: 1", "capacity: {requests: {memory: 80 GB}}", "requests.memory: '80 GB' is not a quantity such as 2, 500m or 80Gi"),
     "choice": (CLAIM, "count: 1", "allocationMode: Al", 'supported values: "All", "ExactCount", did you mean \'All\'?'),
     "key twice": (CLAIM, "        count: 1", "        count: 1\n        count: 2", ":11: ResourceClaim c: the key 'count' stands here again, first in "
                   "line 10: one of them is lost"),
-    "version": (CLAIM, "k8s.io/v1", "k8s.io/v1beta3", ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v1beta3' has no ResourceClaim: give "
+    "version": (CLAIM, "k8s.io/v1", "k8s.io/v1beta3", ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v1beta3' has no ResourceClaim: use "
                 "resource.k8s.io/v1, "),
     "kind": (CLAIM, "ResourceClaim", "ResourceClaims", ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean "
              "'ResourceClaim'?"),
-    "group": (CLAIM, "resource.k8s.io/v1", "resources.k8s.io/v1", "apiVersion: no ResourceClaim in 'resources.k8s.io/v1': give resource.k8s.io/v1"),
-    "no group": (CLAIM, "resource.k8s.io/v1", "v1", "apiVersion: ResourceClaim is not of 'v1': give resource.k8s.io/v1"),
+    "group": (CLAIM, "resource.k8s.io/v1", "resources.k8s.io/v1", "apiVersion: no ResourceClaim in 'resources.k8s.io/v1': use resource.k8s.io/v1"),
+    "no group": (CLAIM, "resource.k8s.io/v1", "v1", "apiVersion: ResourceClaim is not in 'v1': use resource.k8s.io/v1"),
     "no kind": (CLAIM, "kind: ", "# ", ":1: c: kind: missing"),
     "kind twice right": (CLAIM, "kind: ", "kinf: ", ":2: c: kinf: unknown field, did you mean 'kind'?"),
     "no name": (CLAIM, "{name: c}", "{nme: c}", ":3: ResourceClaim: metadata.nme: unknown field, did you mean 'name'?"),
@@ -285,8 +285,8 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
     "CEL field": (CLASS, "device.driver", "device.drivr", ":7: DeviceClass gpu.example.com: spec.selectors[0].cel.expression: Invalid value"),
     "CEL field is named": (CLASS, "device.driver", "device.drivr", "undefined field 'drivr', did you mean 'driver'?"),
     "CEL variable": (CLASS, "device.driver", "devcie.driver", "undeclared reference to 'devcie', did you mean 'device'?"),
-    "CEL of a feature gate": (CLASS, 'device.driver == "gpu.example.com"', 'device.driver.includes("a")', "a cluster has it where its feature gate "
-                              "DRAListTypeAttributes is on"),
+    "CEL of a feature gate": (CLASS, 'device.driver == "gpu.example.com"', 'device.driver.includes("a")', "it needs the feature gate "
+                              "DRAListTypeAttributes"),
     "CEL comparison": (CLASS, "==", "=", "compare with '=='"),
 }  # fmt: skip
 

@@ -21,14 +21,14 @@ def zone(name: str, ready: int, away: int, **labels: str) -> list[JSON]:
 @pytest.mark.parametrize(
     ("ready", "away", "then"),
     [
-        (1, 1, Eviction.GOES_ON),
-        (1, 2, Eviction.GOES_ON),  # two are few, whatever their share
-        (3, 3, Eviction.GOES_ON),
-        (2, 3, Eviction.STANDS_STILL),
-        (22, 28, Eviction.STANDS_STILL),
-        (22, 29, Eviction.GOES_ON),  # a large zone is only slower
-        (0, 1, Eviction.STOPS),
-        (0, 60, Eviction.STOPS),
+        (1, 1, Eviction.ALLOWED),
+        (1, 2, Eviction.ALLOWED),  # two are few, whatever their share
+        (3, 3, Eviction.ALLOWED),
+        (2, 3, Eviction.ONLY_TAINTED),
+        (22, 28, Eviction.ONLY_TAINTED),
+        (22, 29, Eviction.ALLOWED),  # a large zone is only slower
+        (0, 1, Eviction.STOPPED),
+        (0, 60, Eviction.STOPPED),
     ],
 )
 def test_pods_stay_where_most_of_a_cluster_is_away(ready: int, away: int, then: Eviction) -> None:
@@ -38,16 +38,16 @@ def test_pods_stay_where_most_of_a_cluster_is_away(ready: int, away: int, then: 
 
 def test_a_zone_that_is_away_as_a_whole_is_evicted_from_while_another_is_well() -> None:
     lost = zone("a", 0, 4)
-    assert eviction_from(lost[0], [*lost, *zone("b", 1, 0)]) is Eviction.GOES_ON
-    assert eviction_from(lost[0], [*lost, *zone("b", 0, 1)]) is Eviction.STOPS
-    assert eviction_from(lost[0], [*lost, *zone("b", 2, 3)]) is Eviction.GOES_ON
+    assert eviction_from(lost[0], [*lost, *zone("b", 1, 0)]) is Eviction.ALLOWED
+    assert eviction_from(lost[0], [*lost, *zone("b", 0, 1)]) is Eviction.STOPPED
+    assert eviction_from(lost[0], [*lost, *zone("b", 2, 3)]) is Eviction.ALLOWED
 
 
 def test_a_node_that_is_not_counted_changes_nothing_for_others() -> None:
     lost, other = zone("a", 0, 1), zone("a", 1, 0, **{"node.kubernetes.io/exclude-disruption": ""})
-    assert eviction_from(lost[0], [*lost, *other]) is Eviction.STOPS
+    assert eviction_from(lost[0], [*lost, *other]) is Eviction.STOPPED
 
 
 def test_a_node_of_which_nobody_has_told_anything_counts_as_away() -> None:
     lost = zone("a", 0, 1)
-    assert eviction_from(lost[0], [*lost, {"metadata": {"name": "made by hand"}}]) is Eviction.STOPS
+    assert eviction_from(lost[0], [*lost, {"metadata": {"name": "made by hand"}}]) is Eviction.STOPPED

@@ -1,4 +1,4 @@
-"""The API server: storage, versions, validation, watch, tables; enough of it that kubectl and client libraries work."""
+"""The local cluster's API server: storage, versions, validation, watch and tables, enough for kubectl and client libraries."""
 
 from .auth import Tokens
 from .server import ApiServer

@@ -1,4 +1,4 @@
-"""What a user may do: role-based access control, as Kubernetes' RBAC authorizer decides it."""
+"""Decides whether a user may make a request: role-based access control with the rules of Kubernetes' RBAC authorizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "rbac.authorization.k8s.io"
 
 @dataclass(frozen=True)
 class AccessRequest:
-    """``path`` is that of a request which is for no resource."""
+    """One access check. ``path`` is set only for a request that is not for a resource, such as ``/healthz``."""
 
     verb: str
     group: str = ""
@@ -33,7 +33,7 @@ class AccessRequest:
 
     @property
     def denied(self) -> str:
-        """What a user cannot do that may not do this."""
+        """The sentence part that describes the denied access, worded as Kubernetes words it."""
         if self.path:
             return f'cannot {self.verb} path "{self.path}"'
         place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
@@ -41,22 +41,24 @@ class AccessRequest:
 
 
 class Access:
-    """Attributes:
-    told: gets each question that a request was decided by, with who asked and whether it was allowed: an audit for tests.
+    """The RBAC authorizer of one server.
+
+    Attributes:
+        audit: called with the user, the request and the decision for each decided request: an audit log for tests.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.told: Callable[[User, AccessRequest, bool], None] = lambda *_: None
+        self.audit: Callable[[User, AccessRequest, bool], None] = lambda *_: None
 
     def decide(self, user: User, *questions: AccessRequest) -> bool:
-        """Whether one of them is allowed, of a request that stands or falls with it."""
+        """Returns whether at least one of ``questions`` is allowed. The request needs only one of them."""
         by = next((q for q in questions if self.allowed(user, q)), None)
-        self.told(user, by or questions[0], by is not None)
+        self.audit(user, by or questions[0], by is not None)
         return by is not None
 
     def require(self, user: User, question: AccessRequest) -> None:
-        """Raises :class:`StatusError` where a request may not do what is asked."""
+        """Raises :class:`StatusError` (403) if the user may not do what ``question`` describes."""
         if self.decide(user, question):
             return
         if question.path:
@@ -68,7 +70,7 @@ class Access:
         raise StatusError(403, "Forbidden", message, details)
 
     def allowed(self, user: User, question: AccessRequest) -> str:
-        """Why it is allowed; empty where it is not."""
+        """Returns the reason for which the request is allowed; empty if it is denied."""
         if user.is_master:
             return "the user is of system:masters"
         for rule, binding in self.rules(user, question.namespace):
@@ -81,7 +83,7 @@ class Access:
         return ""
 
     def rules(self, user: User, namespace: str) -> Iterator[tuple[Rule, JSON]]:
-        """Every rule that holds for a user, of the whole cluster and of one namespace, with the binding that grants it."""
+        """Yields each rule that applies to the user, cluster-wide and in ``namespace``, with the binding that grants it."""
         for binding in self.storage.list(f"clusterrolebindings.{GROUP}"):
             if _subject(binding, user):
                 yield from self._of_binding({**binding, "kind": "ClusterRoleBinding"}, "")
@@ -94,7 +96,7 @@ class Access:
             yield rule, binding
 
     def role_rules(self, reference: Mapping[str, Any], namespace: str) -> list[Rule] | None:
-        """The rules of the role that a binding names; None where there is none."""
+        """Returns the rules of the role that a binding refers to; None if the role does not exist."""
         if reference.get("kind") == "ClusterRole":
             role = self.storage.get(f"clusterroles.{GROUP}", "", reference.get("name", ""))
         else:
@@ -103,7 +105,7 @@ class Access:
 
 
 def _subject(binding: JSON, user: User) -> str:
-    """By which of its subjects a binding is for a user; empty where it is not."""
+    """Returns the subject through which a binding applies to a user; empty if it does not apply."""
     for subject in binding.get("subjects") or ():
         kind, name = subject.get("kind"), subject.get("name", "")
         if (kind == "User" and name == user.name) or (kind == "Group" and name in user.groups):
@@ -115,7 +117,7 @@ def _subject(binding: JSON, user: User) -> str:
 
 
 def covers(rule: Rule, question: AccessRequest) -> bool:
-    """Whether a rule of a role allows what is asked."""
+    """Returns whether a role's rule allows the request."""
 
     def has(field: str, value: str) -> bool:
         found = rule.get(field) or ()

@@ -1,8 +1,8 @@
-"""Server-side apply: who manages which field of an object, what one manager applies, and who is in its way.
+"""Server-side apply: field managers, merging of applied configurations, and conflicts between managers.
 
-Every write goes through here: an update (PUT, or a patch of another kind) makes its writer the manager of what it changed, an
-apply makes it the manager of what it says, takes away what it no longer says and nobody else manages, and is refused where
-another manager has a field with another value, unless it is forced.
+Every write goes through this module. An update (PUT, or a patch other than apply) makes its writer the manager of the fields it
+changed. An apply makes its writer the manager of the fields it contains. It removes fields that the manager applied before,
+no longer applies, and that no other manager has. It is rejected if another manager has a field with another value, unless forced.
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/ and structured-merge-diff's merge package.
 """
 
@@ -46,7 +46,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True)
 class Manager:
-    """Whose fields they are. For one that applies the version does not count."""
+    """A field manager. The version is part of its identity for updates only, not for applies."""
 
     name: str
     operation: Operation
@@ -67,7 +67,7 @@ class Manager:
 
 @dataclass(frozen=True)
 class ManagedFieldsEntry:
-    """One entry of ``metadata.managedFields``. ``fields`` are its paths as they were read; None once they have changed."""
+    """One entry of ``metadata.managedFields``. ``fields`` is the JSON as it was read; None after the paths have changed."""
 
     manager: Manager
     paths: frozenset[Path]
@@ -79,7 +79,7 @@ Entries = Mapping[tuple[str, Operation, str, str], ManagedFieldsEntry]
 
 
 class ConflictError(Exception):
-    """Others manage what was applied. ``conflicts`` has each manager and path; the text is the server's."""
+    """Other managers have applied fields. ``conflicts`` lists each manager and path; the text is the API server's."""
 
     def __init__(self, conflicts: Sequence[tuple[Manager, Path]]) -> None:
         self.conflicts = conflicts
@@ -96,13 +96,13 @@ class ConflictError(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the writes of one request are judged by.
+    """The rules for the writes of one request.
 
     Attributes:
-        group, version, kind: of the objects that are handed in.
-        ignored: paths that the request cannot write, whatever it says: the status, or all but the status.
-        convert: an object of this kind in another version.
-        types: the kind's type in a version, where it is in no table.
+        group, version, kind: of the objects in the request.
+        ignored: paths that the request cannot write: the status, or everything except the status.
+        convert: converts an object of this kind to another version.
+        types: returns the kind's type in a version, for kinds that are not in the built-in tables.
     """
 
     group: str
@@ -128,7 +128,7 @@ class Rules:
         return Manager(name, operation, api_version, subresource)
 
     def compare(self, old: JSON, new: JSON, manager: Manager) -> typed.Comparison:
-        """As the version of a manager sees it."""
+        """Compares two objects in the version that the manager used."""
         version = manager.api_version.rpartition("/")[2]
         if version != self.version:
             old, new = self.convert(old, version), self.convert(new, version)
@@ -155,7 +155,7 @@ def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operati
 
 
 def written(entries: Entries) -> list[JSON]:
-    """Those that apply first, then by time and name."""
+    """Encodes the entries as JSON: applies before updates, then by time and name."""
     out = []
     for entry in sorted(
         entries.values(), key=lambda e: (e.manager.operation is Operation.UPDATE, e.time, e.manager.name)
@@ -176,7 +176,7 @@ def written(entries: Entries) -> list[JSON]:
 
 
 def is_reset(managed: Any) -> bool:
-    """Whether a request asks to forget all managers: an empty list, or a list of one empty entry."""
+    """Returns whether a request asks to remove all managers: an empty list, or a list of one empty entry."""
     return managed in ([], [{}])
 
 
@@ -184,12 +184,12 @@ def is_reset(managed: Any) -> bool:
 
 
 def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON) -> Entries:
-    """The managers after a write that is no apply; ``live`` is None, and ``empty`` counts, for a creation."""
+    """Returns the managers after a write that is not an apply. For a creation ``live`` is None and ``empty`` is compared."""
     if live is not None and not entries:
-        return {}  # nobody has ever applied, and somebody asked for no managers
+        return {}  # No manager has ever applied, and a client has reset the managers.
     found = rules.compare(live if live is not None else empty, new, manager)
     known = {manager.api_version: found}
-    out = _yielded(live if live is not None else empty, new, entries, manager, rules, known, force=True)
+    out = _other_managers(live if live is not None else empty, new, entries, manager, rules, known, force=True)
     before = entries[manager.key].paths if manager.key in entries else frozenset()
     paths = (before | found.modified | found.added) - found.removed
     return _with(out, ManagedFieldsEntry(manager, frozenset(without(paths, rules.hidden))), entries)
@@ -198,9 +198,11 @@ def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rul
 def apply(
     live: JSON | None, applied: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON, *, force: bool
 ) -> tuple[JSON, Entries]:
-    """The object that comes out, and its managers; ``live`` is None, and ``empty`` counts, for a creation.
+    """Returns the merged object and its managers. For a creation ``live`` is None and ``empty`` is compared.
 
-    Raises :class:`ConflictError`, and :class:`typed.SchemaError` where ``applied`` does not fit its kind.
+    Raises:
+        ConflictError: Another manager has an applied field with another value, and ``force`` is false.
+        typed.SchemaError: ``applied`` does not fit its kind.
     """
     kind = rules.type
     typed.check(applied, kind)
@@ -213,35 +215,35 @@ def apply(
     claimed = ManagedFieldsEntry(manager, frozenset(without(typed.paths_of(applied, kind), rules.ignored)))
     merged = typed.merge(live, applied, kind)
     if last is not None and last.paths:
-        everybody = {**entries, manager.key: claimed}
-        merged = _pruned(merged, last, everybody, rules)
-    left = _yielded(live, merged, entries, manager, rules, {}, force=force)
+        all_entries = {**entries, manager.key: claimed}
+        merged = _pruned(merged, last, all_entries, rules)
+    remaining = _other_managers(live, merged, entries, manager, rules, {}, force=force)
     kept = dataclasses.replace(claimed, paths=frozenset(without(claimed.paths, _STRIPPED)))
-    return typed.cleaned(merged, kind), _with(left, kept, entries)
+    return typed.cleaned(merged, kind), _with(remaining, kept, entries)
 
 
 def _pruned(merged: JSON, last: ManagedFieldsEntry, entries: Entries, rules: Rules) -> JSON:
-    """``merged`` without what its manager applied last, and nobody manages now.
+    """Returns ``merged`` without the fields that the manager applied last and that no manager has now.
 
-    Versions of a kind differ only below fields that are one value, so paths are the same in each.
+    Versions of a kind differ only below fields that are atomic, so the paths are the same in each version.
     """
     kind = rules.type
     had = typed.with_named(last.paths, kind)
     pruned = typed.remove(merged, had, kind) or {}
-    # What others manage, or this manager applies now, comes back,
+    # Restore the fields that other managers have, or that this manager applies now.
     everything = typed.with_named(typed.paths_of(merged, kind), kind)
     kept = typed.with_named(typed.paths_of(pruned, kind), kind)
     owned: set[Path] = set()
     for entry in entries.values():
         owned |= entry.paths
     pruned = typed.remove(merged, everything - (kept | typed.with_named(owned, kind)), kind) or {}
-    # and what went with its parent without having been applied.
+    # Restore the fields that were removed only with their parent and had not been applied.
     kept = typed.with_named(typed.paths_of(pruned, kind), kind)
     out: JSON = typed.remove(merged, (everything - kept) & had, kind) or {}
     return out
 
 
-def _yielded(
+def _other_managers(
     old: JSON,
     new: JSON,
     entries: Entries,
@@ -251,9 +253,13 @@ def _yielded(
     *,
     force: bool,
 ) -> Entries:
-    """The other managers, without what the writer changed or removed; ``seen``: what changed, by version, as far as it is known.
+    """Returns the other managers without the fields that the writer changed or removed.
 
-    Raises :class:`ConflictError` unless forced.
+    Args:
+        seen: known comparisons, by version; the function adds to it.
+
+    Raises:
+        ConflictError: The writer changed another manager's fields, and ``force`` is false.
     """
     out, conflicts = {}, []
     for key, entry in entries.items():
@@ -263,15 +269,15 @@ def _yielded(
         found = seen[version] = seen.get(version) or rules.compare(old, new, entry.manager)
         taken = entry.paths & (found.modified | found.added)
         conflicts += [(entry.manager, p) for p in in_order(taken)]
-        left = entry.paths - taken - found.removed
-        out[key] = entry if left == entry.paths else dataclasses.replace(entry, paths=left, fields=None)
+        remaining = entry.paths - taken - found.removed
+        out[key] = entry if remaining == entry.paths else dataclasses.replace(entry, paths=remaining, fields=None)
     if conflicts and not force:
         raise ConflictError(sorted(conflicts, key=lambda c: str(c[0])))
     return {k: e for k, e in out.items() if e.paths}
 
 
 def _with(others: Entries, entry: ManagedFieldsEntry, before: Entries) -> Entries:
-    """``others`` and ``entry``, with the time of before where nothing changed."""
+    """Returns ``others`` plus ``entry``. Keeps the earlier timestamp if the entry did not change."""
     known = before.get(entry.manager.key)
     out = {k: e for k, e in others.items() if k != entry.manager.key}
     if entry.paths:

@@ -1,7 +1,7 @@
-"""Who may ask: those who have the token of the kubeconfig, or of a service account; nobody's web page, under no other name.
+"""Authentication: only requests with the kubeconfig's token or a service account's token are accepted.
 
-The server is on a machine that others use too, and a browser on it opens any page: a token is demanded on the loopback as well,
-a request that a page made (it has an Origin) or that came under a foreign name (a page whose name leads here) is refused.
+Other users share the machine, and a browser on it opens any page. So the server demands a token on the loopback address too.
+It rejects requests from web pages (they have an Origin header), and requests for a foreign host name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ _LOCAL = {
 
 @dataclass(frozen=True)
 class User:
-    """Who asks. ``extra`` is what the authenticator knows beside, by its key in lower case; ``trusted`` ones may do all."""
+    """The user of a request.
+
+    Attributes:
+        extra: further facts from the authenticator, by key in lower case.
+        trusted: the user may do everything; used for the cluster's own components.
+    """
 
     name: str
     groups: tuple[str, ...] = ()
@@ -51,7 +56,7 @@ class User:
 
     @property
     def info(self) -> JSON:
-        """As reviews show it (authentication.k8s.io/v1 UserInfo)."""
+        """The user as reviews show it (authentication.k8s.io/v1 UserInfo)."""
         out: JSON = {"username": self.name}
         if self.uid:
             out["uid"] = self.uid
@@ -67,7 +72,7 @@ ADMIN = User("kubernetes-admin", (_MASTERS, "system:authenticated"))
 
 @dataclass(frozen=True)
 class Bound:
-    """An object with which a token ends."""
+    """An object whose deletion invalidates a token."""
 
     storage: str
     namespace: str
@@ -85,7 +90,7 @@ class _Issued:
 
 @dataclass
 class Tokens:
-    """``admin`` is the kubeconfig's token; service accounts get theirs on request."""
+    """All valid tokens. ``admin`` is the kubeconfig's token; service accounts get tokens on request."""
 
     admin: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     _issued: dict[str, _Issued] = field(default_factory=dict)
@@ -98,9 +103,11 @@ class Tokens:
         bound: Collection[Bound] = (),
         claims: Mapping[str, str] | None = None,
     ) -> str:
-        """A token of a service account, good while the account and the ``bound`` objects exist.
+        """Returns a token of a service account. It is valid while the account and the ``bound`` objects exist.
 
-        ``claims`` go into the user's extra, below authentication.kubernetes.io.
+        Args:
+            seconds: lifetime.
+            claims: added to the user's extra, with the prefix authentication.kubernetes.io.
         """
         meta = account["metadata"]
         namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
@@ -108,19 +115,23 @@ class Tokens:
         known = {"credential-id": f"JTI={uuid.uuid4()}", **(claims or {})}
         extra = {f"{_AUTHENTICATION}/{k}": (v,) for k, v in known.items()}
         user = account_user(namespace, name, uid, extra)
-        holds = (Bound("serviceaccounts", namespace, name, uid), *bound)
-        self._issued[token] = _Issued(user, time.time() + seconds, tuple(audiences) or (AUDIENCE,), holds)
+        all_bound = (Bound("serviceaccounts", namespace, name, uid), *bound)
+        self._issued[token] = _Issued(user, time.time() + seconds, tuple(audiences) or (AUDIENCE,), all_bound)
         return token
 
     def of_component(self, name: str, groups: Sequence[str]) -> str:
-        """A token of a component of the cluster itself, good for ever."""
+        """Returns a token for a component of the cluster itself. It never expires."""
         token = secrets.token_urlsafe(32)
         user = User(name, (*groups, "system:authenticated"), trusted=True)
         self._issued[token] = _Issued(user, math.inf, (AUDIENCE,), ())
         return token
 
     def user_of(self, token: str, storage: Storage, audiences: Collection[str] = (AUDIENCE,)) -> User | None:
-        """Whose token it is; None for one that is not known, has expired, is for others or whose object has gone."""
+        """Returns the user of a token.
+
+        Returns:
+            None if the token is unknown, has expired, is for another audience, or if a bound object no longer exists.
+        """
         if hmac.compare_digest(token.encode(errors="replace"), self.admin.encode()):
             return ADMIN
         found = self._issued.get(token)
@@ -134,13 +145,20 @@ class Tokens:
 
 
 def account_user(namespace: str, name: str, uid: str = "", extra: Mapping[str, tuple[str, ...]] | None = None) -> User:
-    """A service account as a user."""
+    """Returns the user of a service account."""
     groups = (_ACCOUNTS, f"{_ACCOUNTS}:{namespace}", "system:authenticated")
     return User(f"system:serviceaccount:{namespace}:{name}", groups, uid, extra or {})
 
 
 def authenticate(request: Request, tokens: Tokens, storage: Storage, names: Collection[str] = ()) -> User:
-    """``names`` are those of the addresses at which the server was asked to serve. Raises :class:`StatusError`."""
+    """Returns the user of a request.
+
+    Args:
+        names: host names of the addresses at which the server listens.
+
+    Raises:
+        StatusError: The token is missing or invalid, or the request comes from a web page or for a foreign host name.
+    """
     _check_source(request, names)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     user = tokens.user_of(token.strip(), storage) if kind.lower() == "bearer" else None
@@ -150,7 +168,7 @@ def authenticate(request: Request, tokens: Tokens, storage: Storage, names: Coll
 
 
 def impersonated(request: Request) -> User | None:
-    """As whom the request wants to be answered; None for the user that sends it. Raises :class:`StatusError`."""
+    """Returns the user that the request impersonates; None if it impersonates no user. Raises :class:`StatusError`."""
     headers = request.headers
     name = headers.get("impersonate-user", "")
     groups = tuple(g.strip() for g in headers.get("impersonate-group", "").split(",") if g.strip())
@@ -173,7 +191,7 @@ def impersonated(request: Request) -> User | None:
 
 
 def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
-    """What must be allowed of who wants to be ``user``: group, resource, subresource, namespace and name of each question."""
+    """Yields the access checks that impersonating ``user`` needs: group, resource, subresource, namespace and name of each."""
     account = user.name.split(":")
     is_account = user.name.startswith("system:serviceaccount:") and len(account) == 4
     yield ("", "serviceaccounts", "", account[2], account[3]) if is_account else ("", "users", "", "", user.name)
@@ -193,7 +211,9 @@ def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
 def _check_source(request: Request, names: Collection[str]) -> None:
     if not leads_here(host_of(request), {*_LOCAL, *names}):
         host = request.headers.get("host", "")
-        raise StatusError(403, "Forbidden", f"the request is for host {host!r}, and this server is the local cluster's")
+        raise StatusError(403, "Forbidden", f"the request is for host {host!r}, which is not a name of this API server")
     origin = request.headers.get("origin")
     if origin is not None:
-        raise StatusError(403, "Forbidden", f"a web page of {origin!r} made this request: pages get nothing")
+        raise StatusError(
+            403, "Forbidden", f"requests from web pages are rejected: the request has the Origin {origin!r}"
+        )

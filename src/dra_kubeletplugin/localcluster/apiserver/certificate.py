@@ -1,8 +1,7 @@
-"""A certificate for the local cluster's server, made here: kubectl sends its token through TLS only.
+"""Makes the TLS certificate of the local cluster's server, because kubectl sends its token only over TLS.
 
-An ECDSA key on P-256 and a certificate that it signs itself, for the loopback and the address that was asked for. It takes
-no more than arithmetic, and nothing that the standard library lacks has to be installed. It is for a development server on
-this machine: the arithmetic does not hide how long it takes.
+It is self-signed, with an ECDSA key on P-256, for the loopback and the requested address. The standard library is enough for it.
+It is for a development server on this machine only: the arithmetic does not run in constant time.
 Sources: FIPS 186-4 (the curve and the signature), RFC 5280 and RFC 5480 (the certificate), RFC 5915 (the key).
 """
 
@@ -23,19 +22,19 @@ _G = (
     0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
     0x4FE342E2FE1A7F9B8EE7EB4A7C0F9E162BCE33576B315ECECBB6406837BF51F5,
 )
-_BYTES = 32  # of a number on the curve
+_BYTES = 32  # length of a coordinate on the curve
 _DAYS = 365
 _NAME = "dra local cluster"
 Point = tuple[int, int, int]  # Jacobian coordinates
 
 
 def write(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
-    """Makes ``ca.crt`` and ``server.key`` (mode 0600) in the folder, for the names and addresses of ``hosts``."""
+    """Writes ``ca.crt`` and ``server.key`` (mode 0600) to the folder, for the names and addresses in ``hosts``."""
     certificate, key = make(hosts)
     paths = folder / "ca.crt", folder / "server.key"
     for path, text, mode in zip(paths, (certificate, key), (0o644, 0o600), strict=True):
         temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)  # of one that was killed
+        temporary.unlink(missing_ok=True)  # A killed process may have left the temporary file.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
             out.write(text)
         temporary.replace(path)
@@ -43,7 +42,7 @@ def write(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
 
 
 def make(hosts: Sequence[str]) -> tuple[str, str]:
-    """A certificate and its key, as PEM."""
+    """Returns a certificate and its key, as PEM."""
     secret = 1 + secrets.randbelow(_N - 1)
     x, y = _affine(_times(secret, (*_G, 1)))
     public = b"\x04" + x.to_bytes(_BYTES) + y.to_bytes(_BYTES)
@@ -118,9 +117,9 @@ def _certificate_body(public: bytes, hosts: Sequence[str]) -> bytes:
     identifier = hashlib.sha1(public, usedforsecurity=False).digest()
     extensions = _sequence(
         _extension("2.5.29.14", _tag(4, identifier)),
-        _extension("2.5.29.35", _sequence(_tag(0x80, identifier))),  # Python 3.13 asks for it
+        _extension("2.5.29.35", _sequence(_tag(0x80, identifier))),  # Python 3.13 requires it
         _extension("2.5.29.19", _sequence(_tag(1, b"\xff")), critical=True),
-        _extension("2.5.29.15", b"\x03\x02\x02\x84", critical=True),  # signs certificates and handshakes
+        _extension("2.5.29.15", b"\x03\x02\x02\x84", critical=True),  # may sign certificates and handshakes
         _extension("2.5.29.37", _sequence(_oid("1.3.6.1.5.5.7.3.1"))),
         _extension("2.5.29.17", _sequence(*map(_host, dict.fromkeys(hosts)))),
     )

@@ -1,6 +1,6 @@
-"""Who may write which part of a claim's status: the scheduler binds, a driver tells of its own devices (KEP-4817, 1.36).
+"""Decides who may write which part of a claim's status: the scheduler the binding, a driver its own devices (KEP-4817, 1.36).
 
-Gate DRAResourceClaimGranularStatusAuthorization. The subresources ``binding`` and ``driver`` are words of RBAC only.
+Gate DRAResourceClaimGranularStatusAuthorization. The subresources ``binding`` and ``driver`` exist in RBAC rules only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _ACCOUNT = "system:serviceaccount:"
 
 
 def status_faults(access: Access, user: User, verb: str, namespace: str, new: JSON, old: JSON) -> list[FieldError]:
-    """What of a status a user changes and may not; ``verb`` is update or patch."""
+    """Returns an error for each status field that a user changes without permission.
+
+    Args:
+        verb: update or patch.
+    """
     if user.is_master:
         return []
     out: list[FieldError] = []
@@ -48,7 +52,7 @@ def _denied(user: User, question: AccessRequest) -> str:
 
 
 def _changed_drivers(new: Any, old: Any) -> list[str]:
-    """Drivers of which an entry came, went or changed, sorted."""
+    """Returns the drivers whose entries were added, removed or changed, sorted."""
 
     def by_device(entries: Any) -> dict[tuple[str, ...], str]:
         keys = ("driver", "pool", "device", "shareID")
@@ -59,13 +63,13 @@ def _changed_drivers(new: Any, old: Any) -> list[str]:
 
 
 def _node_of(user: User) -> str:
-    """The node that a service account's token is bound to."""
+    """Returns the node that a service account's token is bound to; empty if it is bound to none."""
     nodes = user.extra.get(_NODE, ())
     return nodes[0] if user.name.startswith(_ACCOUNT) and len(nodes) == 1 else ""
 
 
 def _allocated_node(allocation: JSON | None) -> str:
-    """The one node that an allocation is for, as the scheduler writes it; empty for any other selector."""
+    """Returns the node that an allocation selects by name, as the scheduler writes it; empty for any other selector."""
     terms = ((allocation or {}).get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     if len(terms) != 1 or terms[0].get("matchExpressions"):
         return ""

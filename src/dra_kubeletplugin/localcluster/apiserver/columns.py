@@ -1,4 +1,4 @@
-"""Which columns `kubectl get` shows for a kind, and tables of objects."""
+"""The columns that `kubectl get` shows for each kind, and tables of objects."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from .pod_columns import pod_row
 
 JSON = Mapping[str, Any]
-Look = Callable[[JSON], Any]
-Column = tuple[str, int, Look]  # name, priority (1: only with -o wide), value
+ValueGetter = Callable[[JSON], Any]
+Column = tuple[str, int, ValueGetter]  # name, priority (1: only with -o wide), value
 _NONE = "<none>"
 
 
 def duration(seconds: float) -> str:
-    """As kubectl writes it: 5s, 3m20s, 2h5m, 3d4h."""
+    """Formats a duration as kubectl does: 5s, 3m20s, 2h5m, 3d4h."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if whole < 120:
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def since(stamp: Any) -> str:
-    """Time since a moment."""
+    """Formats the time since a timestamp."""
     try:
         return duration(time.time() - datetime.fromisoformat(str(stamp)).timestamp()) if stamp else "<unknown>"
     except ValueError:
@@ -46,8 +46,8 @@ def age(obj: JSON) -> str:
     return since(obj["metadata"].get("creationTimestamp"))
 
 
-def look(*path: str, default: Any = "") -> Look:
-    """What is at a path; the default where nothing is."""
+def value_at(*path: str, default: Any = "") -> ValueGetter:
+    """Returns a function that reads the value at a path of an object, or ``default`` if the path has no value."""
 
     def found(obj: JSON) -> Any:
         value: Any = obj
@@ -59,7 +59,7 @@ def look(*path: str, default: Any = "") -> Look:
 
 
 def _of(obj: JSON, *path: str) -> Any:
-    return look(*path, default=None)(obj)
+    return value_at(*path, default=None)(obj)
 
 
 def _list(obj: JSON, *path: str) -> list[Any]:
@@ -117,7 +117,7 @@ def _roles(node: JSON) -> str:
     return ",".join(sorted(found - {""})) or _NONE
 
 
-def _address(kind: str) -> Look:
+def _address(kind: str) -> ValueGetter:
     def found(node: JSON) -> str:
         return next((a["address"] for a in _list(node, "status", "addresses") if a.get("type") == kind), _NONE)
 
@@ -139,7 +139,7 @@ def _event_seen(event: JSON) -> str:
     return since(last or first or event["metadata"].get("creationTimestamp"))
 
 
-def _selector(*path: str) -> Look:
+def _selector(*path: str) -> ValueGetter:
     def found(obj: JSON) -> str:
         selector = _map(obj, *path)
         terms = [f"{k}={v}" for k, v in sorted((selector.get("matchLabels") or selector).items()) if isinstance(v, str)]
@@ -148,18 +148,18 @@ def _selector(*path: str) -> Look:
     return found
 
 
-def _containers(field: str) -> Look:
+def _containers(field: str) -> ValueGetter:
     def found(obj: JSON) -> str:
         return ",".join(str(c.get(field, "")) for c in _list(obj, "spec", "template", "spec", "containers"))
 
     return found
 
 
-def _number(*path: str) -> Look:
-    return look(*path, default=0)
+def _number(*path: str) -> ValueGetter:
+    return value_at(*path, default=0)
 
 
-def _ratio(part: Look, whole: Look) -> Look:
+def _ratio(part: ValueGetter, whole: ValueGetter) -> ValueGetter:
     return lambda obj: f"{part(obj)}/{whole(obj)}"
 
 
@@ -190,7 +190,7 @@ def _ports(service: JSON) -> str:
     return ",".join(shown) or _NONE
 
 
-def _quota(prefix: str, *, exclude: bool) -> Look:
+def _quota(prefix: str, *, exclude: bool) -> ValueGetter:
     def found(quota: JSON) -> str:
         hard, used = _map(quota, "status", "hard"), _map(quota, "status", "used")
         return ", ".join(
@@ -208,7 +208,7 @@ def _role(binding: JSON) -> str:
     return f"{_of(binding, 'roleRef', 'kind')}/{_of(binding, 'roleRef', 'name')}"
 
 
-def _size(*fields: str) -> Look:
+def _size(*fields: str) -> ValueGetter:
     return lambda obj: sum(len(obj.get(f) or {}) for f in fields)
 
 
@@ -228,39 +228,39 @@ _DAEMONS = (
 )
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
-    "namespaces": (NAME, ("Status", 0, look("status", "phase")), AGE),
+    "namespaces": (NAME, ("Status", 0, value_at("status", "phase")), AGE),
     "nodes": (
         NAME, ("Status", 0, _node_status), ("Roles", 0, _roles), AGE,
-        ("Version", 0, look("status", "nodeInfo", "kubeletVersion")),
+        ("Version", 0, value_at("status", "nodeInfo", "kubeletVersion")),
         ("Internal-IP", 1, _address("InternalIP")), ("External-IP", 1, _address("ExternalIP")),
-        ("OS-Image", 1, look("status", "nodeInfo", "osImage", default="<unknown>")),
-        ("Kernel-Version", 1, look("status", "nodeInfo", "kernelVersion", default="<unknown>")),
-        ("Container-Runtime", 1, look("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>")),
+        ("OS-Image", 1, value_at("status", "nodeInfo", "osImage", default="<unknown>")),
+        ("Kernel-Version", 1, value_at("status", "nodeInfo", "kernelVersion", default="<unknown>")),
+        ("Container-Runtime", 1, value_at("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>")),
     ),
     "pods": (
         NAME, ("Ready", 0, lambda o: pod_row(o).ready), ("Status", 0, lambda o: pod_row(o).status), ("Restarts", 0, _restarts), AGE,
-        ("IP", 1, look("status", "podIP", default=_NONE)), ("Node", 1, look("spec", "nodeName", default=_NONE)),
-        ("Nominated Node", 1, look("status", "nominatedNodeName", default=_NONE)),
+        ("IP", 1, value_at("status", "podIP", default=_NONE)), ("Node", 1, value_at("spec", "nodeName", default=_NONE)),
+        ("Nominated Node", 1, value_at("status", "nominatedNodeName", default=_NONE)),
         ("Readiness Gates", 1, lambda o: pod_row(o).gates or _NONE),
     ),
     "events": (
-        ("Last Seen", 0, _event_seen), ("Type", 0, look("type")), ("Reason", 0, look("reason")), ("Object", 0, _event_object),
-        ("Subobject", 1, look("involvedObject", "fieldPath")),
-        ("Source", 1, look("source", "component")), ("Message", 0, lambda o: str(o.get("message") or o.get("note") or "").strip()),
+        ("Last Seen", 0, _event_seen), ("Type", 0, value_at("type")), ("Reason", 0, value_at("reason")), ("Object", 0, _event_object),
+        ("Subobject", 1, value_at("involvedObject", "fieldPath")),
+        ("Source", 1, value_at("source", "component")), ("Message", 0, lambda o: str(o.get("message") or o.get("note") or "").strip()),
         ("Name", 1, lambda o: o["metadata"]["name"]),
     ),
-    "leases.coordination.k8s.io": (NAME, ("Holder", 0, look("spec", "holderIdentity")), AGE),
+    "leases.coordination.k8s.io": (NAME, ("Holder", 0, value_at("spec", "holderIdentity")), AGE),
     "serviceaccounts": (NAME, AGE),
     "configmaps": (NAME, ("Data", 0, _size("data", "binaryData")), AGE),
-    "secrets": (NAME, ("Type", 0, look("type")), ("Data", 0, _size("data")), AGE),
+    "secrets": (NAME, ("Type", 0, value_at("type")), ("Data", 0, _size("data")), AGE),
     "services": (
-        NAME, ("Type", 0, look("spec", "type")), ("Cluster-IP", 0, look("spec", "clusterIP", default=_NONE)),
+        NAME, ("Type", 0, value_at("spec", "type")), ("Cluster-IP", 0, value_at("spec", "clusterIP", default=_NONE)),
         ("External-IP", 0, lambda o: _NONE), ("Port(s)", 0, _ports), AGE, ("Selector", 1, _selector("spec", "selector")),
     ),
     "resourcequotas": (
         NAME, ("Request", 0, _quota("limits.", exclude=True)), ("Limit", 0, _quota("limits.", exclude=False)), AGE,
     ),
-    "limitranges": (NAME, ("Created At", 0, look("metadata", "creationTimestamp"))),
+    "limitranges": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
     "daemonsets.apps": (
         NAME, *((n, 0, _number("status", f)) for n, f in _DAEMONS),
         ("Node Selector", 0, _selector("spec", "template", "spec", "nodeSelector")), AGE, *_WORKLOAD,
@@ -279,26 +279,26 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         ("Completions", 0, _ratio(_number("status", "succeeded"), _number("spec", "completions"))),
         ("Duration", 0, _job_duration), AGE, *_WORKLOAD,
     ),
-    "roles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, look("metadata", "creationTimestamp"))),
-    "clusterroles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, look("metadata", "creationTimestamp"))),
+    "roles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
+    "clusterroles.rbac.authorization.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
     "rolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
     "clusterrolebindings.rbac.authorization.k8s.io": (NAME, ("Role", 0, _role), AGE, ("Users", 1, _subjects)),
     "priorityclasses.scheduling.k8s.io": (
         NAME, ("Value", 0, _number("value")), ("Global-Default", 0, lambda o: str(bool(o.get("globalDefault"))).lower()), AGE,
-        ("PreemptionPolicy", 0, look("preemptionPolicy")),
+        ("PreemptionPolicy", 0, value_at("preemptionPolicy")),
     ),
     "poddisruptionbudgets.policy": (
-        NAME, ("Min Available", 0, look("spec", "minAvailable", default="N/A")),
-        ("Max Unavailable", 0, look("spec", "maxUnavailable", default="N/A")),
+        NAME, ("Min Available", 0, value_at("spec", "minAvailable", default="N/A")),
+        ("Max Unavailable", 0, value_at("spec", "maxUnavailable", default="N/A")),
         ("Allowed Disruptions", 0, _number("status", "disruptionsAllowed")), AGE,
     ),
     "validatingadmissionpolicies.admissionregistration.k8s.io": (
         NAME, ("Validations", 0, lambda o: len(_list(o, "spec", "validations"))),
-        ("ParamKind", 0, look("spec", "paramKind", "kind", default="<unset>")), AGE,
+        ("ParamKind", 0, value_at("spec", "paramKind", "kind", default="<unset>")), AGE,
     ),
     "validatingadmissionpolicybindings.admissionregistration.k8s.io": (
-        NAME, ("PolicyName", 0, look("spec", "policyName")),
-        ("ParamRef", 0, look("spec", "paramRef", "name", default="<unset>")), AGE,
+        NAME, ("PolicyName", 0, value_at("spec", "policyName")),
+        ("ParamRef", 0, value_at("spec", "paramRef", "name", default="<unset>")), AGE,
     ),
     "validatingwebhookconfigurations.admissionregistration.k8s.io": (
         NAME, ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))), AGE,
@@ -306,10 +306,10 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
         NAME, ("Webhooks", 0, lambda o: len(_list(o, "webhooks"))), AGE,
     ),
-    "customresourcedefinitions.apiextensions.k8s.io": (NAME, ("Created At", 0, look("metadata", "creationTimestamp"))),
+    "customresourcedefinitions.apiextensions.k8s.io": (NAME, ("Created At", 0, value_at("metadata", "creationTimestamp"))),
     "resourceslices.resource.k8s.io": (
-        NAME, ("Node", 0, look("spec", "nodeName", default=_NONE)), ("Driver", 0, look("spec", "driver")),
-        ("Pool", 0, look("spec", "pool", "name")), AGE, ("Devices", 1, lambda o: len(_list(o, "spec", "devices"))),
+        NAME, ("Node", 0, value_at("spec", "nodeName", default=_NONE)), ("Driver", 0, value_at("spec", "driver")),
+        ("Pool", 0, value_at("spec", "pool", "name")), AGE, ("Devices", 1, lambda o: len(_list(o, "spec", "devices"))),
     ),
     "resourceclaims.resource.k8s.io": (NAME, ("State", 0, _claim_state), AGE, ("Devices", 1, _claim_devices)),
     "resourceclaimtemplates.resource.k8s.io": (NAME, AGE),
@@ -321,7 +321,11 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
 def table(
     columns: Sequence[Column], objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata"
 ) -> dict[str, Any]:
-    """A meta.k8s.io/v1 Table of the objects; ``include`` is how much of each row's object is sent: None, Metadata or Object."""
+    """Returns a meta.k8s.io/v1 Table of the objects.
+
+    Args:
+        include: how much of each object its row contains: None, Metadata or Object.
+    """
     columns = columns or (NAME, AGE)
     definitions = [
         {"name": n, "type": "string", "format": "name" if n == "Name" else "", "description": n, "priority": p}

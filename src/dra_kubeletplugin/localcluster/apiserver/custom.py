@@ -1,4 +1,4 @@
-"""Custom resources: a kind made of its CustomResourceDefinition, and its objects read and judged by the definition's schema."""
+"""Custom resources: makes a served kind from its CustomResourceDefinition, and validates objects with the definition's schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...resourceapi.validation import metadata as metadata_rules
 from ...resourceapi.validation.field_errors import FieldError, invalid, required, unsupported
 from ...scheduling.cel.patterns import regex
 from . import custom_rules
-from .columns import AGE, NAME, Column, look, since
+from .columns import AGE, NAME, Column, since, value_at
 from .kinds import ServedKind
 
 JSON = dict[str, Any]
@@ -27,7 +27,7 @@ _META = {"apiVersion", "kind", "metadata"}
 
 
 def kind_of(definition: JSON) -> ServedKind:
-    """The kind that a CustomResourceDefinition adds, with its served versions, the stored one first."""
+    """Returns the kind that a CustomResourceDefinition adds. The storage version is the first of its served versions."""
     spec = definition["spec"]
     names = spec["names"]
     served = [v for v in spec.get("versions") or () if v.get("served")]
@@ -52,19 +52,19 @@ def kind_of(definition: JSON) -> ServedKind:
 
 
 def _columns(version: Schema) -> tuple[Column, ...]:
-    given = version.get("additionalPrinterColumns") or ()
-    if not given:
+    declared = version.get("additionalPrinterColumns") or ()
+    if not declared:
         return (NAME, AGE)
-    return (NAME, *((c["name"], int(c.get("priority") or 0), _column(c)) for c in given))
+    return (NAME, *((c["name"], int(c.get("priority") or 0), _column(c)) for c in declared))
 
 
 def _column(column: Schema) -> Any:
-    found = look(*[p for p in re.split(r"[.\[\]'\\]+", str(column.get("jsonPath", ""))) if p])
+    found = value_at(*[p for p in re.split(r"[.\[\]'\\]+", str(column.get("jsonPath", ""))) if p])
     return (lambda obj: since(found(obj))) if column.get("type") == "date" else found
 
 
 def definition_faults(definition: JSON, old: JSON | None) -> list[FieldError]:
-    """Every fault of a CustomResourceDefinition that would leave its kind without a meaning."""
+    """Returns an error for each fault of a CustomResourceDefinition that prevents serving its kind."""
     spec, name = definition.get("spec") or {}, definition["metadata"].get("name", "")
     names, group = spec.get("names") or {}, spec.get("group", "")
     out: list[FieldError] = []
@@ -112,13 +112,13 @@ def _scale_faults(version: Schema, path: str) -> list[FieldError]:
         return []
     out = []
     for name, root, needed in _SCALE_PATHS:
-        given = str(scale.get(name) or "")
-        if not given and needed:
+        json_path = str(scale.get(name) or "")
+        if not json_path and needed:
             out.append(required(f"{path}.{name}"))
-        elif given and not given.startswith(root):
+        elif json_path and not json_path.startswith(root):
             out.append(
                 invalid(
-                    f"{path}.{name}", given, f"should be a json path under {root.rstrip('.') or '.spec or .status'}"
+                    f"{path}.{name}", json_path, f"should be a json path under {root.rstrip('.') or '.spec or .status'}"
                 )
             )
     return out
@@ -128,9 +128,10 @@ def _scale_faults(version: Schema, path: str) -> list[FieldError]:
 
 
 def pruned(obj: Mapping[str, Any], schema: Schema, unknown: list[str]) -> JSON:
-    """``obj`` without what its schema does not know; those paths are added to ``unknown``.
+    """Returns ``obj`` without the fields that the schema does not define. Appends the paths of these fields to ``unknown``.
 
-    Raises :class:`DecodeError` for metadata of a wrong type.
+    Raises:
+        DecodeError: A metadata field has a wrong type.
     """
     shape = shapes.named("apis.meta.v1.ObjectMeta")
     assert isinstance(shape, shapes.Struct)
@@ -171,7 +172,7 @@ def _items(schema: Schema) -> Schema:
 
 
 def fill(obj: Any, schema: Schema) -> None:
-    """Defaults of the schema, in place; a null that may not be null is as if absent."""
+    """Sets the schema's defaults in place. A null in a field that is not nullable counts as absent."""
     if isinstance(obj, dict):
         for name, inner in (schema.get("properties") or {}).items():
             if name in _META:
@@ -189,7 +190,7 @@ def fill(obj: Any, schema: Schema) -> None:
 
 
 def faults(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
-    """Every fault of an object, by the schema of the stored version."""
+    """Validates an object with the schema of the stored version, and returns all errors."""
     meta = obj["metadata"]
     out = metadata_rules.metadata(meta) if old is None else metadata_rules.updated_metadata(meta, wholly=False)
     schema = kind.schemas[kind.versions[0]]
@@ -198,7 +199,7 @@ def faults(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
 
 
 def _typed(kind: ServedKind, obj: JSON) -> JSON:
-    """As rules see an object: of its metadata, the names."""
+    """Returns an object as CEL rules see it: with apiVersion and kind, and only the names of its metadata."""
     meta = {k: v for k, v in obj["metadata"].items() if k in {"name", "generateName"}}
     return {**obj, "apiVersion": kind.api_version(kind.versions[0]), "kind": kind.kind, "metadata": meta}
 
@@ -247,18 +248,18 @@ def _faults(value: Any, schema: Schema, path: str) -> list[FieldError]:
 
 def _wrong_type(path: str, value: Any, wanted: str) -> FieldError:
     kinds = {bool: "boolean", str: "string", list: "array", dict: "object", int: "integer", float: "number"}
-    given = "null" if value is None else kinds.get(type(value), "object")
-    detail = f'{path} in body must be of type {wanted}: "{given}"'
-    return FieldError("FieldValueTypeInvalid", path, f'Invalid value: "{given}": {detail}')
+    actual = "null" if value is None else kinds.get(type(value), "object")
+    detail = f'{path} in body must be of type {wanted}: "{actual}"'
+    return FieldError("FieldValueTypeInvalid", path, f'Invalid value: "{actual}": {detail}')
 
 
-def _size(size: int, schema: Schema, path: str, what: str) -> list[FieldError]:
-    most, least = schema.get(f"max{what}"), schema.get(f"min{what}")
-    if most is not None and size > most:
-        return [FieldError("FieldValueTooLong", path, f"Too long: may not be more than {most}")]
-    if least is not None and size < least:
-        unit = "items" if what == "Items" else "chars long"
-        return [invalid(path, size, f"{path} in body should be at least {least} {unit}")]
+def _size(size: int, schema: Schema, path: str, suffix: str) -> list[FieldError]:
+    maximum, minimum = schema.get(f"max{suffix}"), schema.get(f"min{suffix}")
+    if maximum is not None and size > maximum:
+        return [FieldError("FieldValueTooLong", path, f"Too long: may not be more than {maximum}")]
+    if minimum is not None and size < minimum:
+        unit = "items" if suffix == "Items" else "chars long"
+        return [invalid(path, size, f"{path} in body should be at least {minimum} {unit}")]
     return []
 
 
@@ -280,22 +281,22 @@ def _format(value: str, schema: Schema, path: str) -> list[FieldError]:
 
 def _bounds(value: float, schema: Schema, path: str) -> list[FieldError]:
     out = []
-    if (least := schema.get("minimum")) is not None and value < least:
-        out.append(invalid(path, value, f"{path} in body should be greater than or equal to {least}"))
-    if (most := schema.get("maximum")) is not None and value > most:
-        out.append(invalid(path, value, f"{path} in body should be less than or equal to {most}"))
+    if (minimum := schema.get("minimum")) is not None and value < minimum:
+        out.append(invalid(path, value, f"{path} in body should be greater than or equal to {minimum}"))
+    if (maximum := schema.get("maximum")) is not None and value > maximum:
+        out.append(invalid(path, value, f"{path} in body should be less than or equal to {maximum}"))
     return out
 
 
 def merge_type(kind: ServedKind, version: str) -> Type:
-    """How objects of a custom kind are merged: as their schema says, with the metadata that all objects have."""
+    """Returns the merge type of a custom kind: its schema, with the metadata that all objects have."""
     schema = kind.schemas[version]
     always = {"metadata": {"$ref": "apis.meta.v1.ObjectMeta"}, "apiVersion": _TEXT, "kind": _TEXT}
     return from_schema({**schema, "properties": {**(schema.get("properties") or {}), **always}})
 
 
 def established(names: JSON, stored: list[str]) -> JSON:
-    """The status of a definition whose kind is served."""
+    """Returns the status of a CustomResourceDefinition whose kind is served."""
     from ...resourceapi.defaulting import now
 
     def condition(kind: str, reason: str, message: str) -> JSON:

@@ -1,6 +1,6 @@
-"""Rules of custom resources (``x-kubernetes-validations``): compiled by the schema's types, evaluated on objects and their changes.
+"""CEL validation rules of custom resources (``x-kubernetes-validations``): compiles and evaluates them.
 
-Source: Kubernetes' documentation, "Validation rules" of custom resources; KEP-2876, KEP-4008 (what did not change is not judged).
+Source: Kubernetes' documentation, "Validation rules" of custom resources; KEP-2876; KEP-4008 (skips unchanged values).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...scheduling.cel.values import NONE, CelError, CompileError, Optional, Typ
 JSON = dict[str, Any]
 Schema = Mapping[str, Any]
 RULES = "x-kubernetes-validations"
-_ROOT = "<nil>"  # as Kubernetes prints the path of a whole object
+_ROOT = "<nil>"  # Kubernetes prints this as the path of the whole object
 _BOOL, _STRING = Type("bool"), Type("string")
 _SCALARS = {"string": "string", "boolean": "bool", "integer": "int", "number": "double"}
 _FORMATS = {
@@ -49,7 +49,12 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Rule:
-    """``transition``: it compares with what was there before, and is for updates only unless that is optional."""
+    """A compiled rule.
+
+    Attributes:
+        transition: the rule compares with the old value, so it runs on updates only, unless ``optional_old`` is set.
+        optional_old: ``oldSelf`` is an optional value, and the rule also runs on creation.
+    """
 
     expression: Expression
     message: str
@@ -64,7 +69,7 @@ class Rule:
 
 
 def escaped(name: str) -> str:
-    """A property's name as expressions write it."""
+    """Returns a property's name as CEL expressions write it."""
     if name in _KEYWORDS:
         return f"__{name}__"
     for plain, word in _ESCAPES:
@@ -78,13 +83,13 @@ def _fields(schema: Schema, *, root: bool) -> Mapping[str, Schema]:
 
 
 class _Types:
-    """The types of a schema, and the fields of its objects by the name of their type."""
+    """The CEL types of a schema. ``objects`` maps the name of an object type to its fields."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Type]] = {}
 
     def of(self, schema: Schema, *, root: bool = False) -> Type | None:
-        """None for what expressions cannot reach: fields of no known type."""
+        """Returns the CEL type of a schema; None for a field without a known type, which expressions cannot use."""
         if schema.get("x-kubernetes-int-or-string"):
             return DYN
         kind = schema.get("type", "")
@@ -107,7 +112,7 @@ class _Types:
 
 
 def _value(value: Any, schema: Schema, *, root: bool = False) -> Any:
-    """A value as expressions see it."""
+    """Converts a JSON value to the value that CEL expressions use."""
     if isinstance(value, dict):
         rest = schema.get("additionalProperties")
         if isinstance(rest, Mapping):
@@ -133,7 +138,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 def fits_format(text: str, name: str) -> bool:
-    """Whether a text is of a format that expressions have a type for; of others nothing is said."""
+    """Returns whether a text fits a format that has a CEL type. Any text fits other formats."""
     read = _READ.get(name)
     try:
         return read is None or read(text) is not None
@@ -145,19 +150,19 @@ def fits_format(text: str, name: str) -> bool:
 
 
 def definition_faults(schema: Schema, path: str) -> list[FieldError]:
-    """Every rule below a schema that does not compile; ``path`` is the schema's in its definition."""
+    """Returns an error for each rule in a schema that does not compile. ``path`` is the schema's path in its definition."""
     out: list[FieldError] = []
     for node, where, root in _nodes(schema, path, root=True):
-        for i, given in enumerate(node.get(RULES) or ()):
+        for i, declared in enumerate(node.get(RULES) or ()):
             try:
-                _compile(given, node, root=root)
+                _compile(declared, node, root=root)
             except CompileError as e:
-                out.append(invalid(f"{where}.{RULES}[{i}].rule", given.get("rule"), str(e)))
+                out.append(invalid(f"{where}.{RULES}[{i}].rule", declared.get("rule"), str(e)))
             except RecursionError:
-                out.append(invalid(f"{where}.{RULES}[{i}].rule", given.get("rule"), "it is nested too deeply"))
-            if given.get("reason", "FieldValueInvalid") not in _REASONS:
+                out.append(invalid(f"{where}.{RULES}[{i}].rule", declared.get("rule"), "it is nested too deeply"))
+            if declared.get("reason", "FieldValueInvalid") not in _REASONS:
                 out.append(
-                    invalid(f"{where}.{RULES}[{i}].reason", given["reason"], f"must be one of {', '.join(_REASONS)}")
+                    invalid(f"{where}.{RULES}[{i}].reason", declared["reason"], f"must be one of {', '.join(_REASONS)}")
                 )
     return out
 
@@ -171,21 +176,21 @@ def _nodes(schema: Schema, path: str, *, root: bool = False) -> Iterator[tuple[S
             yield from _nodes(inner, f"{path}.{key}")
 
 
-def _compile(given: Schema, schema: Schema, *, root: bool) -> Rule:
-    """Raises :class:`CompileError`."""
+def _compile(declared: Schema, schema: Schema, *, root: bool) -> Rule:
+    """Compiles a rule. Raises :class:`CompileError`."""
     types = _Types()
     own = types.of(schema, root=root) or DYN
-    text = str(given.get("rule") or "")
-    optional = bool(given.get("optionalOldSelf"))
+    text = str(declared.get("rule") or "")
+    optional = bool(declared.get("optionalOldSelf"))
     old = Type("optional_type", (own,)) if optional else own
     environment = CelEnvironment({"self": own, "oldSelf": old}, types.objects)
-    message = given.get("messageExpression")
+    message = declared.get("messageExpression")
     return Rule(
         Expression(text, environment, _BOOL),
-        str(given.get("message") or ""),
+        str(declared.get("message") or ""),
         Expression(str(message), environment, _STRING) if message else None,
-        str(given.get("reason") or "FieldValueInvalid"),
-        str(given.get("fieldPath") or ""),
+        str(declared.get("reason") or "FieldValueInvalid"),
+        str(declared.get("fieldPath") or ""),
         _names_old(text),
         optional,
     )
@@ -203,20 +208,20 @@ def _names_old(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _rules(schema: str, *, root: bool) -> tuple[Rule, ...]:
-    """The compiled rules of one node of a schema, by its JSON."""
+    """Returns the compiled rules of one schema node. Its JSON text is the cache key."""
     node = json.loads(schema)
-    return tuple(_compile(given, node, root=root) for given in node.get(RULES) or ())
+    return tuple(_compile(declared, node, root=root) for declared in node.get(RULES) or ())
 
 
 # --- objects ----------------------------------------------------------------------------------------
 
 
 def faults(obj: JSON, old: JSON | None, schema: Schema) -> list[FieldError]:
-    """Every rule that an object breaks. It must be valid by its schema."""
-    return list(_judged(obj, old, schema, "", Budget(), root=True))
+    """Returns an error for each rule that an object breaks. The object must be valid for its schema."""
+    return list(_violations(obj, old, schema, "", Budget(), root=True))
 
 
-def _judged(
+def _violations(
     value: Any, old: Any, schema: Schema, path: str, budget: Budget, *, root: bool = False
 ) -> Iterator[FieldError]:
     if value is None:
@@ -231,14 +236,14 @@ def _judged(
             inner = fields.get(key) or (rest if isinstance(rest, Mapping) else None)
             if inner is not None:
                 where = f"{path}[{key}]" if key not in fields else f"{path}.{key}" if path else key
-                yield from _judged(item, before.get(key), inner, where, budget)
+                yield from _violations(item, before.get(key), inner, where, budget)
     elif isinstance(value, list) and isinstance(items := schema.get("items"), Mapping):
         for i, item in enumerate(value):
-            yield from _judged(item, _same_item(item, old, schema), items, f"{path}[{i}]", budget)
+            yield from _violations(item, _same_item(item, old, schema), items, f"{path}[{i}]", budget)
 
 
 def _same_item(item: Any, old: Any, schema: Schema) -> Any:
-    """What an item of a list was before: known of lists whose items have keys."""
+    """Returns a list item's old value; None unless the list's items have keys."""
     keys = schema.get("x-kubernetes-list-map-keys") or ()
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return None
@@ -260,7 +265,7 @@ def _broken(
         known = {"self": _value(value, schema, root=root), "oldSelf": before}
         if rule.expression.evaluate(known, budget):
             return
-        message = _said(rule, known, budget) or rule.message or f"failed rule: {rule.expression.text}"
+        message = _message_of(rule, known, budget) or rule.message or f"failed rule: {rule.expression.text}"
     except CelError as e:
         yield FieldError(
             "FieldValueInvalid",
@@ -273,7 +278,7 @@ def _broken(
     yield FieldError(rule.reason, where or _ROOT, text)
 
 
-def _said(rule: Rule, known: Mapping[str, Any], budget: Budget) -> str:
+def _message_of(rule: Rule, known: Mapping[str, Any], budget: Budget) -> str:
     if rule.message_expression is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Deleting objects: preconditions, grace, finalizers, what goes with its owner, and namespaces with all that is in them."""
+"""Deletes objects: preconditions, grace periods, finalizers, dependents, and namespaces with their contents."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _ORPHAN, _FOREGROUND, _BACKGROUND = "Orphan", "Foreground", "Background"
-_NAMESPACE_WAIT = 1.0  # seconds; Kubernetes has 5
-_HOLDS = "foregroundDeletion"
+_NAMESPACE_WAIT = 1.0  # seconds; Kubernetes waits 5
+_FOREGROUND_FINALIZER = "foregroundDeletion"
 
 
 class Deleter:
-    """Args:
-    gone: told of every object that has gone: what else follows from it.
+    """Deletes objects and collects their dependents.
+
+    Args:
+        on_removed: called with each removed object.
     """
 
     def __init__(
-        self, storage: Storage, registry: Registry, reader: Reader, gone: Callable[[ServedKind, JSON], None]
+        self, storage: Storage, registry: Registry, reader: Reader, on_removed: Callable[[ServedKind, JSON], None]
     ) -> None:
         self.storage, self.registry, self.reader = storage, registry, reader
-        self._waiting: dict[str, asyncio.TimerHandle] = {}  # by the namespace that is emptied then
-        self._told = gone
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the namespace that the timer empties
+        self._on_removed = on_removed
 
     async def delete(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         options = self._options(request)
         await self._admitted(target, options, admission)
-        obj, gone = self.one(
+        obj, removed = self.delete_one(
             target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
         )
-        if gone and target.kind.storage not in {"pods"} and not target.kind.graceful:
+        if removed and target.kind.storage not in {"pods"} and not target.kind.graceful:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
         return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
 
     async def _admitted(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
-        """Raises :class:`Refusal`."""
+        """Runs validating admission for a deletion. Raises :class:`StatusError`."""
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is not None:
             await admission.validate(target, None, old, options=options)
@@ -54,15 +56,16 @@ class Deleter:
         options = self._options(request)
         matches, _ = self.reader.matching(request, target)
         dry, grace = dry_run(request, options), number(request, "gracePeriodSeconds")
-        answer = self.reader.list(request, target)
+        response = self.reader.list(request, target)
         for obj in self.storage.list(target.storage, target.namespace):
             if matches(obj):
                 meta = obj["metadata"]
-                one = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
-                await self._admitted(one, options, admission)
-                if self.storage.get(one.storage, one.namespace, one.name) is not None:  # it may have gone with another
-                    self.one(one, options, dry=dry, grace=grace)
-        return answer
+                item = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
+                await self._admitted(item, options, admission)
+                # The deletion of an earlier object may have removed it.
+                if self.storage.get(item.storage, item.namespace, item.name) is not None:
+                    self.delete_one(item, options, dry=dry, grace=grace)
+        return response
 
     @staticmethod
     def _options(request: Request) -> JSON:
@@ -81,8 +84,12 @@ class Deleter:
             raise bad_request(f"gracePeriodSeconds: Invalid value: {grace}: must be a number that is not negative")
         return options
 
-    def one(self, target: RequestInfo, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:
-        """Deletes one object, or marks it; the object then, and whether it has gone."""
+    def delete_one(self, target: RequestInfo, options: JSON, *, dry: bool, grace: int | None) -> tuple[JSON, bool]:
+        """Deletes an object, or marks it as being deleted.
+
+        Returns:
+            The object, and whether it was removed.
+        """
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is None:
             raise not_found(target)
@@ -96,10 +103,10 @@ class Deleter:
         seconds = self._grace(target.kind, obj, options, grace)
         policy = options.get("propagationPolicy") or (_ORPHAN if options.get("orphanDependents") else _BACKGROUND)
         finalizers = self._finalizers(meta, policy)
-        waits = bool(
+        is_kept = bool(
             seconds or finalizers or (target.storage == "namespaces" and (obj.get("spec") or {}).get("finalizers"))
         )
-        if waits:
+        if is_kept:
             if meta.get("deletionTimestamp"):
                 seconds = min(seconds, meta.get("deletionGracePeriodSeconds", seconds))
             meta.setdefault("deletionTimestamp", now())
@@ -109,21 +116,21 @@ class Deleter:
             if target.storage == "namespaces":
                 obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
         if dry:
-            return obj, not waits
+            return obj, not is_kept
         if policy == _ORPHAN:
-            self._set_free(meta["uid"])
-        if not waits:
+            self._orphan_dependents(meta["uid"])
+        if not is_kept:
             return self.remove(target, obj), True
         if not same_object(obj, old):
             obj = self.storage.put(target.storage, obj, fresh=True)
         return self._after_mark(target, obj, policy)
 
     def _after_mark(self, target: RequestInfo, obj: JSON, policy: str) -> tuple[JSON, bool]:
-        """What follows from an object's deletion before it goes."""
+        """Empties a namespace or collects dependents after an object was marked as being deleted."""
         if target.storage == "namespaces":
             self.empty_soon(target.name)
         if policy == _FOREGROUND:
-            self._collect(obj["metadata"]["uid"])
+            self._collect_dependents(obj["metadata"]["uid"])
         kept = self.storage.get(target.storage, target.namespace, target.name)
         return (kept, False) if kept is not None else (obj, True)
 
@@ -133,20 +140,20 @@ class Deleter:
             return 0
         if (obj.get("status") or {}).get("phase") in {"Succeeded", "Failed"}:
             return 0
-        asked = options.get("gracePeriodSeconds")
-        asked = grace if asked is None else asked
-        return max(0, int(asked if asked is not None else obj["spec"].get("terminationGracePeriodSeconds", 30)))
+        requested = options.get("gracePeriodSeconds")
+        requested = grace if requested is None else requested
+        return max(0, int(requested if requested is not None else obj["spec"].get("terminationGracePeriodSeconds", 30)))
 
     def _finalizers(self, meta: JSON, policy: str) -> list[str]:
         found = list(meta.get("finalizers") or ())
-        if policy == _FOREGROUND and _HOLDS not in found and self.storage.owned(meta["uid"]):
-            found.append(_HOLDS)
+        if policy == _FOREGROUND and _FOREGROUND_FINALIZER not in found and self.storage.owned(meta["uid"]):
+            found.append(_FOREGROUND_FINALIZER)
         return found
 
     # --- going ----------------------------------------------------------------------------------
 
     def finish(self, target: RequestInfo, obj: JSON) -> JSON | None:
-        """An object that is marked and was written: gone now, or None where something still holds it."""
+        """Removes an object that is marked as being deleted. Returns None if finalizers or a grace period still hold it."""
         meta = obj["metadata"]
         if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
             return None
@@ -156,37 +163,40 @@ class Deleter:
         return self.remove(target, obj)
 
     def remove(self, target: RequestInfo, obj: JSON) -> JSON:
-        """The object goes, and what it alone owns; its owners go that waited for it, and a namespace that was."""
-        gone = self.storage.remove(target.storage, target.namespace, target.name) or obj
-        self._told(target.kind, gone)
-        self._collect(obj["metadata"]["uid"])
+        """Removes an object and its dependents that have no other owner.
+
+        Then removes owners that waited for it (foreground deletion), and its namespace if that waited to become empty.
+        """
+        removed = self.storage.remove(target.storage, target.namespace, target.name) or obj
+        self._on_removed(target.kind, removed)
+        self._collect_dependents(obj["metadata"]["uid"])
         for owner in obj["metadata"].get("ownerReferences") or ():
             self._release(owner.get("uid", ""))
         if target.namespace:
-            self._settle_namespace(target.namespace)
-        return gone
+            self._finish_namespace(target.namespace)
+        return removed
 
     def _target(self, kind: str, namespace: str, name: str) -> RequestInfo | None:
         found = self.registry.by_key(kind)
         return RequestInfo(found, found.versions[0], namespace, name, "") if found else None
 
-    def _collect(self, owner: str) -> None:
-        """What an owner that goes alone has owned goes too; what has another owner loses this one."""
+    def _collect_dependents(self, owner: str) -> None:
+        """Deletes an owner's dependents that have no other living owner. Removes the owner's reference from the others."""
         for kind, (namespace, name) in self.storage.owned(owner):
             obj = self.storage.get(kind, namespace, name)
             target = self._target(kind, namespace, name)
             if obj is None or target is None:
                 continue
             others = [o for o in obj["metadata"].get("ownerReferences") or () if o.get("uid") != owner]
-            if any(self._lives(o) for o in others):
+            if any(self._exists(o) for o in others):
                 self._put(target, {**obj, "metadata": {**obj["metadata"], "ownerReferences": others}})
             elif not obj["metadata"].get("deletionTimestamp"):
-                self.one(target, {}, dry=False, grace=None)
+                self.delete_one(target, {}, dry=False, grace=None)
 
-    def _lives(self, owner: JSON) -> bool:
+    def _exists(self, owner: JSON) -> bool:
         return self.storage.with_uid(str(owner.get("uid", ""))) is not None
 
-    def _set_free(self, owner: str) -> None:
+    def _orphan_dependents(self, owner: str) -> None:
         for kind, (namespace, name) in self.storage.owned(owner):
             obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
             if obj is None or target is None:
@@ -200,7 +210,7 @@ class Deleter:
         self.storage.put(target.storage, obj)
 
     def _release(self, uid: str) -> None:
-        """An owner that waits for all it owned goes with the last of it."""
+        """Removes an owner that waits for its dependents (foreground deletion) once the last dependent is removed."""
         if not uid or self.storage.owned(uid):
             return
         found = self.storage.with_uid(uid)
@@ -208,40 +218,42 @@ class Deleter:
             return
         kind, (namespace, name) = found
         obj, target = self.storage.get(kind, namespace, name), self._target(kind, namespace, name)
-        if obj is None or target is None or _HOLDS not in (obj["metadata"].get("finalizers") or ()):
+        if obj is None or target is None or _FOREGROUND_FINALIZER not in (obj["metadata"].get("finalizers") or ()):
             return
-        left = [f for f in obj["metadata"]["finalizers"] if f != _HOLDS]
-        freed = {**obj, "metadata": {**obj["metadata"], "finalizers": left}}
+        remaining = [f for f in obj["metadata"]["finalizers"] if f != _FOREGROUND_FINALIZER]
+        freed = {**obj, "metadata": {**obj["metadata"], "finalizers": remaining}}
         if self.finish(target, freed) is None:
             self.storage.put(kind, freed)
 
     # --- namespaces -----------------------------------------------------------------------------
 
     def empty_soon(self, namespace: str) -> None:
-        """What is in a namespace on its way out is deleted in a while, as the namespace controller waits before it begins: who
-        deletes a manifest's objects one by one finds them."""
-        if namespace not in self._waiting:
+        """Deletes the contents of a terminating namespace after a delay.
+
+        The namespace controller waits too. So a client that deletes a manifest's objects one by one still finds them.
+        """
+        if namespace not in self._timers:
             loop = asyncio.get_running_loop()
-            self._waiting[namespace] = loop.call_later(_NAMESPACE_WAIT, self._empty, namespace)
+            self._timers[namespace] = loop.call_later(_NAMESPACE_WAIT, self._empty, namespace)
 
     def close(self) -> None:
-        """What waits is left to the next server."""
-        for timer in self._waiting.values():
+        """Cancels the timers of terminating namespaces. The next server empties these namespaces."""
+        for timer in self._timers.values():
             timer.cancel()
 
     def _empty(self, namespace: str) -> None:
-        self._waiting.pop(namespace, None)
+        self._timers.pop(namespace, None)
         for kind, obj in list(self.storage.in_namespace(namespace)):
             meta = obj["metadata"]
             target = self._target(kind, namespace, meta["name"])
             if target is None or meta.get("deletionTimestamp"):
                 continue
             if self.storage.get(kind, namespace, meta["name"]) is not None:
-                self.one(target, {}, dry=False, grace=None)
-        self._settle_namespace(namespace)
+                self.delete_one(target, {}, dry=False, grace=None)
+        self._finish_namespace(namespace)
 
-    def _settle_namespace(self, name: str) -> None:
-        """A namespace on its way out goes when nothing is left in it."""
+    def _finish_namespace(self, name: str) -> None:
+        """Removes a terminating namespace once it is empty."""
         found = self.storage.get("namespaces", "", name)
         if found is None or not found["metadata"].get("deletionTimestamp"):
             return

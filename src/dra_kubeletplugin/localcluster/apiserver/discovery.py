@@ -1,4 +1,4 @@
-"""What clients ask before they ask for objects: groups, versions, resources, and this server's version."""
+"""API discovery: the served groups, versions and resources, and the server's version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kinds import Registry, ServedKind
 JSON = dict[str, Any]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _NEWEST_FIRST = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-_SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind where it is another
+_SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind if it is not the resource's own
     "status": (["get", "patch", "update"], {}),
     "scale": (["get", "patch", "update"], {"group": "autoscaling", "version": "v1", "kind": "Scale"}),
     "binding": (["create"], {"kind": "Binding"}),
@@ -23,18 +23,18 @@ _SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind wher
     "attach": (["create", "get"], {"kind": "PodAttachOptions"}),
     "portforward": (["create", "get"], {"kind": "PodPortForwardOptions"}),
 }
-_UNLISTED = {("ResourceClaim", "binding"), ("ResourceClaim", "driver")}  # words of RBAC only
+_UNLISTED = {("ResourceClaim", "binding"), ("ResourceClaim", "driver")}  # exist in RBAC rules only
 
 
 class Discovery:
-    """``served`` are the versions of resource.k8s.io."""
+    """The discovery documents of one server. In its methods ``served`` are the served versions of resource.k8s.io."""
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry = registry
         self.version = version
 
-    def answer(self, path: str, served: Collection[str]) -> JSON | None:
-        """The document at ``path``; None where it is no discovery path."""
+    def document_at(self, path: str, served: Collection[str]) -> JSON | None:
+        """Returns the document at ``path``; None if it is not a discovery path."""
         match [p for p in path.split("/") if p]:
             case ["api"]:
                 return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
@@ -49,8 +49,8 @@ class Discovery:
                 return self._resources(group, version)
             case ["version"]:
                 minor = self.version.split(".")[1]
-                told = {"major": "1", "minor": minor, "gitVersion": f"{self.version}+dra-local"}
-                return {**told, "platform": "linux/amd64"}
+                version_info = {"major": "1", "minor": minor, "gitVersion": f"{self.version}+dra-local"}
+                return {**version_info, "platform": "linux/amd64"}
             case ["healthz" | "livez" | "readyz"]:
                 return {"status": "ok"}
         return None

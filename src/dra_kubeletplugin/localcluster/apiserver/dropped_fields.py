@@ -1,7 +1,7 @@
-"""Fields that a release does not know, or whose feature gate is off: they go before anything looks at them.
+"""Drops fields that the emulated release does not know, or whose feature gate is off.
 
-What an object has already stays, whatever is sent beside it: an update of something else must not break what runs. Source: the
-strategies of Kubernetes, ``dropDisabledFields``.
+A field that the stored object already uses stays, so that an unrelated update does not break a running workload.
+Source: the strategies of Kubernetes, ``dropDisabledFields``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REQUESTS = ("devices.requests[].exactly.", "devices.requests[].firstAvailable[]
 
 
 def _requests(*fields: str) -> tuple[str, ...]:
-    """Fields of requests and of alternatives, in a claim's spec."""
+    """Returns the paths of fields of requests and of their alternatives, in a claim's spec."""
     return tuple(f"spec.{where}{field}" for where in _REQUESTS for field in fields)
 
 
@@ -87,8 +87,10 @@ _ALWAYS_OFF: Mapping[tuple[str, str], tuple[str, ...]] = {
         f"spec.{f}" for f in ("schedulingConstraints", "preemptionPolicy", "parentCompositePodGroupName")
     ),
 }
-"""What depends on gates of scheduling, which are off by default and not among those that can be switched here:
-TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy, CompositePodGroup."""
+"""Fields of scheduling gates that are off by default and cannot be switched on here.
+
+These are TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy and CompositePodGroup.
+"""
 _SINCE: Mapping[str, str] = {
     "DRAListTypeAttributes": "1.36",
     "DRANodeAllocatableResources": "1.36",
@@ -97,28 +99,35 @@ _SINCE: Mapping[str, str] = {
     "DRADerivedAttributes": "1.37",
     "DRADeviceCompatibilityGroups": "1.37",
 }
-"""The release that brought the fields of a gate; all others are as old as the API."""
+"""The first release with the fields of a gate. The fields of all other gates exist in every supported release."""
 _FORMS = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableResources": ("1.37", "")}
-"""A field that was replaced by another: its first and its last release."""
+"""Fields that exist in some releases only: the first and the last release; an empty last release means no end."""
 
 
 def known(kind: ServedKind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
-    """An object in v1 without what the release has never heard of, as decoding leaves it; and the paths of that."""
-    gone: list[str] = []
-    for path in _said(obj, [p for g, p in _paths(kind) if not _knows(features, g, p)]):
-        obj = obj if gone else copy.deepcopy(obj)
+    """Removes fields that the release does not know, as its decoder does.
+
+    Args:
+        obj: an object in v1; it is not changed.
+
+    Returns:
+        The object without these fields, and their paths.
+    """
+    removed: list[str] = []
+    for path in _occurring(obj, [p for g, p in _paths(kind) if not _knows(features, g, p)]):
+        obj = obj if removed else copy.deepcopy(obj)
         for owner, key, where in list(_found(obj, path.split("."), "")):
             del owner[key]
-            gone.append(where)
-    return obj, gone
+            removed.append(where)
+    return obj, removed
 
 
 def _paths(kind: ServedKind) -> Iterator[tuple[str, str]]:
     return ((gate, path) for gate, paths in _GATED.get(kind.kind, {}).items() for path in paths)
 
 
-def _said(obj: JSON, paths: Sequence[str]) -> list[str]:
-    """The paths whose last name is somewhere in the object: seen in its text sooner than by a walk through all devices."""
+def _occurring(obj: JSON, paths: Sequence[str]) -> list[str]:
+    """Returns the paths whose last name occurs in the object's JSON text. A text search is faster than a walk through all devices."""
     if not paths:
         return []
     text = msgspec.json.encode(obj)
@@ -131,13 +140,13 @@ def _knows(features: Features, gate: str, path: str) -> bool:
 
 
 def drop(kind: ServedKind, obj: JSON, old: JSON | None, features: Features) -> None:
-    """Takes away what depends on a gate that is off, unless the object used it before."""
+    """Removes fields of disabled gates in place, unless the old object already uses the gate's fields."""
     off = _ALWAYS_OFF.get((kind.kind, features.release), ())
-    said = set(_said(obj, [*off, *(p for g, p in _paths(kind) if not features.has(g))]))
+    occurring = set(_occurring(obj, [*off, *(p for g, p in _paths(kind) if not features.has(g))]))
     for paths in (*_GATED.get(kind.kind, {}).values(), *((p,) for p in off)):
-        if said.isdisjoint(paths) or (old is not None and any(_is_used(old, p) for p in paths)):
+        if occurring.isdisjoint(paths) or (old is not None and any(_is_used(old, p) for p in paths)):
             continue
-        for path in said.intersection(paths):
+        for path in occurring.intersection(paths):
             for owner, key, _ in list(_found(obj, path.split("."), "")):
                 del owner[key]
 
@@ -147,7 +156,7 @@ def _is_used(obj: JSON, path: str) -> bool:
 
 
 def _found(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, str, str]]:
-    """The owners and names of all fields at a path that are there, with the path as messages have it."""
+    """Yields each existing field at a path: its parent, its name, and its path as messages write it."""
     step, rest = steps[0], steps[1:]
     name, listed = step.removesuffix("[]"), step.endswith("[]")
     if not isinstance(obj, dict):

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose."""
+"""Fault injection for the API server: outages, delays, conflicts, throttling and dropped fields."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ GATED = {
     "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools", "consumesCounters", "ints",
     "perDeviceNodeSelection", "requestPolicy", "sharedCounters", "strings", "taints", "versions",
 }  # fmt: skip
-"""Fields of slices that a feature gate of some version takes away."""
+"""Fields of slices that a feature gate removes in some release."""
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 
 
 @dataclass
 class Faults:
     down: bool = False
-    delay: float = 0.0  # seconds before each answer
+    delay: float = 0.0  # seconds before each response
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
-    served: set[str] | None = None  # the versions of resource.k8s.io that there are; None: as the release has them
+    served: set[str] | None = None  # served versions of resource.k8s.io; None: the release's own
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def drop(self, fields: Collection[str]) -> None:
-        """Drops these fields of slices from now on, none where there are none. Raises ``ValueError`` for what is no such field."""
+        """Drops these fields of slices from now on; an empty collection drops none. Raises ``ValueError`` for an unknown field."""
         _check("field of slices", fields, GATED)
         self.dropped = set(fields)
 
     def serve(self, versions: Collection[str]) -> None:
-        """Serves only these, all where there are none. Raises ``ValueError`` for what is no version of ``resource.k8s.io``."""
+        """Serves only these versions of resource.k8s.io; an empty collection serves all. Raises ``ValueError`` for an unknown version."""
         _check("version of resource.k8s.io", versions, VERSIONS)
         self.served = set(versions) or None
 
 
-def _check(what: str, given: Collection[str], known: Collection[str]) -> None:
-    for name in given:
+def _check(noun: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise ValueError(f"no {what} {name!r}, only {', '.join(sorted(known))}{hint}")
+            nearest = difflib.get_close_matches(name, known, 1)
+            hint = f": did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"no {noun} {name!r}, only {', '.join(sorted(known))}{hint}")

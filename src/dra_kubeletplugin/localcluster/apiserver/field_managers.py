@@ -1,4 +1,4 @@
-"""Field managers of a request: who writes, what may be written by it, and what becomes of ``metadata.managedFields``."""
+"""Field managers of a request: determines the writer, the fields it may write, and the new ``metadata.managedFields``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def check_options(request: Request, *, is_apply: bool) -> None:
-    """Raises :class:`StatusError` for options of a patch that do not fit it."""
+    """Raises :class:`StatusError` for patch options that are invalid or do not fit the patch type."""
     name = request.query.get("fieldManager", "")
     causes = []
     if is_apply and not name:
@@ -36,10 +36,10 @@ def check_options(request: Request, *, is_apply: bool) -> None:
         causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
     if len(name.encode()) > _LONGEST:
         causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_LONGEST} bytes"))
-    odd = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
-    if odd:
+    bad_character = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
+    if bad_character:
         quoted = name.encode("unicode_escape").decode()
-        rule = f'Invalid value: "{quoted}": invalid character U+{ord(odd[1]):04X} (at position {odd[0]})'
+        rule = f'Invalid value: "{quoted}": invalid character U+{ord(bad_character[1]):04X} (at position {bad_character[0]})'
         causes.append(("FieldValueInvalid", "fieldManager", rule))
     if causes:
         text = ", ".join(f"{where}: {message}" for _, where, message in causes)
@@ -51,9 +51,9 @@ def check_options(request: Request, *, is_apply: bool) -> None:
 
 
 def check_applied(target: RequestInfo, applied: Any) -> JSON:
-    """What a client applies, with its name. Raises :class:`StatusError`."""
+    """Returns an applied configuration with its name set. Raises :class:`StatusError` if it does not fit the request."""
     if not isinstance(applied, dict):
-        raise StatusError(400, "BadRequest", "the body is no object")
+        raise StatusError(400, "BadRequest", "the body is not an object")
     version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
     if (version, kind) != (target.kind.api_version(target.version), target.kind.kind):
         group, _, short = version.rpartition("/")
@@ -76,9 +76,13 @@ def check_applied(target: RequestInfo, applied: Any) -> JSON:
 
 
 def applied(request: Request, target: RequestInfo, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
-    """What comes of applying ``config`` to the stored object, in the request's version, and the managed fields then.
+    """Applies ``config`` to the stored object.
 
-    Raises :class:`StatusError`.
+    Returns:
+        The merged object in the request's version, and its managed fields.
+
+    Raises:
+        StatusError: Another manager has an applied field, or ``config`` does not fit its kind.
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)
@@ -106,32 +110,34 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
 
 
 def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
-    """What ``kubectl apply`` without ``--server-side`` has said and is so still: with ``--server-side`` it may say it anew.
+    """Returns the unchanged fields from a client-side ``kubectl apply``, which ``kubectl apply --server-side`` may take over.
 
     Source: apimachinery's ``managedfields``, the last-applied manager.
     """
     note = (live["metadata"].get("annotations") or {}).get(_LAST_APPLIED)
     try:
-        said = msgspec.json.decode(note or "null")
-        if not isinstance(said, dict) or said.get("apiVersion") != live["apiVersion"]:
+        last_applied = msgspec.json.decode(note or "null")
+        if not isinstance(last_applied, dict) or last_applied.get("apiVersion") != live["apiVersion"]:
             return set()
-        typed.check(said, rules.type)
-        differs = typed.compare(said, live, rules.type)
-        return typed.paths_of(said, rules.type) - differs.modified - differs.added - differs.removed
+        typed.check(last_applied, rules.type)
+        differs = typed.compare(last_applied, live, rules.type)
+        return typed.paths_of(last_applied, rules.type) - differs.modified - differs.added - differs.removed
     except (msgspec.DecodeError, typed.SchemaError):
         return set()
 
 
-def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON, asked: Any = None) -> list[JSON]:
-    """The managed fields after a write that is no apply, of objects as they are stored.
+def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON, requested: Any = None) -> list[JSON]:
+    """Returns the managed fields after a write that is not an apply.
 
-    ``asked`` is what the request itself says of them, None for nothing; a subresource has no say.
+    Args:
+        live, new: the object before and after the write, as stored.
+        requested: the ``managedFields`` in the request; None if it has none. Writes to a subresource ignore it.
     """
     before = (live or {}).get("metadata", {}).get("managedFields")
-    if asked is not None and not target.sub:
-        if apply.is_reset(asked):
+    if requested is not None and not target.sub:
+        if apply.is_reset(requested):
             return []
-        before = asked or before
+        before = requested or before
     rules = _rules(target, target.kind.versions[0])
     manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
     named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
@@ -160,7 +166,7 @@ def _rules(target: RequestInfo, version: str) -> Rules:
 
 
 def _empty(target: RequestInfo, *, stored: bool) -> JSON:
-    """An object of which nothing has been said, as a server written in Go makes it: structs are there, maps are not."""
+    """Returns an empty object as a server in Go makes it: struct fields exist, maps do not."""
     kind = target.kind
     if kind.structured:
         out = schema.decode({}, kind.kind)

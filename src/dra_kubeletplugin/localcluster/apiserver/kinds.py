@@ -1,4 +1,4 @@
-"""Which resources are served: their groups, versions, names, subresources, and what may be selected of them."""
+"""The served resources: groups, versions, names, subresources and selectable fields."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NAMESPACED = ("metadata.name", "metadata.namespace")
 
 @dataclass(frozen=True)
 class ServedKind:
-    """One resource in all its versions, best first.
+    """One resource in all its versions, the preferred one first.
 
     Attributes:
-        stored_as: the key of the kind whose objects these are, seen in another group; empty for its own.
-        graceful: deletion waits for somebody, as a pod's does for its kubelet.
-        subresources: those beside ``status``.
-        selectable: paths of fields by which lists can be selected, beside name and namespace.
-        refused: why no object of this kind can be made here; empty for a kind that is served.
-        virtual: objects are asked, never kept: reviews.
-        schemas: of a custom resource, by version.
+        stored_as: the storage key of the kind that stores these objects, if that kind is in another group; else empty.
+        graceful: a deletion waits for another component, as a pod's deletion waits for its kubelet.
+        subresources: subresources other than ``status``.
+        selectable: field paths that field selectors may use, in addition to name and namespace.
+        refused: the reason for rejecting objects of this kind; empty for a served kind.
+        virtual: objects are created but never stored: reviews.
+        schemas: a custom resource's schemas, by version.
         scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
 
@@ -53,7 +53,7 @@ class ServedKind:
 
     @property
     def key(self) -> str:
-        """As messages name the resource: plural and group."""
+        """The resource's name in messages: plural and group."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
@@ -66,12 +66,12 @@ class ServedKind:
 
     @property
     def structured(self) -> bool:
-        """One of the four kinds of structured parameters, which have rules and versions of their own."""
+        """Whether it is one of the four main kinds of resource.k8s.io, which have their own validation and versions."""
         return self.group == GROUP and self.kind in _STRUCTURED
 
     @property
     def counts_generations(self) -> bool:
-        """Whether objects have a generation, which a change of their spec increases."""
+        """Whether objects have a generation, which increases when their spec changes."""
         return self.storage not in _WITHOUT_GENERATION and self.group != _RBAC
 
     @property
@@ -84,7 +84,7 @@ class ServedKind:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Paths that a field selector may name."""
+        """Field paths that a field selector may use."""
         return (*(_NAMESPACED if self.namespaced else _NAMES), *self.selectable)
 
     def api_version(self, version: str) -> str:
@@ -101,15 +101,15 @@ _WITHOUT_GENERATION = frozenset(
 )  # fmt: skip
 _DRA = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
-_GROUPS = ("v1beta1", "v1alpha2")  # of which a release has one, with its gate
+_GROUPS = ("v1beta1", "v1alpha2")  # a release serves at most one of them, behind its gate
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
 _NO_MUTATION = "the local cluster does not evaluate MutatingAdmissionPolicies: use a mutating webhook, which it calls"
 _NO_REPLICATION = "the local cluster has no controller for replication controllers: use a Deployment"
-_NO_METRICS = "the local cluster measures no load, so nothing scales by it: use `kubectl scale`"
-_NO_NETWORK = "the local cluster has no network of pods, so nothing would follow from it"
-_NO_STORAGE = "the local cluster has no volumes to claim"
+_NO_METRICS = "the local cluster does not measure load, so an autoscaler would have no effect: use `kubectl scale`"
+_NO_NETWORK = "the local cluster has no pod network, so the object would have no effect"
+_NO_STORAGE = "the local cluster has no persistent volumes"
 _EVENT_FIELDS = (
     "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
     "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
@@ -176,7 +176,7 @@ KINDS = (
     ServedKind(pod_groups.GROUP, _GROUPS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
     ServedKind(
         pod_groups.GROUP, _GROUPS, "Workload", "workloads", True,
-        refused="the local cluster has no controller that makes PodGroups of a Workload: make the PodGroups",
+        refused="the local cluster has no controller that creates PodGroups from a Workload: create the PodGroups",
     ),
     ServedKind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
     ServedKind(
@@ -201,7 +201,7 @@ BY_KEY = {k.key: k for k in KINDS}
 
 
 class Registry:
-    """The kinds of one server: those above as its release has them, and what its CustomResourceDefinitions add."""
+    """The kinds of one server: those in ``KINDS`` as the release has them, and those of CustomResourceDefinitions."""
 
     def __init__(self, features: Features) -> None:
         self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
@@ -214,7 +214,7 @@ class Registry:
         yield from self._custom.values()
 
     def stored(self) -> Iterator[ServedKind]:
-        """Kinds of which there can be objects, each storage once."""
+        """Returns the kinds that store objects, each storage once."""
         return (k for k in self if not (k.stored_as or k.virtual or k.refused))
 
     def find(self, group: str, version: str, plural: str) -> ServedKind | None:
@@ -240,7 +240,7 @@ class Registry:
 
 
 def _as_of(kind: ServedKind, features: Features) -> ServedKind:
-    """A kind as a release has it; without versions where it has none."""
+    """Returns a kind as the release serves it. It has no versions if the release does not serve it."""
     if kind.group == GROUP and kind.kind == "DeviceTaintRule":
         return replace(kind, versions=features.taint_rules)
     if kind.group == GROUP and kind.kind == "ResourceSlice":
@@ -251,5 +251,5 @@ def _as_of(kind: ServedKind, features: Features) -> ServedKind:
 
 
 def table(kind: ServedKind, objects: Sequence[JSON], metadata: JSON, *, include: str = "Metadata") -> dict[str, Any]:
-    """A meta.k8s.io/v1 Table of the objects."""
+    """Returns a meta.k8s.io/v1 Table of the objects."""
     return columns.table(kind.columns, objects, metadata, include=include)

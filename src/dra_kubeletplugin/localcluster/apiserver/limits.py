@@ -1,4 +1,4 @@
-"""LimitRanges: what containers get where they say nothing, and what of a pod is too little or too much.
+"""LimitRanges: sets default resources of containers, and rejects pods whose resources are below or above the limits.
 
 Source: the LimitRanger admission plugin.
 """
@@ -17,7 +17,7 @@ Amounts = Mapping[str, Any]
 
 
 def admit(storage: Storage, target: RequestInfo, pod: JSON) -> None:
-    """Fills a new pod's resources and judges them. Raises :class:`Refusal`."""
+    """Sets a new pod's default resources and checks them. Raises :class:`StatusError` if they violate a LimitRange."""
     limits = [
         item
         for found in storage.list("limitranges", target.namespace)
@@ -47,9 +47,9 @@ def admit(storage: Storage, target: RequestInfo, pod: JSON) -> None:
 def _fill(container: JSON, item: Mapping[str, Any]) -> None:
     resources = dict(container.get("resources") or {})
     for field, source in (("limits", "default"), ("requests", "defaultRequest")):
-        given = {**(item.get(source) or {}), **(resources.get(field) or {})}
-        if given:
-            resources[field] = given
+        merged = {**(item.get(source) or {}), **(resources.get(field) or {})}
+        if merged:
+            resources[field] = merged
     container["resources"] = resources
 
 
@@ -78,16 +78,16 @@ def _faults(resources: Mapping[str, Any], item: Mapping[str, Any], kind: str) ->
 def _bound(name: str, bound: Any, requests: Amounts, limits: Amounts, kind: str, *, most: bool) -> list[str]:
     word = "maximum" if most else "minimum"
     limit = _amount(bound)
-    asked, allowed = _amount(requests.get(name)), _amount(limits.get(name))
+    request, allowed = _amount(requests.get(name)), _amount(limits.get(name))
     if limit is None:
         return []
     if most and allowed is None:
         return [f"maximum {name} usage per {kind} is {bound}.  No limit is specified"]
-    if not most and asked is None:
+    if not most and request is None:
         return [f"minimum {name} usage per {kind} is {bound}.  No request is specified"]
-    for what, value, given in (("limit", allowed, limits.get(name)), ("request", asked, requests.get(name))):
+    for field, value, amount in (("limit", allowed, limits.get(name)), ("request", request, requests.get(name))):
         if value is not None and (value > limit if most else value < limit):
-            return [f"{word} {name} usage per {kind} is {bound}, but {what} is {given}"]
+            return [f"{word} {name} usage per {kind} is {bound}, but {field} is {amount}"]
     return []
 
 

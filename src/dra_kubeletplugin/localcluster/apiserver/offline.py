@@ -1,5 +1,4 @@
-"""What an API server would refuse in an object, without a server: types, unknown fields, rules and CEL of the usual release, in words
-for whoever wrote it."""
+"""Validates a manifest without a server: types, unknown fields, validation rules and CEL of the default Kubernetes release."""
 
 from __future__ import annotations
 
@@ -19,8 +18,9 @@ from . import dropped_fields, strategy, unknown_fields
 from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
-_ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # which labels a namespace has is not known here
-_IN_CEL = {  # what a compiler names that there is not, and what there is
+# The namespace's labels are unknown offline, so admin access is allowed.
+_ADMIN = {"resource.kubernetes.io/admin-access": "true"}
+_IN_CEL = {  # an unknown name in a CEL error: pattern, and the known names for a suggestion
     r"undefined field '(\w+)'": ("driver", "attributes", "capacity", "allowMultipleAllocations"),
     r"undeclared reference to '(\w+)'": (
         "device",
@@ -35,12 +35,12 @@ _IN_CEL = {  # what a compiler names that there is not, and what there is
     ),
 }
 _REFERENCE = re.compile(r'(?:Not found: |Invalid value: (?=.*must be the name of a request))"([^"]*)"')
-# Where the path of a claim's or a pod's spec ends.
+# The end of the path of a claim's or a pod's spec.
 _SPEC_ENDS = re.compile(r"\.devices\.|\.(?:initC|ephemeralC|c)ontainers\[")
 
 
 class UnknownKind(LookupError):
-    """``fault`` says what was misspelled; empty where it may be a kind of somebody's own."""
+    """The local cluster does not serve the kind. ``fault`` describes a likely spelling error; empty for a possible custom kind."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -48,7 +48,11 @@ class UnknownKind(LookupError):
 
 
 def told(manifest: Manifest, features: Features | None = None) -> tuple[list[tuple[str, str]], bool]:
-    """What is wrong with one of a file, place and sentence each; and whether its kind is known, or misspelled, as :func:`faults`."""
+    """Returns the errors of one manifest of a file, and whether its kind is known.
+
+    Returns:
+        The errors, each with its place and a sentence. The boolean is true also for a misspelled kind, which has an error.
+    """
     known = True
     try:
         found = manifest.faults or faults(manifest.value, features)
@@ -58,10 +62,17 @@ def told(manifest: Manifest, features: Features | None = None) -> tuple[list[tup
 
 
 def faults(document: JSON, features: Features | None = None) -> list[str]:
-    """A sentence with the path for each fault of an object with ``apiVersion``, ``kind`` and a name, as for ``kubectl create`` in a
-    server where nothing else is. Without ``features``, of the usual release.
+    """Validates an object as ``kubectl create`` would in an empty cluster.
 
-    Raises :class:`UnknownKind` for a kind that the local cluster does not serve.
+    Args:
+        document: an object with ``apiVersion``, ``kind`` and a name.
+        features: the release and its gates; by default the default release.
+
+    Returns:
+        A sentence with the path for each error.
+
+    Raises:
+        UnknownKind: The local cluster does not serve the kind.
     """
     features = features or Features.of()
     registry = Registry(features)
@@ -73,20 +84,20 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
     version = document["apiVersion"].rpartition("/")[2]
     shape = shapes.kind_shape(kind.group, version, kind.kind)
     assert shape is not None, kind.key
-    strange = list(unknown_fields.unknown(document, shape))
-    out = unknown_fields.sentences(strange)
-    if odd := unknown_fields.sentences(unknown_fields.mistyped(document, shape)):
-        return out + odd  # nothing else can be told of what cannot be read
-    heard = {path for path, _ in strange}
-    told: list[str] = []
+    unknown = list(unknown_fields.unknown(document, shape))
+    out = unknown_fields.sentences(unknown)
+    if mistyped := unknown_fields.sentences(unknown_fields.mistyped(document, shape)):
+        return out + mistyped  # An object with wrong types cannot be decoded, so no other check can run.
+    reported = {path for path, _ in unknown}
+    warnings: list[str] = []
     try:
-        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=told)
-        out += _later(told, heard, features.release)
+        obj = strategy.incoming(kind, version, document, features, strict=False, warnings=warnings)
+        out += _reworded(warnings, reported, features.release)
         meta = obj["metadata"]
         if kind.namespaced:
             meta.setdefault("namespace", "default")
         else:
-            meta.pop("namespace", None)  # a server clears it
+            meta.pop("namespace", None)  # an API server clears it
         obj = strategy.prepare(kind, obj, None, status=False)
         if not meta.get("name"):
             obj["metadata"]["name"] = f"{meta['generateName']}x"
@@ -99,13 +110,13 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
     return out
 
 
-def _later(told: list[str], heard: set[str], release: str) -> Iterator[str]:
-    """Fields of a release to come, which the usual one does not know."""
-    for text in told:
+def _reworded(warnings: list[str], reported: set[str], release: str) -> Iterator[str]:
+    """Yields the warnings. Rewords those about fields that only a later release knows."""
+    for text in warnings:
         if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
             yield text
-        elif found[1] not in heard:
-            yield f"{found[1]}: unknown field of Kubernetes {release}: a later release has it"
+        elif found[1] not in reported:
+            yield f"{found[1]}: unknown field in Kubernetes {release}: a later release adds it"
 
 
 def _with_nearest(fault: FieldError, obj: JSON) -> str:
@@ -114,52 +125,52 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
         return text + meant
     if fault.reason == "FieldValueNotSupported":
         value, _, allowed = fault.message.partition("supported values: ")
-        given = re.search(r'"(.*)"', value)
-        return text + (did_you_mean(given[1], re.findall(r'"(.*?)"', allowed)) if given else "")
+        quoted = re.search(r'"(.*)"', value)
+        return text + (did_you_mean(quoted[1], re.findall(r'"(.*?)"', allowed)) if quoted else "")
     for pattern, known in _IN_CEL.items():
         if (found := re.search(pattern, text)) and (meant := did_you_mean(found[1], known)):
             return re.sub(pattern, lambda m, meant=meant: m[0] + meant, text, count=1)  # type: ignore[misc]
     text = re.sub(
         r"(undeclared reference to 'includes')",
-        rf"\1: a cluster has it where its feature gate {Gate.LISTS.value} is on",
+        rf"\1: it needs the feature gate {Gate.LISTS.value}",
         text,
     )
     return re.sub(r"(token recognition error at: '=[^=']*')", r"\1: compare with '=='", text)
 
 
 def _reference(fault: FieldError, obj: JSON) -> str:
-    """The nearest of the names that an object gives its own requests, claims or volumes, where the fault is about such a name."""
-    given, end = _REFERENCE.match(fault.message), _SPEC_ENDS.search(fault.field)
-    if given is None or end is None:
+    """Suggests the nearest of the object's own request, claim or volume names, if the error is about such a name."""
+    quoted, end = _REFERENCE.match(fault.message), _SPEC_ENDS.search(fault.field)
+    if quoted is None or end is None:
         return ""
     spec = functools.reduce(lambda at, key: at[key], fault.field[: end.start()].split("."), obj)
     if end[0] == ".devices.":
-        return did_you_mean(given[1], sorted(claims.known_requests(spec)))
+        return did_you_mean(quoted[1], sorted(claims.known_requests(spec)))
     own = "resourceClaims" if ".resources.claims[" in fault.field else "volumes"
-    return did_you_mean(given[1], [str(named.get("name")) for named in spec.get(own) or []])
+    return did_you_mean(quoted[1], [str(named.get("name")) for named in spec.get(own) or []])
 
 
 def _misspelled(api_version: str, kind: str, known: list[ServedKind]) -> str:
     group, _, version = api_version.rpartition("/")
     groups = {k.group for k in known}
     if group in groups:
-        ours = [k for k in known if k.group == group]
-        if same := [k for k in ours if k.kind == kind]:
-            there = ", ".join(k.api_version(v) for k in same for v in k.versions)
-            return f"apiVersion: {api_version!r} has no {kind}: give {there}"
-        if meant := did_you_mean(kind, [k.kind for k in ours], 0.8):
+        in_group = [k for k in known if k.group == group]
+        if same_kind := [k for k in in_group if k.kind == kind]:
+            available = ", ".join(k.api_version(v) for k in same_kind for v in k.versions)
+            return f"apiVersion: {api_version!r} has no {kind}: use {available}"
+        if meant := did_you_mean(kind, [k.kind for k in in_group], 0.8):
             return f"kind: {api_version} has no {kind!r}{meant}"
-        if elsewhere := _elsewhere(kind, known):
-            return f"apiVersion: {kind} is not of {api_version!r}: give {elsewhere}"
-        versions = {v for k in ours for v in k.versions}
+        if other_versions := _versions_with(kind, known):
+            return f"apiVersion: {kind} is not in {api_version!r}: use {other_versions}"
+        versions = {v for k in in_group for v in k.versions}
         if version not in versions:
-            return f"apiVersion: {api_version!r} is no version of Kubernetes{did_you_mean(version, versions)}"
+            return f"apiVersion: {api_version!r} is not a version of Kubernetes{did_you_mean(version, versions)}"
         return ""
-    if elsewhere := _elsewhere(kind, known):
+    if other_versions := _versions_with(kind, known):
         similar = did_you_mean(group, [g for g in groups if g], 0.7)
-        return f"apiVersion: no {kind} in {api_version!r}: give {elsewhere}" if similar or "." not in group else ""
+        return f"apiVersion: no {kind} in {api_version!r}: use {other_versions}" if similar or "." not in group else ""
     return ""
 
 
-def _elsewhere(kind: str, known: list[ServedKind]) -> str:
+def _versions_with(kind: str, known: list[ServedKind]) -> str:
     return ", ".join(k.api_version(v) for k in known if k.kind == kind for v in k.versions)

@@ -1,4 +1,4 @@
-"""The schemas of what is served as OpenAPI v3, for ``kubectl explain`` and for clients that look before they write; and v2."""
+"""OpenAPI v3 and v2 documents of the served kinds, for ``kubectl explain`` and clients that validate before they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
 _MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
-_OURS = {"go", "nested"}  # of the tables, not of OpenAPI
+_TABLE_KEYS = {"go", "nested"}  # keys of our tables that are not part of OpenAPI
 _OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
 _V3, _V2 = "#/components/schemas/", "#/definitions/"
 
@@ -20,8 +20,8 @@ class OpenApi:
     def __init__(self, registry: Registry, discovery: Discovery) -> None:
         self.registry, self.discovery = registry, discovery
 
-    def answer(self, path: str, served: Collection[str], accept: str) -> JSON | bytes | None:
-        """The document at ``path``, a message of protobuf where that is wanted; None where there is none."""
+    def document_at(self, path: str, served: Collection[str], accept: str) -> JSON | bytes | None:
+        """Returns the document at ``path``, as protobuf if the client accepts only that; None if there is no such document."""
         match [p for p in path.split("/") if p]:
             case ["openapi", "v3"]:
                 found = [("", "v1")]
@@ -33,8 +33,8 @@ class OpenApi:
             case ["openapi", "v3", "apis", group, version] if version in self.discovery.versions(group, served):
                 return self._document(group, version)
             case ["openapi", "v2"]:
-                found_2 = self._version_2(served)
-                return openapi_wire.encode(found_2) if "proto" in accept and "json" not in accept else found_2
+                document = self._version_2(served)
+                return openapi_wire.encode(document) if "proto" in accept and "json" not in accept else document
         return None
 
     def _kinds(self, group: str, version: str) -> Iterator[ServedKind]:
@@ -62,7 +62,7 @@ class OpenApi:
 
 
 def _as_version_2(paths: JSON) -> JSON:
-    """Operations in which parameters and answers have their types in the places of version 2."""
+    """Converts operations to version 2, which has the types of parameters and responses in other places."""
     for operation in (o for item in paths.values() for o in item.values()):
         operation["parameters"] = [
             {"name": p["name"], "in": p["in"], "type": "string"} for p in operation["parameters"]
@@ -73,7 +73,7 @@ def _as_version_2(paths: JSON) -> JSON:
 
 
 def full_name(name: str) -> str:
-    """A type's name as Kubernetes publishes it."""
+    """Returns a type's name as Kubernetes publishes it."""
     if name.startswith(_MACHINERY):
         return f"io.k8s.apimachinery.pkg.{name}"
     if name.startswith("apiextensions."):
@@ -95,7 +95,7 @@ def _name_of(kind: ServedKind, version: str) -> str:
 def _paths(kind: ServedKind, version: str, references: str) -> JSON:
     head = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     collection = f"{head}{'/namespaces/{namespace}' if kind.namespaced else ''}/{kind.plural}"
-    answer = {
+    response = {
         "description": "OK",
         "content": {"application/json": {"schema": {"$ref": references + _name_of(kind, version)}}},
     }
@@ -108,7 +108,7 @@ def _paths(kind: ServedKind, version: str, references: str) -> JSON:
             "parameters": parameters,
             "x-kubernetes-action": action,
             "x-kubernetes-group-version-kind": gvk,
-            "responses": {"200": answer},
+            "responses": {"200": response},
         }
 
     out = {
@@ -121,7 +121,7 @@ def _paths(kind: ServedKind, version: str, references: str) -> JSON:
 
 
 def _schemas(kind: ServedKind, version: str, references: str) -> JSON:
-    """The kind's schema and all that it refers to."""
+    """Returns the kind's schema and all schemas that it refers to."""
     name = tables.name_of(kind.group, version, kind.kind)
     marked = {"x-kubernetes-group-version-kind": [_gvk(kind, version)]}
     if name is None:
@@ -142,7 +142,7 @@ _UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 
 
 def _custom(kind: ServedKind, version: str, references: str, marked: JSON) -> JSON:
-    """A custom kind's schema, with the fields that all objects have."""
+    """Returns a custom kind's schema, with the fields that all objects have."""
     own = dict(kind.schemas.get(version) or {"type": "object", _UNKNOWN: True})
     waiting = [_META]
     out = {}
@@ -160,7 +160,7 @@ def _custom(kind: ServedKind, version: str, references: str, marked: JSON) -> JS
 
 
 def _loosened(schema: Mapping[str, Any]) -> JSON:
-    """What version 2 cannot say is left open: unknown fields that are kept, values of several types, null."""
+    """Removes constraints that version 2 cannot express: preserved unknown fields, values of several types, null."""
     out = {k: v for k, v in schema.items() if k not in {"properties", "items", "additionalProperties", "nullable"}}
     if schema.get(_UNKNOWN):
         return {k: v for k, v in out.items() if k != "type"}
@@ -177,7 +177,7 @@ def _loosened(schema: Mapping[str, Any]) -> JSON:
 def _published(schema: Mapping[str, Any], references: str, waiting: list[str]) -> JSON:
     out: JSON = {}
     for key, value in schema.items():
-        if key in _OURS:
+        if key in _TABLE_KEYS:
             continue
         if key == "$ref":
             waiting.append(value)

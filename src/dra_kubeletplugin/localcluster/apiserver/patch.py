@@ -1,4 +1,4 @@
-"""Patches: JSON merge patch (RFC 7386), JSON patch (RFC 6902), and strategic merge by the merge keys of a kind's schema."""
+"""Patches: JSON merge patch (RFC 7386), JSON patch (RFC 6902), and strategic merge with the merge keys of a kind's schema."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PatchError(ValueError):
 
 
 def apply(kind: str, target: RequestInfo, current: dict[str, Any], change: Any) -> Any:
-    """The object with the patch; ``kind`` is its media type. Raises :class:`StatusError`."""
+    """Returns the patched object. ``kind`` is the patch's media type. Raises :class:`StatusError`."""
     try:
         if kind == JSON_PATCH:
             return json_patch(current, change)
         if not isinstance(change, dict):
-            raise bad_request("the patch is no object")
+            raise bad_request("the patch is not an object")
         if kind == MERGE:
             return merge(current, change)
         if kind == STRATEGIC and not target.kind.custom:
@@ -48,7 +48,7 @@ def apply(kind: str, target: RequestInfo, current: dict[str, Any], change: Any) 
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Applies a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return copy.deepcopy(patch)
     out = dict(target) if isinstance(target, Mapping) else {}
@@ -64,9 +64,10 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic(target: Any, patch: Mapping[str, Any], schema: Schema = _NONE) -> Any:
-    """Like :func:`merge`, but lists are merged as their schema says, and the ``$patch`` directives are followed.
+    """Like :func:`merge`, but merges lists by their schema and follows the ``$patch`` directives.
 
-    Raises :class:`PatchError`.
+    Raises:
+        PatchError: A directive is unknown, or a list item lacks its merge key.
     """
     return _maps(target, patch, schema)
 
@@ -90,8 +91,8 @@ def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
             orders[key.partition("/")[2]] = value if isinstance(value, list) else []
         elif key.startswith("$deleteFromPrimitiveList/"):
             name = key.partition("/")[2]
-            gone = value if isinstance(value, list) else []
-            out[name] = [v for v in out.get(name) or [] if v not in gone]
+            deleted = value if isinstance(value, list) else []
+            out[name] = [v for v in out.get(name) or [] if v not in deleted]
         elif value is None:
             out.pop(key, None)
         else:
@@ -104,12 +105,12 @@ def _maps(target: Any, patch: Mapping[str, Any], schema: Schema) -> Any:
 
 def _strings(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise PatchError(f"{where} is no list")
+        raise PatchError(f"{where} is not a list")
     return value
 
 
 def _field(schema: Schema, name: str) -> Schema:
-    """What the schema says of a field, with what it refers to."""
+    """Returns the schema of a field, with references resolved."""
     found = _resolved(schema)
     inner = found.get("properties", {}).get(name) or found.get("additionalProperties")
     return inner if isinstance(inner, Mapping) else _NONE
@@ -134,7 +135,7 @@ def _value(target: Any, patch: Any, schema: Schema) -> Any:
 
 
 def _without_directives(value: Any) -> Any:
-    """What is new of a patch, where there was nothing to merge it with."""
+    """Returns a patch's value without its directives, for a field that had no value to merge with."""
     if isinstance(value, Mapping):
         return {k: _without_directives(v) for k, v in value.items() if not k.startswith("$") and v is not None}
     if isinstance(value, list):
@@ -161,7 +162,7 @@ def _lists(target: list[Any], patch: list[Any], key: str, item: Schema) -> list[
 
 
 def _ordered(items: list[Any], order: list[Any], key: str | None) -> list[Any]:
-    """``items`` with those named in ``order`` in that order; the others stay behind what they followed."""
+    """Sorts the items that ``order`` names; the other items keep their positions."""
 
     def name(item: Any) -> Any:
         return item.get(key) if key is not None and isinstance(item, Mapping) else item
@@ -180,9 +181,11 @@ def _ordered(items: list[Any], order: list[Any], key: str | None) -> list[Any]:
 
 
 def json_patch(target: Any, operations: Any) -> Any:
-    """RFC 6902.
+    """Applies a JSON patch (RFC 6902) to a copy of ``target``.
 
-    Raises :class:`PatchError`.
+    Raises:
+        PatchError: An operation is malformed or cannot be applied.
+        StatusError: The patch has too many operations.
     """
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         raise PatchError("a JSON patch is a list of operations")
@@ -202,10 +205,10 @@ def _operate(doc: Any, op: Mapping[str, Any]) -> None:
     path = _parts(op["path"])
     match op.get("op"):
         case "add":
-            _put(doc, path, copy.deepcopy(_given(op)), insert=True)
+            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=True)
         case "replace":
             _take(doc, path, remove=False)
-            _put(doc, path, copy.deepcopy(_given(op)), insert=False)
+            _put(doc, path, copy.deepcopy(_operation_value(op)), insert=False)
         case "remove":
             _take(doc, path, remove=True)
         case "test":
@@ -219,14 +222,14 @@ def _operate(doc: Any, op: Mapping[str, Any]) -> None:
             raise PatchError(f"unknown operation {other!r}")
 
 
-def _given(op: Mapping[str, Any]) -> Any:
+def _operation_value(op: Mapping[str, Any]) -> Any:
     if "value" not in op:
         raise PatchError(f"the operation on {op['path']} has no value")
     return op["value"]
 
 
 def _tested(doc: Any, path: list[str]) -> Any:
-    """What is at a path; null where nothing is, as a test sees it."""
+    """Returns the value at a path; None if the path does not exist, because ``test`` treats that as null."""
     try:
         return _take(doc, path, remove=False)
     except PatchError:

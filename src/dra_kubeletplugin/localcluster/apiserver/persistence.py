@@ -1,7 +1,7 @@
-"""Objects kept over a restart: a file of changes in the cluster's folder. Whoever opens it is its one owner.
+"""Stores the objects across restarts: a journal file in the cluster's folder, with one owner at a time.
 
-Every change is a line; what a killed process had written only half is the end of the file and is left out. The file is made
-anew, with the objects alone, whenever it is opened, and whenever it has become much longer than they are.
+Each change is one line. An incomplete last line, from a killed process, is ignored.
+The file is compacted to the current objects on each open, and when its changes exceed 64 MiB.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...errors import SettingsError
 from .storage import Key, Storage
 
 JSON = dict[str, Any]
-_REWRITE = 64 * 1024 * 1024  # bytes of changes after which the file is made anew
+_REWRITE = 64 * 1024 * 1024  # bytes of changes after which the file is compacted
 
 
 class StateError(SettingsError):
-    """The file cannot be used; the text says why, and what to do."""
+    """The file cannot be used. The text states the reason and the remedy."""
 
 
 class PersistentStorage:
-    """The changes of one :class:`Storage`; made by :func:`open_storage`."""
+    """The journal of one :class:`Storage`; created by :func:`open_storage`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,12 +35,12 @@ class PersistentStorage:
         self._version = 1
 
     def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
-        """Keeps a change: the object as it is now, None for one that has gone."""
+        """Writes a change: the object as it is now, None if it was removed."""
         self._take(version, kind, key, obj)
         if self._out is None:
             return
         self._size += self._out.write(_line(version, kind, key, obj))
-        self._out.flush()  # it outlives this process; the machine's power is not this cluster's worry
+        self._out.flush()  # No fsync: the data must survive this process, but not a power failure.
         if self._size > _REWRITE:
             self.rewrite()
 
@@ -52,11 +52,11 @@ class PersistentStorage:
             self._objects[kind, key] = obj
 
     def read(self) -> tuple[int, dict[tuple[str, Key], JSON]]:
-        """The version and the objects of an earlier life. Raises :class:`StateError` for a file that is something else."""
+        """Reads the resource version and the objects of an earlier run. Raises :class:`StateError` for a damaged or foreign file."""
         for number, (version, kind, namespace, name, obj) in enumerate(self._lines(), 1):
             if not isinstance(version, int) or not all(isinstance(t, str) for t in (kind, namespace, name)):
                 raise StateError(
-                    f"{self._path}, line {number}, is no change of an object: move the file away to start empty"
+                    f"{self._path}, line {number}, is not a change of an object: move the file away to start empty"
                 )
             self._take(version, kind, (namespace, name), obj)
         return self._version, dict(self._objects)
@@ -72,19 +72,19 @@ class PersistentStorage:
             try:
                 yield msgspec.json.decode(line, type=tuple[Any, Any, Any, Any, Any])
             except (msgspec.MsgspecError, RecursionError) as e:
-                if number == len(lines):  # a line without its end: the write was cut off
+                if number == len(lines):  # The line has no end, so a killed process wrote it only in part.
                     return
                 raise StateError(f"{self._path}, line {number}: {e}: move the file away to start empty") from None
 
     def rewrite(self) -> None:
-        """Makes the file anew, of the objects that there are; from then on changes are written."""
+        """Compacts the file to the current objects. Later changes are appended to it."""
         temporary = self._path.with_name(f".{self._path.name}.new")
         if self._out is not None:
             self._out.close()
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
             for (kind, key), obj in self._objects.items():
                 out.write(_line(self._version, kind, key, obj))
-            out.write(_line(self._version, "", ("", ""), None))  # the version, when there are no objects
+            out.write(_line(self._version, "", ("", ""), None))  # keeps the version if there are no objects
         temporary.replace(self._path)
         self._out = self._path.open("ab")
         self._size = 0
@@ -100,7 +100,7 @@ def _line(version: int, kind: str, key: Key, obj: JSON | None) -> bytes:
 
 
 def open_storage(path: Path) -> tuple[Storage, PersistentStorage]:
-    """A storage with the objects of its earlier life, and the journal to close after it. Raises :class:`StateError`."""
+    """Returns a storage with the objects of its earlier run, and its journal, to be closed after it. Raises :class:`StateError`."""
     journal = PersistentStorage(path)
     version, objects = journal.read()
     journal.rewrite()

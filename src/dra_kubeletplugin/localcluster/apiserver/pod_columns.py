@@ -1,4 +1,4 @@
-"""What `kubectl get pods` says of one pod. Source: kubernetes, pkg/printers/internalversion, printPod."""
+"""The row that `kubectl get pods` prints for a pod. Source: kubernetes, pkg/printers/internalversion, printPod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PodRow:
-    """``restarted`` is the time of the last restart, empty where there was none; ``gates`` as 1/2, empty where there are none."""
+    """The cells of one pod.
+
+    Attributes:
+        restarted: the time of the last restart; empty if there was none.
+        gates: fulfilled and total readiness gates, like 1/2; empty if there are none.
+    """
 
     ready: str
     status: str
@@ -33,7 +38,7 @@ class _Count:
 
 
 def pod_row(pod: JSON) -> PodRow:
-    """The first init container in trouble decides, then the containers, then the phase."""
+    """Returns a pod's row. Its status comes from the first unfinished init container, else from the containers, else from the phase."""
     spec, status = _map(pod.get("spec")), _map(pod.get("status"))
     conditions = {c.get("type"): c for c in _list(status, "conditions")}
     inits = {c.get("name"): c for c in _list(spec, "initContainers")}
@@ -54,7 +59,7 @@ def pod_row(pod: JSON) -> PodRow:
             lasting.ready += bool(found.get("ready"))
             continue
         if ended:
-            starting = f"Init:{_end(ended)}"
+            starting = f"Init:{_termination_reason(ended)}"
         elif waiting.get("reason") not in {None, "", "PodInitializing"}:
             starting = f"Init:{waiting['reason']}"
         else:
@@ -89,7 +94,7 @@ def _of_containers(statuses: list[JSON], count: _Count, reason: str) -> str:
         if waiting.get("reason"):
             reason = str(waiting["reason"])
         elif ended:
-            reason = _end(ended)
+            reason = _termination_reason(ended)
         elif _runs(status):
             count.ready += 1
     return reason
@@ -99,7 +104,7 @@ def _runs(status: JSON) -> bool:
     return bool(status.get("ready")) and _state(status).get("running") is not None
 
 
-def _end(ended: JSON) -> str:
+def _termination_reason(ended: JSON) -> str:
     if ended.get("reason"):
         return str(ended["reason"])
     return f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"

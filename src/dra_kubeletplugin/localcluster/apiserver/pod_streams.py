@@ -1,6 +1,6 @@
-"""What the API server answers from a pod's node: ``log``, ``exec``, ``attach``. A real one asks the kubelet, this one its runtime.
+"""Serves a pod's ``log``, ``exec`` and ``attach``. A real API server asks the kubelet; this one asks the node's runtime.
 
-Source: kubernetes, pkg/registry/core/pod/strategy.go (which container is meant), pkg/kubelet/kubelet_pods.go (what it says).
+Source: kubernetes, pkg/registry/core/pod/strategy.go (default container), pkg/kubelet/kubelet_pods.go (messages).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _DEFAULT = "kubectl.kubernetes.io/default-container"
 
 
 class PodStreams:
-    """Answers for pods of ``storage``; ``runtime_of`` finds a node's runtime by its name, None where the node is not ours."""
+    """Serves streams for the pods in ``storage``. ``runtime_of`` returns a node's runtime by name; None for an unknown node."""
 
     def __init__(self, storage: Storage, runtime_of: Callable[[str], ContainerRuntime | None]) -> None:
         self._storage = storage
         self._runtime_of = runtime_of
 
-    async def answer(self, request: Request) -> Response | None:
-        """None where the path is another's. Raises :class:`StatusError`."""
+    async def respond(self, request: Request) -> Response | None:
+        """Handles a request for a pod's stream; returns None for any other path. Raises :class:`StatusError`."""
         found = _PATH.fullmatch(request.path)
         if not found:
             return None
@@ -46,7 +46,9 @@ class PodStreams:
             case "exec" | "attach" if request.method in {"GET", "POST"}:
                 return self._session(request, pod, sub)
             case "portforward":
-                text = "the local cluster has no portforward: a pod's network ends at the pod, and `kubectl exec` reaches into it"
+                text = (
+                    "the local cluster does not support port-forward, because it has no pod network: use `kubectl exec`"
+                )
                 raise StatusError(501, "NotImplemented", text)
         raise StatusError(405, "MethodNotAllowed", f"{request.method} is not supported on {request.path}")
 
@@ -125,7 +127,7 @@ def _options(request: Request) -> LogOptions:
         try:
             found = int(text)
         except ValueError:
-            raise StatusError(400, "BadRequest", f"{name}: {text!r} is no whole number") from None
+            raise StatusError(400, "BadRequest", f"{name}: {text!r} is not an integer") from None
         if found < least:
             raise StatusError(
                 422, "Invalid", f"{name}: Invalid value: {found}: must be greater than or equal to {least}"
@@ -139,29 +141,29 @@ def _options(request: Request) -> LogOptions:
         try:
             since = dt.datetime.fromisoformat(at).timestamp()
         except ValueError:
-            raise StatusError(400, "BadRequest", f"sinceTime: {at!r} is no time") from None
+            raise StatusError(400, "BadRequest", f"sinceTime: {at!r} is not a time in RFC 3339") from None
     flags = {name: query.get(name) in {"true", "1"} for name in ("follow", "previous", "timestamps")}
     return LogOptions(**flags, tail=number("tailLines", 0), since=since, limit=number("limitBytes", 1))
 
 
-def _container(pod: JSON, asked: str) -> str:
-    """Raises :class:`StatusError` where it is not said, or not there."""
+def _container(pod: JSON, requested: str) -> str:
+    """Returns the name of the requested or default container. Raises :class:`StatusError` if it is ambiguous or unknown."""
     spec, name = pod["spec"], pod["metadata"]["name"]
     main = [c["name"] for c in spec.get("containers") or []]
     init = [c["name"] for c in spec.get("initContainers") or []]
-    asked = asked or (pod["metadata"].get("annotations") or {}).get(_DEFAULT, "")
-    if not asked:
+    requested = requested or (pod["metadata"].get("annotations") or {}).get(_DEFAULT, "")
+    if not requested:
         if len(main) == 1 and not init:
             return str(main[0])
-        also = f" or one of the init containers: [{' '.join(init)}]" if init else ""
+        init_hint = f" or one of the init containers: [{' '.join(init)}]" if init else ""
         raise StatusError(
             400,
             "BadRequest",
-            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{also}",
+            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]{init_hint}",
         )
-    if asked not in {*main, *init}:
-        raise StatusError(400, "BadRequest", f"container {asked} is not valid for pod {name}")
-    return asked
+    if requested not in {*main, *init}:
+        raise StatusError(400, "BadRequest", f"container {requested} is not valid for pod {name}")
+    return requested
 
 
 def _waiting(pod: JSON, name: str) -> str:

@@ -1,7 +1,7 @@
-"""Resource quotas: what a namespace's objects are charged, what is refused, and the status of its quotas.
+"""Resource quotas: computes the usage of a namespace's objects, rejects objects over quota, and updates the quotas' status.
 
-Claims are charged by device class, as KEP-4381 and KEP-5004 have it: every device that a request may get, the worst of its
-alternatives, and for a class with an extended resource name under that name too. Source: the quota evaluators of Kubernetes.
+Claims are counted by device class (KEP-4381, KEP-5004): every device that a request may get, and the largest of its alternatives.
+A device of a class with an extended resource name also counts under that name. Source: the quota evaluators of Kubernetes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ JSON = dict[str, Any]
 Amounts = dict[str, Quantity]
 _QUOTAS = "resourcequotas"
 _CLAIMS, _CLASSES = "resourceclaims.resource.k8s.io", "deviceclasses.resource.k8s.io"
-_ALL_DEVICES = 32  # what "All" may get: the most results of an allocation
+_ALL_DEVICES = 32  # devices that "All" may get: the limit of an allocation's results
 _SPECIAL = "resource.kubernetes.io/extended-resource-claim"
-_COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")  # by their plural alone too
+# Kinds that quotas count also by their bare plural name
+_COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -28,7 +29,7 @@ class Quotas:
         self.storage = storage
 
     def admit(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
-        """Raises :class:`Refusal` where an object is more than a quota of its namespace leaves."""
+        """Raises :class:`StatusError` if an object would exceed a quota of its namespace."""
         if not target.namespace or target.storage == _QUOTAS or target.sub:
             return
         quotas = self.storage.list(_QUOTAS, target.namespace)
@@ -36,30 +37,30 @@ class Quotas:
             return
         new = self._charges(target.storage, obj)
         before = self._charges(target.storage, old) if old is not None else {}
-        more = {k: v - before.get(k, Quantity(0)) for k, v in new.items() if v > before.get(k, Quantity(0))}
+        additional = {k: v - before.get(k, Quantity(0)) for k, v in new.items() if v > before.get(k, Quantity(0))}
         for quota in quotas:
             if _in_scope(quota, target.storage, obj):
-                self._admit(target, obj, quota, new, more)
+                self._admit(target, obj, quota, new, additional)
 
-    def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, new: Amounts, more: Amounts) -> None:
+    def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, new: Amounts, additional: Amounts) -> None:
         hard = _amounts((quota.get("spec") or {}).get("hard"))
         name = obj["metadata"].get("name") or obj["metadata"].get("generateName", "")
         quota_name = quota["metadata"]["name"]
-        if target.storage == "pods" and (missing := _unsaid(obj, hard)):
+        if target.storage == "pods" and (missing := _missing_resources(obj, hard)):
             raise forbidden(target, name, f"failed quota: {quota_name}: must specify {missing}")
         used = self.used(target.namespace, quota)
-        over = sorted(k for k, v in more.items() if k in hard and used.get(k, Quantity(0)) + v > hard[k])
+        over = sorted(k for k, v in additional.items() if k in hard and used.get(k, Quantity(0)) + v > hard[k])
         if not over:
             return
         parts = (
-            "requested: " + ",".join(f"{k}={more[k]}" for k in over),
+            "requested: " + ",".join(f"{k}={additional[k]}" for k in over),
             "used: " + ",".join(f"{k}={used.get(k, Quantity(0))}" for k in over),
             "limited: " + ",".join(f"{k}={hard[k]}" for k in over),
         )
         raise forbidden(target, name, f"exceeded quota: {quota_name}, " + ", ".join(parts))
 
     def used(self, namespace: str, quota: JSON) -> Amounts:
-        """What the namespace's objects are charged of each resource of the quota."""
+        """Returns the namespace's usage of each resource in the quota."""
         hard = _amounts((quota.get("spec") or {}).get("hard"))
         out = {k: Quantity(0) for k in hard}
         for kind, obj in self.storage.in_namespace(namespace):
@@ -71,7 +72,7 @@ class Quotas:
         return out
 
     def settle(self, namespace: str) -> None:
-        """Brings the status of a namespace's quotas up to date."""
+        """Updates the status of a namespace's quotas."""
         for quota in self.storage.list(_QUOTAS, namespace):
             hard = {k: str(v) for k, v in ((quota.get("spec") or {}).get("hard") or {}).items()}
             used = {k: str(v) for k, v in self.used(namespace, quota).items()}
@@ -103,19 +104,23 @@ class Quotas:
         out: Amounts = {}
         special = ((claim["metadata"].get("annotations") or {}).get(_SPECIAL)) == "true"
         for request in ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ():
-            most: dict[str, int] = {}
-            for asked in [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ():
-                name = asked.get("deviceClassName", "")
-                count = _ALL_DEVICES if asked.get("allocationMode") == "All" else int(asked.get("count") or 1)
-                most[name] = max(most.get(name, 0), count)
-            for name, count in most.items():
+            highest: dict[str, int] = {}
+            for alternative in [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ():
+                name = alternative.get("deviceClassName", "")
+                count = (
+                    _ALL_DEVICES if alternative.get("allocationMode") == "All" else int(alternative.get("count") or 1)
+                )
+                highest[name] = max(highest.get(name, 0), count)
+            for name, count in highest.items():
                 for charged in self._names(name, special=special):
                     out[charged] = out.get(charged, Quantity(0)) + Quantity(count)
         return out
 
     def _names(self, device_class: str, *, special: bool) -> Iterator[str]:
-        """The resources that one device of a class is charged to. A claim made for a pod's extended resource is charged to
-        the class alone: the pod has been charged for the rest."""
+        """Yields the quota resources that one device of a class counts for.
+
+        A claim made for a pod's extended resource counts for the class only, because the pod counts for the extended resource.
+        """
         yield f"{device_class}.deviceclass.resource.k8s.io/devices"
         if special:
             return
@@ -126,7 +131,7 @@ class Quotas:
 
 
 def _pod(spec: Mapping[str, Any]) -> Amounts:
-    """A pod's requests and limits: the sum of its containers, or its greediest init container where that is more."""
+    """Returns a pod's requests and limits: the sum of its containers, or its largest init container if that is more."""
     out: Amounts = {}
     for field in ("requests", "limits"):
         running: Amounts = {}
@@ -149,8 +154,8 @@ def _pod(spec: Mapping[str, Any]) -> Amounts:
     return out
 
 
-def _unsaid(pod: JSON, hard: Amounts) -> str:
-    """Which containers say nothing of cpu and memory that a quota is for."""
+def _missing_resources(pod: JSON, hard: Amounts) -> str:
+    """Returns the quota's compute resources that containers must specify but do not, with the containers' names."""
     wanted = [
         n
         for n in hard
@@ -159,18 +164,18 @@ def _unsaid(pod: JSON, hard: Amounts) -> str:
     out = []
     for name in sorted(wanted):
         field, _, bare = name.partition(".") if "." in name else ("requests", "", name)
-        silent = sorted(
+        unspecified = sorted(
             c.get("name", "")
             for c in (pod.get("spec") or {}).get("containers") or ()
             if bare not in ((c.get("resources") or {}).get(field) or {})
         )
-        if silent:
-            out.append(f"{name} for: {','.join(silent)}")
+        if unspecified:
+            out.append(f"{name} for: {','.join(unspecified)}")
     return "; ".join(out)
 
 
 def _in_scope(quota: JSON, kind: str, obj: JSON) -> bool:
-    """Whether the quota's scopes are for the object; all but pods are out of any scope."""
+    """Returns whether the quota applies to the object. A quota with scopes applies to pods only."""
     spec = quota.get("spec") or {}
     terms = [{"scopeName": s, "operator": "Exists"} for s in spec.get("scopes") or ()]
     terms += (spec.get("scopeSelector") or {}).get("matchExpressions") or []
@@ -202,9 +207,9 @@ def _matches(term: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[s
     return False
 
 
-def _amounts(given: Any) -> Amounts:
+def _amounts(amounts: Any) -> Amounts:
     out: Amounts = {}
-    for name, text in (given or {}).items():
+    for name, text in (amounts or {}).items():
         try:
             out[name] = Quantity(str(text))
         except QuantityError:
@@ -212,6 +217,6 @@ def _amounts(given: Any) -> Amounts:
     return out
 
 
-def _add(out: Amounts, more: Mapping[str, Quantity]) -> None:
-    for name, amount in more.items():
+def _add(out: Amounts, additional: Mapping[str, Quantity]) -> None:
+    for name, amount in additional.items():
         out[name] = out.get(name, Quantity(0)) + amount

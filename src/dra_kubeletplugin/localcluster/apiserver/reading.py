@@ -1,4 +1,4 @@
-"""Getting, listing and watching objects."""
+"""Gets, lists and watches objects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Reader:
 
     @staticmethod
     def _shown(target: RequestInfo, obj: JSON) -> JSON:
-        """As a table's columns look at it."""
+        """Returns the object in the form that the table columns read."""
         return strategy.outgoing(target.kind, target.version, obj) if not target.kind.structured else obj
 
     def list(self, request: Request, target: RequestInfo) -> Response:
@@ -58,19 +58,19 @@ class Reader:
         )
 
     def watch(self, request: Request, target: RequestInfo) -> Response:
-        given = request.query.get("resourceVersion", "")
+        version_text = request.query.get("resourceVersion", "")
         sends = flag(request, "sendInitialEvents")
         bookmarks = flag(request, "allowWatchBookmarks")
         if sends and request.query.get("resourceVersionMatch") != "NotOlderThan":
             message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
             raise StatusError(422, "Invalid", f"resourceVersionMatch: Forbidden: {message}")
-        initial = sends or given in {"", "0"}
-        since = self.storage.version if given in {"", "0"} else resource_version(given)
+        initial = sends or version_text in {"", "0"}
+        since = self.storage.version if version_text in {"", "0"} else resource_version(version_text)
         if sends:
             self._not_newer(since)
         matches, only = self.matching(request, target)
         seconds = number(request, "timeoutSeconds")
-        wish = watching.WatchOptions(
+        options = watching.WatchOptions(
             since,
             initial,
             sends and bookmarks,
@@ -79,14 +79,18 @@ class Reader:
             float(seconds) if seconds and seconds > 0 else _DEFAULT_WATCH,
             only,
         )
-        return Response(200, stream=watching.events(self.storage, target, matches, wish))
+        return Response(200, stream=watching.events(self.storage, target, matches, options))
 
     # --- which objects --------------------------------------------------------------------------
 
     def matching(self, request: Request, target: RequestInfo) -> tuple[Match, tuple[tuple[str, ...], str] | None]:
-        """What a request selects; and, for one that asks for a value of one field, that field and value.
+        """Returns a filter for the objects that a request selects.
 
-        Raises :class:`StatusError` for selectors that cannot be used.
+        Returns:
+            A function that tests an object, and the path and value of one field that every selected object has; None if there is none.
+
+        Raises:
+            StatusError: A selector is invalid.
         """
         try:
             terms = selectors.fields(request.query.get("fieldSelector", ""), target.kind.fields)
@@ -114,22 +118,22 @@ class Reader:
         if limit < 0:
             raise bad_request(f"limit: Invalid value: {limit}: must be greater than or equal to 0")
         token = request.query.get("continue", "")
-        given = request.query.get("resourceVersion", "")
+        version_text = request.query.get("resourceVersion", "")
         match = request.query.get("resourceVersionMatch", "")
         after: tuple[str, str] | None = None
         if token:
-            if given not in {"", "0"}:
+            if version_text not in {"", "0"}:
                 raise bad_request("specifying resource version is not allowed when using continue")
             version, after = _token(token)
             found = self._at(target, version, _GONE)
         elif match == "Exact":
-            version = resource_version(given)
+            version = resource_version(version_text)
             found = self._at(target, version, "The resourceVersion for the provided list is too old.")
         else:
             version = self.storage.version
-            if given not in {"", "0"}:
-                self._not_newer(resource_version(given))
-            elif match and not given:
+            if version_text not in {"", "0"}:
+                self._not_newer(resource_version(version_text))
+            elif match and not version_text:
                 raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
             found = self.storage.list(target.storage, target.namespace)
         chosen = [o for o in found if matches(o) and (after is None or sort_key(o) > after)]
@@ -143,14 +147,14 @@ class Reader:
             chosen = chosen[:limit]
         return chosen, metadata
 
-    def _at(self, target: RequestInfo, version: int, gone: str) -> Objects:
+    def _at(self, target: RequestInfo, version: int, message: str) -> Objects:
         if version == self.storage.version:
             return self.storage.list(target.storage, target.namespace)
         self._not_newer(version)
         try:
             return self.storage.list_at(target.storage, target.namespace, version)
         except ExpiredError:
-            raise StatusError(410, "Expired", gone) from None
+            raise StatusError(410, "Expired", message) from None
 
     def _not_newer(self, version: int) -> None:
         if version > self.storage.version:
@@ -165,11 +169,11 @@ def _token(text: str) -> tuple[int, tuple[str, str]]:
         namespace, name = found["start"]
         return int(found["rv"]), (str(namespace), str(name))
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise bad_request("continue key is not valid: it is no token of this server") from None
+        raise bad_request("continue key is not valid: this server did not issue it") from None
 
 
 def _in_storage(kind: ServedKind, term: selectors.FieldTerm) -> selectors.FieldTerm:
-    """A term about an event of either group, as events are stored."""
+    """Converts a selector term on an event of either API group to the names of stored events."""
     if kind.storage != "events":
         return term
     first, *rest = term.path

@@ -1,4 +1,4 @@
-"""``kubectl exec`` and ``attach`` over a WebSocket: one connection, a byte in front of each message says which stream it is of.
+"""``kubectl exec`` and ``attach`` over one WebSocket. The first byte of each message is the number of its stream.
 
 Source: k8s.io/apimachinery, pkg/util/remotecommand; k8s.io/kubelet, pkg/cri/streaming/remotecommand.
 """
@@ -26,11 +26,11 @@ class Channel(IntEnum):
     STDERR = 2
     ERROR = 3
     RESIZE = 4
-    CLOSE = 255  # v5: the stream that the next byte names has ended
+    CLOSE = 255  # v5: the stream in the next byte has ended
 
 
 async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) -> None:
-    """One command from its start to its end, or to its client's. The last message is its status, on the error channel."""
+    """Runs one command until it ends or the client disconnects. The last message is its status, on the error channel."""
     try:
         session = await start()
     except (ContainerError, KeyError) as e:
@@ -42,7 +42,7 @@ async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) 
     outgoing = asyncio.create_task(_speak(socket, session))
     try:
         await asyncio.wait({incoming, outgoing}, return_when=asyncio.FIRST_COMPLETED)
-        incoming.cancel()  # one reads at a time, and the end waits for its answer
+        incoming.cancel()  # Only one task may read from the socket, and closing it waits for the client's reply.
         await asyncio.gather(incoming, return_exceptions=True)
         if outgoing.done() and outgoing.exception() is None:
             await _finish(socket, _ended(outgoing.result()))
@@ -69,7 +69,7 @@ async def _listen(socket: WebSocket, session: ExecSession) -> None:
 
 
 async def _speak(socket: WebSocket, session: ExecSession) -> int:
-    """The exit code, when all output has been sent."""
+    """Sends all output and returns the exit code."""
     while (found := await session.read()) is not None:
         stream, data = found
         await socket.send(bytes([stream]) + data)

@@ -1,4 +1,4 @@
-"""What clients send: JSON, YAML or protobuf, read into plain values."""
+"""Decodes request bodies in JSON, YAML or protobuf into plain values."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ...resourceapi.schemas import protobuf
 from .status_errors import StatusError
 
 JSON = dict[str, Any]
-LIMIT = 3 * 1024 * 1024  # bytes of a body that a real server reads
+LIMIT = 3 * 1024 * 1024  # bytes of a body that a real API server accepts
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
-_CHECKED = 256 * 1024  # bytes up to which fields that come twice are looked for
+_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
 
 
 @dataclass(frozen=True)
 class Body:
-    """``duplicates`` are the paths of fields that came more than once."""
+    """A decoded body. ``duplicates`` are the paths of fields that occur more than once."""
 
     value: Any
     duplicates: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ def media_type(request: Request) -> str:
 
 
 def read(request: Request) -> Body:
-    """Raises :class:`StatusError`."""
+    """Decodes a request's body by its media type. Raises :class:`StatusError`."""
     kind, data = media_type(request), request.body
     if len(data) > LIMIT:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {LIMIT}")
@@ -52,10 +52,10 @@ def read(request: Request) -> Body:
 
 
 def read_object(request: Request) -> Body:
-    """As :func:`read`, and the body is an object."""
+    """Like :func:`read`, but raises :class:`StatusError` unless the body is an object."""
     body = read(request)
     if not isinstance(body.value, dict):
-        raise StatusError(400, "BadRequest", "the body is no object: a kind and its fields are expected")
+        raise StatusError(400, "BadRequest", "the body is not an object with a kind and its fields")
     return body
 
 
@@ -72,15 +72,15 @@ def _json(data: bytes) -> Body:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
-        raise StatusError(400, "BadRequest", f"the body is no JSON: {e}") from None
-    # What comes out as it went in, byte for byte, has nothing twice: our own clients write it so.
+        raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
+    # A body that equals its re-encoding has no duplicate fields. Most bodies do, so the slow search is skipped.
     once = len(data) > _CHECKED or msgspec.json.encode(value) == data
     return Body(value, () if once else _duplicates(data))
 
 
 def _yaml(data: bytes) -> Any:
     try:
-        return msgspec.json.decode(data)  # as most clients send it
+        return msgspec.json.decode(data)  # most clients send JSON under the YAML media type
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     import yaml
@@ -90,32 +90,32 @@ def _yaml(data: bytes) -> Any:
     try:
         found = [part.value for part in loader.parts(data.decode("utf-8-sig"))]
         if len(found) > 1:
-            raise StatusError(400, "BadRequest", "error converting YAML to JSON: several documents in place of one")
-        return json.loads(json.dumps(found[0] if found else None))  # an alias is a value of its own
+            raise StatusError(400, "BadRequest", "error converting YAML to JSON: several documents instead of one")
+        return json.loads(json.dumps(found[0] if found else None))  # copies the values of YAML aliases
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         problem = str(getattr(e, "problem", None) or e)
         raise StatusError(400, "BadRequest", f"error converting YAML to JSON: {problem}") from None
 
 
 class _Object(dict[str, Any]):
-    twice: tuple[str, ...] = ()
+    duplicates: tuple[str, ...] = ()
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> _Object:
     out = _Object(pairs)
     if len(out) != len(pairs):
         seen: set[str] = set()
-        out.twice = tuple(dict.fromkeys(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
+        out.duplicates = tuple(dict.fromkeys(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
     return out
 
 
 def _duplicates(data: bytes) -> tuple[str, ...]:
     found = False
 
-    def pairs(given: list[tuple[str, Any]]) -> _Object:
+    def pairs(items: list[tuple[str, Any]]) -> _Object:
         nonlocal found
-        out = _pairs(given)
-        found = found or bool(out.twice)
+        out = _pairs(items)
+        found = found or bool(out.duplicates)
         return out
 
     try:
@@ -128,7 +128,7 @@ def _duplicates(data: bytes) -> tuple[str, ...]:
 def _paths(value: Any, path: str) -> list[str]:
     out: list[str] = []
     if isinstance(value, _Object):
-        out += [f"{path}.{k}" if path else k for k in value.twice]
+        out += [f"{path}.{k}" if path else k for k in value.duplicates]
         for key, item in value.items():
             out += _paths(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a request names and how it is answered: targets, options, Status objects."""
+"""Parses a request's path and options, and builds its response: JSON, warnings and Status objects."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class RequestInfo:
         return self.kind.storage
 
     def of(self, name: str) -> RequestInfo:
-        """One object of this resource."""
+        """Returns the request target for one object of this resource."""
         return RequestInfo(self.kind, self.version, self.namespace, name, "")
 
 
 def parse_path(path: str, registry: Registry) -> RequestInfo:
-    """Raises :class:`StatusError` where nothing is served."""
+    """Returns the resource and object that a path refers to. Raises :class:`StatusError` if nothing is served there."""
     parts = [p for p in path.split("/") if p]
     group = ""
     if parts[:1] == ["api"] and len(parts) >= 3:
@@ -69,7 +69,7 @@ def parse_path(path: str, registry: Registry) -> RequestInfo:
 
 
 def flag(request: Request, name: str) -> bool:
-    """An option that is yes or no. Raises :class:`StatusError`."""
+    """Returns a boolean option of the query. Raises :class:`StatusError` for any other value."""
     text = request.query.get(name, "")
     if text in _TRUE:
         return True
@@ -79,7 +79,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def number(request: Request, name: str) -> int | None:
-    """An option that is a whole number; None where it is not given. Raises :class:`StatusError`."""
+    """Returns an integer option of the query; None if it is absent. Raises :class:`StatusError` for any other value."""
     text = request.query.get(name, "")
     if not text:
         return None
@@ -103,18 +103,18 @@ def resource_version(text: str) -> int:
 
 
 def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
-    """Raises :class:`StatusError` for a kind of dry run that there is not."""
-    asked = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
-    if odd := next((v for v in asked if v != "All"), None):
-        raise StatusError(400, "BadRequest", f'dryRun: Unsupported value: "{odd}": supported values: "All"')
-    return bool(asked)
+    """Returns whether the request is a dry run. Raises :class:`StatusError` for an unknown value."""
+    values = [v for v in [request.query.get("dryRun", ""), *((options or {}).get("dryRun") or ())] if v]
+    if unsupported := next((v for v in values if v != "All"), None):
+        raise StatusError(400, "BadRequest", f'dryRun: Unsupported value: "{unsupported}": supported values: "All"')
+    return bool(values)
 
 
 # --- objects ----------------------------------------------------------------------------------------
 
 
 def new_metadata(meta: JSON, *, counts: bool = False) -> JSON:
-    """``counts``: the object has a generation."""
+    """Returns the metadata of a new object, with UID and creation time. ``counts``: it also gets generation 1."""
     kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
     kept.pop("deletionTimestamp", None)
     kept.pop("deletionGracePeriodSeconds", None)
@@ -139,11 +139,11 @@ def same_object(a: JSON, b: JSON) -> bool:
     return bare(a) == bare(b)
 
 
-# --- answers ----------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------
 
 
 def table_of(request: Request) -> str | None:
-    """How much of each object a table is to include; None where no table is wanted."""
+    """Returns how much of each object a table includes: None, Metadata or Object; ``None`` if the client wants no table."""
     if "as=Table" not in request.headers.get("accept", ""):
         return None
     return request.query.get("includeObject") or "Metadata"

@@ -1,4 +1,4 @@
-"""The kinds that are asked and never kept: who am I, what may I do, whose token is this (``kubectl auth``)."""
+"""Review kinds, which are created but never stored: token reviews, access reviews, self reviews (``kubectl auth``)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Reviews:
     def __init__(self, access: Access, tokens: Tokens) -> None:
         self.access, self.tokens = access, tokens
 
-    def answer(self, request: Request, target: RequestInfo, user: User) -> Response:
-        """Raises :class:`Refusal`."""
+    def respond(self, request: Request, target: RequestInfo, user: User) -> Response:
+        """Returns the review with its status. Raises :class:`StatusError`."""
         body = read_object(request).value
         spec = body.get("spec")
         spec = spec if isinstance(spec, dict) else {}
@@ -60,8 +60,8 @@ class Reviews:
         return {"allowed": bool(reason)} | ({"reason": reason} if reason else {})
 
     def _token(self, spec: JSON) -> JSON:
-        asked = spec.get("audiences")
-        audiences = [str(a) for a in asked] if isinstance(asked, list) and asked else [AUDIENCE]
+        requested = spec.get("audiences")
+        audiences = [str(a) for a in requested] if isinstance(requested, list) and requested else [AUDIENCE]
         found = self.tokens.user_of(str(spec.get("token", "")), self.access.storage, audiences)
         if found is None:
             return {"user": {}, "error": "[invalid bearer token]"}
@@ -92,9 +92,9 @@ def _user(spec: JSON) -> User:
 
 
 def _question(spec: Mapping[str, Any]) -> AccessRequest:
-    asked, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
-    if isinstance(asked, dict) and not path:
-        return AccessRequest(**{ours: str(asked.get(theirs) or "") for theirs, ours in _ATTRIBUTES.items()})
-    if isinstance(path, dict) and not asked:
+    attributes, path = spec.get("resourceAttributes"), spec.get("nonResourceAttributes")
+    if isinstance(attributes, dict) and not path:
+        return AccessRequest(**{field: str(attributes.get(key) or "") for key, field in _ATTRIBUTES.items()})
+    if isinstance(path, dict) and not attributes:
         return AccessRequest(str(path.get("verb", "")), path=str(path.get("path", "")))
     raise bad_request("spec needs exactly one of resourceAttributes and nonResourceAttributes")

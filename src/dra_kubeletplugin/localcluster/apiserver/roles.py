@@ -1,4 +1,4 @@
-"""Roles that every cluster has, roles made of others, and that nobody grants what he does not hold.
+"""Default roles, aggregated cluster roles, and the check against privilege escalation.
 
 Source: Kubernetes' documentation, "Using RBAC Authorization" (default roles, aggregation, privilege escalation).
 """
@@ -33,7 +33,7 @@ _BASIC = [
 
 
 def make_defaults(storage: Storage, registry: Registry) -> None:
-    """The roles and bindings that a new cluster has, where they are missing."""
+    """Creates the missing roles and bindings that every cluster has by default."""
     everything = [
         {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
         {"nonResourceURLs": ["*"], "verbs": ["*"]},
@@ -53,7 +53,10 @@ def make_defaults(storage: Storage, registry: Registry) -> None:
 
 
 def _user_rules(registry: Registry) -> tuple[list[Rule], list[Rule], list[Rule]]:
-    """What the roles view, edit and admin add: reading but secrets, writing, and granting, of what is in namespaces."""
+    """Returns the rules that the roles view, edit and admin add for namespaced kinds.
+
+    They are: read everything except secrets; write; and manage roles and bindings.
+    """
     groups: dict[str, list[str]] = {}
     for kind in registry:
         if kind.namespaced and not kind.virtual and kind.group != GROUP:
@@ -104,7 +107,7 @@ def _put_role(
 
 
 def aggregate(storage: Storage) -> None:
-    """Gives each role that is made of others their rules, until nothing changes: one may be made of another."""
+    """Updates the rules of aggregated roles. Repeats until nothing changes, because one may aggregate another."""
     roles = {r["metadata"]["name"]: r for r in storage.list(CLUSTER_ROLES)}
     changed = True
     while changed:
@@ -128,13 +131,16 @@ def _distinct(rules: Iterable[Rule]) -> list[Rule]:
     return list({json.dumps(rule, sort_keys=True): rule for rule in rules}.values())
 
 
-# --- nobody grants what he does not hold ------------------------------------------------------------
+# --- privilege escalation ---------------------------------------------------------------------------
 
 
 def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> None:
-    """A role's rules must be held by who writes it, a bound role's by who binds it, or the verbs ``escalate`` and ``bind``.
+    """Checks that a user grants only permissions that the user holds.
 
-    Raises :class:`StatusError`.
+    The writer of a role must hold its rules or the verb ``escalate``. The writer of a binding must hold the role's rules or ``bind``.
+
+    Raises:
+        StatusError: The user does not hold all of the rules, or a bound role does not exist.
     """
     if user.is_master or target.kind.group != GROUP:
         return
@@ -167,7 +173,7 @@ def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> N
 
 
 def _questions(rule: Rule) -> Iterator[AccessRequest]:
-    """What a rule allows, one at a time; a wildcard is held by a wildcard only."""
+    """Yields each access that a rule allows, one at a time. Only a wildcard covers a wildcard."""
     for verb in rule.get("verbs") or ():
         for path in rule.get("nonResourceURLs") or ():
             yield AccessRequest(verb, path=path)

@@ -1,4 +1,4 @@
-"""Field and label selectors."""
+"""Parses and evaluates field and label selectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Match = Callable[[JSON], bool]
 
 
 class SelectorError(ValueError):
-    """The selector cannot be read, or names what cannot be selected."""
+    """The selector has a syntax error, or names a field that cannot be selected."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
-    """``path=value``, ``==`` and ``!=``, all of which must hold.
+    """Parses a field selector: terms ``path=value``, ``==`` and ``!=``, all of which must match.
 
-    Raises :class:`SelectorError` also for a path that is not ``allowed``.
+    Raises:
+        SelectorError: The syntax is wrong, or a path is not in ``allowed``.
     """
     terms = []
     for part in re.split(r"(?<!\\),", text):
@@ -52,7 +53,7 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
 
 
 def look(obj: JSON, path: tuple[str, ...]) -> str:
-    """A field as selectors see it: empty where there is none."""
+    """Returns a field's value as selectors compare it; empty if the field does not exist."""
     value: Any = obj
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -67,7 +68,7 @@ _TERM = re.compile(
 
 
 def labels(text: str) -> Match:
-    """Equality and set-based requirements, all of which must hold. Raises :class:`SelectorError`."""
+    """Parses a label selector with equality and set-based requirements, all of which must match. Raises :class:`SelectorError`."""
     tests: list[Callable[[Mapping[str, str]], bool]] = []
     at = 0
     while at < len(text):

@@ -1,4 +1,4 @@
-"""The API server: who asks, what for, and what follows from it."""
+"""The API server: authenticates and authorizes requests, routes them, and runs the actions that follow a write."""
 
 from __future__ import annotations
 
@@ -41,17 +41,16 @@ _NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 class ApiServer:
-    """Serves until closed. ``storage`` is there for tests; everybody else goes through HTTP.
+    """An API server. It serves from :meth:`start` until :meth:`close`. Only tests access ``storage`` directly.
 
     Args:
         address: HOST:PORT; the loopback and a free port by default.
-        tls: for HTTPS.
-        storage: what it keeps its objects in; of another server: a second one in front of the same objects.
-        tokens: who may ask; a new token by default, and that of the other server for a second one.
-        front: an address and TLS at which it serves too: kubectl sends its token through TLS only, and what runs in this
-            process has no need of it.
-        runtime_of: the runtime of a node by its name, for pods' logs and commands in them; None where it is not known.
-        features: the release that it serves as; the usual one when left out.
+        tls: TLS settings for HTTPS.
+        storage: the stored objects; pass another server's storage to serve the same objects twice.
+        tokens: the valid tokens; by default a new administrator token. Pass another server's tokens for a second server.
+        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process need none.
+        runtime_of: returns the runtime of a node by name, for pods' logs and commands; None for an unknown node.
+        features: the emulated release and its gates; the default release if omitted.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class ApiServer:
         self._registry = Registry(self.features)
         self._quotas = Quotas(self.storage)
         self._reader = Reader(self.storage)
-        self._deleter = Deleter(self.storage, self._registry, self._reader, self._gone)
+        self._deleter = Deleter(self.storage, self._registry, self._reader, self._removed)
         self._writer = Writer(
             self.storage,
             self._registry,
@@ -96,13 +95,13 @@ class ApiServer:
         self._begin()
 
     async def start(self) -> str:
-        """Answers the URL; ``public_url`` is that of the front, where there is one.
+        """Starts to serve and returns the URL. ``public_url`` is the URL of the front, if there is one.
 
-        Raises ``OSError`` where an address cannot be had.
+        Raises ``OSError`` if an address cannot be bound.
         """
         self.url = self.public_url = await self._http.start()
         for namespace in self.storage.list("namespaces"):
-            if namespace["metadata"].get("deletionTimestamp"):  # a server before this one had begun
+            if namespace["metadata"].get("deletionTimestamp"):  # an earlier server had begun to delete it
                 self._deleter.empty_soon(namespace["metadata"]["name"])
         if self._front is not None:
             try:
@@ -125,7 +124,7 @@ class ApiServer:
 
     @property
     def config(self) -> ApiConfig:
-        """How a client of this process reaches it, once it serves."""
+        """The connection settings for a client in this process, valid after :meth:`start`."""
         return self.config_with(Tls())
 
     def config_with(self, tls: Tls) -> ApiConfig:
@@ -133,7 +132,7 @@ class ApiServer:
 
     @property
     def served(self) -> Collection[str]:
-        """The versions of resource.k8s.io that there are."""
+        """The served versions of resource.k8s.io."""
         return self.features.served if self.faults.served is None else self.faults.served
 
     def drop_connections(self) -> None:
@@ -142,7 +141,7 @@ class ApiServer:
             self._front.drop_connections()
 
     def _begin(self) -> None:
-        """What a new cluster has."""
+        """Creates the objects that a new cluster has."""
         for definition in self.storage.list(custom.DEFINITIONS):
             self._registry.define(custom.kind_of(definition))
         for name in _NAMESPACES:
@@ -164,7 +163,7 @@ class ApiServer:
         if self.storage.get("serviceaccounts", namespace, "default") is None:
             self.storage.put("serviceaccounts", {"metadata": new_metadata({"name": "default", "namespace": namespace})})
 
-    # --- what follows from writes ---------------------------------------------------------------
+    # --- actions after writes -------------------------------------------------------------------
 
     def _written(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         if target.storage == "namespaces" and old is None:
@@ -184,7 +183,7 @@ class ApiServer:
         if (definition.get("status") or {}).get("acceptedNames") != names:
             self.storage.put(custom.DEFINITIONS, {**definition, "status": status})
 
-    def _gone(self, kind: ServedKind, obj: JSON) -> None:
+    def _removed(self, kind: ServedKind, obj: JSON) -> None:
         namespace = obj["metadata"].get("namespace", "")
         if kind.storage == custom.DEFINITIONS:
             key = obj["metadata"]["name"]
@@ -204,31 +203,31 @@ class ApiServer:
             await asyncio.sleep(self.faults.delay)
         try:
             if self.faults.down:
-                raise StatusError(503, "ServiceUnavailable", "the API server is away (a fault made on purpose)")
+                raise StatusError(503, "ServiceUnavailable", "the API server is down (injected fault)")
             user = self._user(request)
             if self.faults.throttle and not request.path.startswith("/openapi"):
                 self.faults.throttle -= 1
                 refused = status_response(StatusError(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
-            return await self._answer(request, user)
+            return await self._respond(request, user)
         except StatusError as e:
             return status_response(e)
         except RecursionError:
             return status_response(bad_request("the object is nested too deeply: exceeded max depth"))
 
-    async def _answer(self, request: Request, user: User) -> Response:
+    async def _respond(self, request: Request, user: User) -> Response:
         if request.path in {"/healthz", "/livez", "/readyz"}:
             return Response(200, b"ok", "text/plain")
         if request.path == "/metrics":
             self.access.require(user, AccessRequest("get", path=request.path))
             return Response(200, self.features.metrics().encode(), "text/plain; version=0.0.4")
         if request.method in {"GET", "HEAD"}:
-            found = self._discovery.answer(request.path, self.served)
+            found = self._discovery.document_at(request.path, self.served)
             if found is not None:
                 return json_response(found)
             accept = request.headers.get("accept", "")
-            schemas = self._openapi.answer(request.path, self.served, accept)
+            schemas = self._openapi.document_at(request.path, self.served, accept)
             if isinstance(schemas, bytes):
                 return Response(200, schemas, openapi_wire.MEDIA_TYPE)
             if schemas is not None:
@@ -237,7 +236,7 @@ class ApiServer:
 
     async def _resource(self, request: Request, user: User) -> Response:
         target = parse_path(request.path, self._registry)
-        # A release's own components ask in a version that it has, whatever clients are served.
+        # The cluster's own components need their release's API version, even if a fault hides it from other clients.
         if not user.trusted and not is_served(target.kind.group, target.version, self.served):
             raise no_resource()
         watches = request.method == "GET" and flag(request, "watch")
@@ -247,14 +246,14 @@ class ApiServer:
         admission = self._admissions.of(request, user)
         if target.sub in _STREAMS and request.method in {"GET", "POST"}:
             await self._connected(request, target, user, admission)
-        if (streamed := await self._streams.answer(request)) is not None:
+        if (streamed := await self._streams.respond(request)) is not None:
             return streamed
         if target.kind.virtual:
             if request.method != "POST" or target.name:
                 raise not_allowed()
-            return self._reviews.answer(request, target, user)
+            return self._reviews.respond(request, target, user)
         if target.sub and target.sub != "status":
-            return await self._subresources.answer(request, target, admission)
+            return await self._subresources.respond(request, target, admission)
         match request.method, bool(target.name):
             case "GET" | "HEAD", True if not watches:
                 return self._reader.get(request, target)
@@ -274,10 +273,10 @@ class ApiServer:
                 return await self._deleter.delete_all(request, target, admission)
         raise not_allowed()
 
-    # --- who may --------------------------------------------------------------------------------
+    # --- authentication and authorization -------------------------------------------------------
 
     def _user(self, request: Request) -> User:
-        """Who asks, or as whom he wants to be answered. Raises :class:`StatusError`."""
+        """Returns the user of a request, or the user that it impersonates. Raises :class:`StatusError`."""
         user = auth.authenticate(request, self.tokens, self.storage, self._names)
         other = auth.impersonated(request)
         if other is None:
@@ -287,7 +286,7 @@ class ApiServer:
         return other
 
     def _authorize(self, request: Request, target: RequestInfo, user: User, *, watches: bool) -> None:
-        """Raises :class:`StatusError`."""
+        """Raises :class:`StatusError` if the user may not make the request."""
         if user.is_master:
             return
         verb = _VERBS.get(request.method, "")
@@ -302,19 +301,19 @@ class ApiServer:
         self.access.require(user, AccessRequest(verb, kind.group, kind.plural, target.sub, namespace, name))
 
     async def _connected(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
-        """A stream to a pod's container is as good as writing. Raises :class:`StatusError`."""
+        """Checks that the user may open a stream to a pod's container, which needs ``create``. Raises :class:`StatusError`."""
         kind = target.kind
         if request.method == "GET" and not user.is_master:
             self.access.require(
                 user, AccessRequest("create", kind.group, kind.plural, target.sub, target.namespace, target.name)
             )
         options = ObjectKind("", "v1", _STREAMS[target.sub])
-        asked: JSON = {"kind": options.kind, "apiVersion": "v1"}
-        asked |= {k: v == "true" for k, v in request.arguments if k in {"stdin", "stdout", "stderr", "tty"}}
-        asked |= {k: v for k, v in request.arguments if k == "container"}
+        body: JSON = {"kind": options.kind, "apiVersion": "v1"}
+        body |= {k: v == "true" for k, v in request.arguments if k in {"stdin", "stdout", "stderr", "tty"}}
+        body |= {k: v for k, v in request.arguments if k == "container"}
         if command := [v for k, v in request.arguments if k == "command"]:
-            asked["command"] = command
-        await admission.validate(target, asked, operation=CONNECT, kind=options)
+            body["command"] = command
+        await admission.validate(target, body, operation=CONNECT, kind=options)
 
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -322,6 +321,6 @@ _STREAMS = {"exec": "PodExecOptions", "attach": "PodAttachOptions", "portforward
 
 
 def _one_name(request: Request) -> str:
-    """The name of the one object that a request for many selects."""
+    """Returns the name in a list or watch request that selects a single object by name; empty otherwise."""
     found = re.fullmatch(r"metadata\.name==?([^,=!]+)", request.query.get("fieldSelector", ""))
     return found[1] if found else ""

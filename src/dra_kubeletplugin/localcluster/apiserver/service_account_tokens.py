@@ -1,4 +1,4 @@
-"""Tokens of service accounts on request, bound to a pod, a node or a secret (KEP-1205, KEP-4193)."""
+"""Issues tokens of service accounts on request, bound to a pod, a node or a secret (KEP-1205, KEP-4193)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 
 
 def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, Any]) -> JSON:
-    """The TokenRequest that answers one with ``spec``. Raises :class:`StatusError`."""
+    """Returns the TokenRequest with its status filled in. Raises :class:`StatusError`."""
     seconds = spec.get("expirationSeconds") or _HOUR
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not _SHORTEST <= seconds < _LONGEST:
         message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
         raise invalid("TokenRequest", _GROUP, "", [("FieldValueInvalid", "spec.expirationSeconds", message)])
-    given = spec.get("audiences") or [AUDIENCE]
-    if not isinstance(given, list) or not all(isinstance(a, str) for a in given):
+    audiences = spec.get("audiences") or [AUDIENCE]
+    if not isinstance(audiences, list) or not all(isinstance(a, str) for a in audiences):
         raise bad_request("spec.audiences must be a list of strings")
     meta = account["metadata"]
     bound, claims = _bound(storage, meta["namespace"], spec.get("boundObjectRef"))
@@ -35,19 +35,19 @@ def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, An
             raise bad_request(
                 f"cannot bind token for serviceaccount {meta['name']!r} to pod running with different serviceaccount name"
             )
-    token = tokens.issue(account, seconds, given, bound, claims)
+    token = tokens.issue(account, seconds, audiences, bound, claims)
     expires = datetime.fromtimestamp(time.time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "kind": "TokenRequest",
         "apiVersion": f"{_GROUP}/v1",
         "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        "spec": {**spec, "audiences": given, "expirationSeconds": seconds},
+        "spec": {**spec, "audiences": audiences, "expirationSeconds": seconds},
         "status": {"token": token, "expirationTimestamp": expires},
     }
 
 
 def _bound(storage: Storage, namespace: str, reference: Any) -> tuple[list[Bound], dict[str, str]]:
-    """What the token ends with, and what it says of it."""
+    """Returns the objects that the token is bound to, and the token's claims about them."""
     if not isinstance(reference, Mapping):
         return [], {}
     kind, name = str(reference.get("kind") or ""), str(reference.get("name") or "")

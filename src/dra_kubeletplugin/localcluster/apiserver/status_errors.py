@@ -1,4 +1,4 @@
-"""Answers that are a Status of failure."""
+"""Errors that the server returns as a Status object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JSON = dict[str, Any]
 
 
 class StatusError(Exception):
-    """A request that is refused: an HTTP code, a reason of meta/v1 and a sentence."""
+    """A rejected request: an HTTP code, a reason of meta/v1 and a message."""
 
     def __init__(self, code: int, reason: str, message: str, details: JSON | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,11 @@ def not_allowed() -> StatusError:
 
 
 def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, str]]) -> StatusError:
-    """``causes`` are reason, field and message of each; one that comes twice is in the sentence once."""
+    """Returns an Invalid error.
+
+    Args:
+        causes: reason, field and message of each error. A repeated error occurs once in the message.
+    """
     listed = list(dict.fromkeys(f"{field}: {message}" for _, field, message in causes))
     text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"
     details: JSON = {"name": name, "group": group, "kind": kind}

@@ -1,4 +1,4 @@
-"""Objects and their history: one counter of versions for all, watches that start at any recent version."""
+"""In-memory object storage with history: one version counter for all kinds, and watches from any recent version."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ JSON = dict[str, Any]
 Key = tuple[str, str]  # namespace, name
 Match = Callable[[Mapping[str, Any]], bool]
 Objects = list[JSON]
-Places = list[tuple[str, Key]]  # kind and key of each
-HISTORY = 4096  # changes of a kind that a watch can go back
-LAG = 16384  # changes that a watch may be behind before it is ended
+Places = list[tuple[str, Key]]  # kind and key of each object
+HISTORY = 4096  # changes per kind that a watch can go back
+LAG = 16384  # pending changes after which a slow watch is ended
 
 
 class ExpiredError(Exception):
-    """The version is too old, or from another life of this server (410)."""
+    """The version is too old, or from another run of this server (410)."""
 
 
 class Journal(Protocol):
-    """Where changes are kept beyond this process."""
+    """Writes changes to persistent storage."""
 
     def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None: ...
 
@@ -34,15 +34,16 @@ class StorageChange:
     version: int
     type: str  # ADDED, MODIFIED, DELETED
     kind: str  # key of the kind
-    object: JSON  # as stored after the change; for DELETED as it was last
+    object: JSON  # as stored after the change; for DELETED the last state
     before: JSON | None
-    lines: dict[Any, bytes] = field(default_factory=dict, compare=False)  # as watches have sent it, by form
+    # Encoded watch events, by form; shared by watches
+    lines: dict[Any, bytes] = field(default_factory=dict, compare=False)
 
 
 class Watch:
-    """The changes of a kind as somebody sees them who sees only what ``matches``. Made by :meth:`Storage.watch`.
+    """The pending changes of a kind for a client that selects some of its objects. Made by :meth:`Storage.watch`.
 
-    ``ended``: nothing more will come, since watches were cut or nobody has read this one for long.
+    ``ended`` means that no more changes will come: watches were cut, or the reader fell too far behind.
     """
 
     def __init__(self, matches: Match, missed: Iterable[StorageChange]) -> None:
@@ -53,13 +54,13 @@ class Watch:
 
     def push(self, change: StorageChange) -> None:
         if self.ended:
-            return  # who watches again begins behind what it has seen
+            return  # a client that watches again starts after the last change it received
         self._pending.append(change)
         self.ended = len(self._pending) > LAG
         self._woken.set()
 
     def wake(self) -> None:
-        """:meth:`next` answers, with nothing if need be."""
+        """Makes a waiting :meth:`next` return, with an empty list if there are no changes."""
         self._woken.set()
 
     def end(self) -> None:
@@ -67,13 +68,14 @@ class Watch:
         self._woken.set()
 
     def version(self, newest: int) -> int:
-        """That up to which everything has been read, ``newest`` where nothing waits: a bookmark may not be later."""
+        """Returns the version up to which all changes have been read, for a bookmark; ``newest`` if none are pending."""
         return self._pending[0].version - 1 if self._pending else newest
 
     async def next(self) -> list[StorageChange]:
-        """What has come since the last time, as soon as there is something: all at once, since one waits for the next.
+        """Waits for changes and returns all pending ones.
 
-        Nothing where :meth:`wake` was called, or where it has ended.
+        Returns:
+            An empty list after :meth:`wake` or when the watch has ended.
         """
         if not self._pending and not self.ended:
             await self._woken.wait()
@@ -84,34 +86,43 @@ class Watch:
 
 @dataclass
 class _Kind:
-    """The objects of one kind, their changes, and who watches: all of them, or those of which one field has one value."""
+    """The objects of one kind, their history, and their watches.
+
+    Attributes:
+        names: the sorted keys; None after an object was added or removed.
+        oldest: the oldest version from which a watch may start.
+        watchers: watches of all objects.
+        narrow: watches of objects with one value of one field: by the field's path, then by the value.
+    """
 
     objects: dict[Key, JSON] = field(default_factory=dict)
-    names: list[Key] | None = None  # in order; None once an object came or went
+    names: list[Key] | None = None
     history: deque[StorageChange] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    oldest: int = 0  # a watch may start here or later
+    oldest: int = 0
     watchers: set[Watch] = field(default_factory=set)
     narrow: dict[tuple[str, ...], dict[str, set[Watch]]] = field(default_factory=dict)
 
 
 class Storage:
-    """In memory. Objects that come out are shared and must not be changed; those that go in are kept as they are.
+    """The stored objects of one server.
+
+    Returned objects are shared and must not be changed. Stored objects are kept as they are.
 
     Args:
-        journal: told of every change, before anybody else.
+        journal: receives each change before any watch does.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self.version = 1
         self._journal = journal
         self._kinds: dict[str, _Kind] = {}
-        self._owned: dict[str, set[tuple[str, Key]]] = {}  # what has an owner, by the owner's uid
+        self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._floor = 1  # versions before this are forgotten for every kind
-        self.cut = 0  # counts up whenever all watches are to end
+        self._floor = 1  # the history of all kinds before this version is gone
+        self.cut = 0  # incremented to end all watches
 
     def restore(self, version: int, objects: Mapping[tuple[str, Key], JSON]) -> None:
-        """Takes what an earlier life has kept; versions go on behind its own."""
+        """Loads the objects of an earlier run. New versions follow ``version``."""
         self.version = self._floor = version
         for (kind, key), obj in objects.items():
             self._of(kind).objects[key] = obj
@@ -128,14 +139,14 @@ class Storage:
         return found.objects.get((namespace, name)) if found else None
 
     def list(self, kind: str, namespace: str = "") -> Objects:
-        """Objects of a kind, of one namespace or of all, by name."""
+        """Returns the objects of a kind in one namespace, or in all, sorted by namespace and name."""
         found = self._of(kind)
         if found.names is None:
             found.names = sorted(found.objects)
         return [found.objects[k] for k in found.names if not namespace or k[0] == namespace]
 
     def list_at(self, kind: str, namespace: str, version: int) -> Objects:
-        """As :meth:`list`, at an earlier version. Raises :class:`ExpiredError`."""
+        """Like :meth:`list`, but at an earlier version. Raises :class:`ExpiredError`."""
         found = self._of(kind)
         if version > self.version or version < max(found.oldest, self._floor):
             raise ExpiredError
@@ -152,15 +163,15 @@ class Storage:
         return [o for (ns, _), o in sorted(objects.items(), key=lambda i: i[0]) if not namespace or ns == namespace]
 
     def owned(self, uid: str) -> Places:
-        """Kinds and names of what has the owner."""
+        """Returns the objects that have the owner."""
         return sorted(self._owned.get(uid, ()))
 
     def with_uid(self, uid: str) -> tuple[str, Key] | None:
-        """Kind and name of the object."""
+        """Returns kind and key of the object with a UID."""
         return self._by_uid.get(uid)
 
     def in_namespace(self, namespace: str) -> Iterator[tuple[str, JSON]]:
-        """Everything of a namespace."""
+        """Yields all objects in a namespace."""
         for kind, found in self._kinds.items():
             for (ns, _), obj in list(found.objects.items()):
                 if ns == namespace:
@@ -169,7 +180,11 @@ class Storage:
     # --- changes --------------------------------------------------------------------------------
 
     def put(self, kind: str, obj: JSON, *, fresh: bool = False) -> JSON:
-        """Creates or replaces; gives it the next version. ``fresh``: nobody else has the object, so it need not be copied."""
+        """Creates or replaces an object and sets its new resource version.
+
+        Args:
+            fresh: no other code refers to the object, so it is not copied.
+        """
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
         of = self._of(kind)
@@ -221,7 +236,7 @@ class Storage:
         for watcher in of.watchers:
             watcher.push(change)
         for path, by_value in of.narrow.items():
-            values = {_look(change.object, path), _look(change.before, path) if change.before else None}
+            values = {_value_at(change.object, path), _value_at(change.before, path) if change.before else None}
             for value in values:
                 for watcher in by_value.get(value, ()) if value is not None else ():
                     watcher.push(change)
@@ -242,7 +257,7 @@ class Storage:
                 yield from watchers
 
     def forget_history(self) -> None:
-        """As etcd's compaction: versions of before are too old for a watch now."""
+        """Deletes the history, as etcd's compaction does. A watch from an older version fails."""
         for of in self._kinds.values():
             of.history.clear()
         self._floor = self.version
@@ -251,10 +266,15 @@ class Storage:
     def watch(
         self, kind: str, since: int, matches: Match, only: tuple[tuple[str, ...], str] | None = None
     ) -> Iterator[Watch]:
-        """Changes after ``since``; an object that begins or ceases to match comes and goes.
+        """Watches the changes after ``since``.
 
-        ``only`` is a field's path and the value without which nothing can match, so that other changes wake nobody.
-        Raises :class:`ExpiredError`.
+        A change that makes an object match is ADDED; a change that makes it no longer match is DELETED.
+
+        Args:
+            only: path and value of a field that every matching object has. Changes of other objects do not wake the watch.
+
+        Raises:
+            ExpiredError: ``since`` is too old or in the future.
         """
         of = self._of(kind)
         if since < max(of.oldest, self._floor) or since > self.version:
@@ -268,11 +288,11 @@ class Storage:
         finally:
             group.discard(watch)
             if only is not None and not group and by_value.get(only[1]) is group:
-                del by_value[only[1]]  # names come and go
+                del by_value[only[1]]  # Values such as names are unlimited, so empty sets are removed.
 
 
 def _seen(change: StorageChange, matches: Match) -> StorageChange | None:
-    """A change as somebody sees it who sees only what matches."""
+    """Returns a change as a watch with a selector reports it; None if the object matched neither before nor after."""
     now = change.type != "DELETED" and matches(change.object)
     was = change.before is not None and matches(change.before)
     if not now and not was:
@@ -280,15 +300,15 @@ def _seen(change: StorageChange, matches: Match) -> StorageChange | None:
     type_ = ("MODIFIED" if was else "ADDED") if now else "DELETED"
     if type_ == change.type:
         return change
-    if type_ == "DELETED":  # it is still there, and has gone from sight
+    if type_ == "DELETED":  # The object still exists but no longer matches.
         version = str(change.version)
         before = change.before or change.object
-        gone = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
-        return StorageChange(change.version, type_, change.kind, gone, None)
+        last_visible = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
+        return StorageChange(change.version, type_, change.kind, last_visible, None)
     return StorageChange(change.version, type_, change.kind, change.object, None)
 
 
-def _look(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> str | None:
+def _value_at(obj: Mapping[str, Any] | None, path: tuple[str, ...]) -> str | None:
     value: Any = obj
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

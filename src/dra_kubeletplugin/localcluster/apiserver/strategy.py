@@ -1,4 +1,4 @@
-"""What happens to an object on its way in and out: decoding, defaults, validation, what an update may change."""
+"""Decoding, defaulting, validation and encoding of objects, and the parts of an object that an update may change."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ JSON = dict[str, Any]
 
 
 class BadObject(Exception):
-    """400: the object cannot be read."""
+    """The object cannot be decoded (400)."""
 
 
 class InvalidObject(Exception):
-    """422: the object breaks rules."""
+    """The object is invalid (422). ``faults`` lists all errors."""
 
     def __init__(self, faults: list[FieldError]) -> None:
         super().__init__("; ".join(map(str, faults)))
@@ -43,18 +43,26 @@ def incoming(
     strict: bool,
     warnings: list[str] | None = None,
 ) -> JSON:
-    """The stored form of what a client sent in ``version``.
+    """Decodes an object that a client sent in ``version``.
 
-    What a strict reader refuses is added to ``warnings`` otherwise. Raises :class:`BadObject`.
+    Args:
+        strict: reject unknown fields.
+        warnings: receives the unknown fields if ``strict`` is false.
+
+    Returns:
+        The object in its stored version.
+
+    Raises:
+        BadObject: The object cannot be decoded.
     """
     meta = obj.get("metadata")
     if meta is not None and not isinstance(meta, Mapping):
         raise _bad(kind, version, "json: cannot unmarshal into Go struct field .metadata of type v1.ObjectMeta")
-    told: list[str] = [] if warnings is None else warnings
+    messages: list[str] = [] if warnings is None else warnings
     if kind.structured:
-        out = _structured(kind, version, obj, features, told, strict=strict)
+        out = _structured(kind, version, obj, features, messages, strict=strict)
     else:
-        out = _decoded(kind, version, obj, told, strict=strict)
+        out = _decoded(kind, version, obj, messages, strict=strict)
     if owners := out["metadata"].get("ownerReferences"):
         out["metadata"]["ownerReferences"] = metadata.merged_owners(owners)
     return out
@@ -65,17 +73,17 @@ def _bad(kind: ServedKind, version: str, why: object) -> BadObject:
 
 
 def _structured(
-    kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features, told: list[str], *, strict: bool
+    kind: ServedKind, version: str, obj: Mapping[str, Any], features: Features, messages: list[str], *, strict: bool
 ) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
-        # Decoding makes an object anew: only what has another shape has to be converted, which copies it too.
-        in_v1, unheard = dropped_fields.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
-        found = [f'unknown field "{path}"' for path in unheard]
+        # Only v1beta1 needs a conversion before decoding. A conversion copies the object, and decoding copies it again.
+        in_v1, unknown = dropped_fields.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
+        found = [f'unknown field "{path}"' for path in unknown]
         if found and strict:
             raise _bad(kind, version, _STRICT + ", ".join(found))
-        told += found
-        decoded = _strictly(in_v1, kind, told, strict=strict)
+        messages += found
+        decoded = _strictly(in_v1, kind, messages, strict=strict)
     except schema.SchemaDecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
@@ -86,17 +94,17 @@ def _structured(
 _STRICT = "strict decoding error: "
 
 
-def _strictly(sent: JSON, kind: ServedKind, told: list[str], *, strict: bool) -> JSON:
+def _strictly(sent: JSON, kind: ServedKind, messages: list[str], *, strict: bool) -> JSON:
     try:
         return schema.decode(sent, kind.kind, strict=True)
     except schema.SchemaDecodeError as e:
         if strict or not str(e).startswith(_STRICT):
             raise
-        told += str(e).removeprefix(_STRICT).split(", ")
+        messages += str(e).removeprefix(_STRICT).split(", ")
     return schema.decode(sent, kind.kind, strict=False)
 
 
-def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], told: list[str], *, strict: bool) -> JSON:
+def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: list[str], *, strict: bool) -> JSON:
     unknown: list[str] = []
     body = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
     try:
@@ -111,7 +119,7 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], told: list[
     found = [f'unknown field "{path}"' for path in unknown]
     if found and strict:
         raise _bad(kind, version, _STRICT + ", ".join(found))
-    told += found
+    messages += found
     if kind.custom:
         custom.fill(out, kind.schemas[version])
     else:
@@ -120,17 +128,17 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], told: list[
 
 
 def stored(kind: ServedKind, obj: JSON) -> JSON:
-    """A valid object as it is kept."""
+    """Returns a valid object in the form in which it is stored."""
     return schema.stored(obj, kind.kind) if kind.structured else obj
 
 
 def written(kind: ServedKind, obj: JSON) -> JSON:
-    """An object as a client sees it that wrote it just now."""
+    """Returns an object in the form that its writer receives in the response."""
     return schema.written(obj, kind.kind) if kind.structured else obj
 
 
 def outgoing(kind: ServedKind, version: str, obj: Mapping[str, Any]) -> JSON:
-    """A stored object as ``version`` has it."""
+    """Returns a stored object in an API version."""
     if not kind.structured:
         shown = events.from_core(obj) if kind.storage == "events" and kind.group else dict(obj)
         return {"apiVersion": kind.api_version(version), "kind": kind.kind} | shown
@@ -139,7 +147,7 @@ def outgoing(kind: ServedKind, version: str, obj: Mapping[str, Any]) -> JSON:
 
 
 def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
-    """What is stored: the part that this request may write, the rest as it was."""
+    """Returns the object to store: the part that this request may write, and the rest of the old object."""
     if kind.status and old is not None:
         out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
         if out["status"] is None:
@@ -161,7 +169,7 @@ def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> J
 
 
 def select_own_pods(kind: ServedKind, obj: JSON) -> None:
-    """The selector of a new Job, which nobody writes by hand, and the labels of its pods and its own (batch/v1, ``manualSelector``)."""
+    """Sets the selector of a new Job and the matching labels, unless ``manualSelector`` is set (batch/v1)."""
     spec = obj.get("spec") or {}
     if kind.storage != "jobs.batch" or spec.get("manualSelector"):
         return
@@ -176,27 +184,30 @@ def select_own_pods(kind: ServedKind, obj: JSON) -> None:
 
 
 def _not_ready_yet(node: JSON) -> None:
-    """Keeps pods from a new node until the node controller has looked at it (admission plugin TaintNodesByCondition)."""
+    """Taints a new node so that no pod is scheduled before the node controller checks it (admission plugin TaintNodesByCondition)."""
     spec = node["spec"] = dict(node.get("spec") or {})
     taints = spec.get("taints") or []
     if not any(t["key"] == _NOT_READY["key"] and t["effect"] == _NOT_READY["effect"] for t in taints):
         spec["taints"] = [*taints, dict(_NOT_READY)]
 
 
-_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # of the labels of a Job's pods: now, and before 1.27
+_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-_STATUS_AT_ONCE = frozenset({"nodes"})  # a node is made with its capacity
+# Kinds whose status may be set at creation: a node is created with its capacity
+_STATUS_AT_ONCE = frozenset({"nodes"})
 
 
 def settle(kind: ServedKind, obj: JSON, old: JSON) -> None:
-    """What changes after managers are known: what was reported of devices goes with their allocation (who manages it stays its
-    manager)."""
+    """Removes device status entries of deallocated devices.
+
+    It runs after the field managers are computed, so the writer stays the manager of these fields.
+    """
     if kind.kind == "ResourceClaim" and "status" in obj:
         obj["status"] = claim_status.without_deallocated(obj["status"] or {}, old.get("status") or {})
 
 
 def drop(spec: JSON, names: Collection[str]) -> None:
-    """Takes fields of a slice's spec away: its own, those of devices, of their capacities and of their attributes."""
+    """Deletes fields of a slice's spec, of its devices, and of their capacities and attributes, in place."""
     devices = spec.get("devices") or []
     parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
     for name in names:
@@ -215,7 +226,7 @@ def validate(
     *,
     status: bool,
 ) -> None:
-    """Raises :class:`InvalidObject` with every fault."""
+    """Raises :class:`InvalidObject` with all errors of an object."""
     if kind.structured:
         faults = _structured_faults(kind, obj, old, namespace_labels, features, status=status)
     elif kind.custom:

@@ -1,4 +1,4 @@
-"""What is asked of one object beside its fields: a pod's binding and eviction, a workload's scale, an account's token."""
+"""Subresources: a pod's binding and eviction, a namespace's finalize, a workload's scale, a service account's token."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Subresources:
     def __init__(self, storage: Storage, writer: Writer, deleter: Deleter, tokens: Tokens) -> None:
         self.storage, self.writer, self.deleter, self.tokens = storage, writer, deleter, tokens
 
-    async def answer(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
-        """Raises :class:`StatusError`."""
+    async def respond(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
+        """Handles a request for a subresource. Raises :class:`StatusError`."""
         found: Mapping[tuple[str, str], Callable[[Request, RequestInfo, Admission], Awaitable[Response]]] = {
             ("POST", "binding"): self._bind,
             ("POST", "eviction"): self._evict,
@@ -55,8 +55,8 @@ class Subresources:
     async def _bind(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         pod = self.writer.find(target)
-        given = body.get("target")
-        node = given.get("name") if isinstance(given, dict) else None
+        binding_target = body.get("target")
+        node = binding_target.get("name") if isinstance(binding_target, dict) else None
         if not isinstance(node, str) or not node:
             raise invalid("Binding", "", target.name, [("FieldValueRequired", "target.name", "Required value")])
         uid = (body.get("metadata") or {}).get("uid") if isinstance(body.get("metadata"), dict) else None
@@ -106,7 +106,7 @@ class Subresources:
             raise bad_request("deleteOptions.gracePeriodSeconds must be a number")
         if not dry:
             pod = self._marked_disrupted(pod)
-        self.deleter.one(
+        self.deleter.delete_one(
             target.of(target.name), {"preconditions": (options or {}).get("preconditions") or {}}, dry=dry, grace=grace
         )
         return success(201)
@@ -137,17 +137,17 @@ class Subresources:
         account = self.writer.find(target)
         await admission.validate(target, body, kind=_TOKEN_REQUEST)
         spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
-        answer = service_account_tokens.issue(self.storage, self.tokens, account, spec or {})
-        return json_response(answer, 201, admission.warnings)
+        response = service_account_tokens.issue(self.storage, self.tokens, account, spec or {})
+        return json_response(response, 201, admission.warnings)
 
     async def _finalize(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         body = request_decoding.read_object(request).value
         old = self.writer.find(target)
-        asked = body.get("spec") if isinstance(body.get("spec"), dict) else {}
-        left = (asked or {}).get("finalizers") or []
-        if not isinstance(left, list) or not all(isinstance(f, str) for f in left):
+        spec = body.get("spec") if isinstance(body.get("spec"), dict) else {}
+        finalizers = (spec or {}).get("finalizers") or []
+        if not isinstance(finalizers, list) or not all(isinstance(f, str) for f in finalizers):
             raise bad_request("spec.finalizers must be a list of strings")
-        obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": left}}
+        obj = {**old, "spec": {**(old.get("spec") or {}), "finalizers": finalizers}}
         await admission.validate(target, obj, old)
         self.writer.check_unchanged(target, old)
         if not dry_run(request):
@@ -163,12 +163,12 @@ class Subresources:
         current = _scale_of(target.kind, obj)
         scale = target
         if request.method == "PUT":
-            asked: Any = request_decoding.read_object(request).value
+            requested: Any = request_decoding.read_object(request).value
         else:
             kind = request_decoding.media_type(request)
             field_managers.check_options(request, is_apply=kind == field_managers.APPLY)
             change = request_decoding.read(request).value
-            asked = (
+            requested = (
                 patch.merge(current, change)
                 if kind == field_managers.APPLY and isinstance(change, dict)
                 else patch.apply(kind, scale, current, change)
@@ -176,16 +176,16 @@ class Subresources:
         shape = shapes.kind_shape("autoscaling", "v1", "Scale")
         assert shape is not None
         try:
-            body = asked if isinstance(asked, dict) else {}
-            given = decode({k: v for k, v in body.items() if k not in {"apiVersion", "kind"}}, shape, [])
+            body = requested if isinstance(requested, dict) else {}
+            decoded = decode({k: v for k, v in body.items() if k not in {"apiVersion", "kind"}}, shape, [])
         except DecodeError as e:
             raise bad_request(f'Scale in version "v1" cannot be handled as a Scale: {e}') from None
-        replicas = given["spec"].get("replicas", 0)
+        replicas = decoded["spec"].get("replicas", 0)
         if replicas < 0:
             message = f"Invalid value: {replicas}: must be greater than or equal to 0"
             raise invalid("Scale", "autoscaling", target.name, [("FieldValueInvalid", "spec.replicas", message)])
-        version = given["metadata"].get("resourceVersion")
-        await admission.validate(target, {**current, "spec": given["spec"]}, current, kind=_SCALE)
+        version = decoded["metadata"].get("resourceVersion")
+        await admission.validate(target, {**current, "spec": decoded["spec"]}, current, kind=_SCALE)
         changed = copy.deepcopy(obj)
         *above, last = _path(target.kind, "specReplicasPath", _REPLICAS)
         holder = changed

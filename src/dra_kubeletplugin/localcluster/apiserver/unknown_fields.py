@@ -1,7 +1,6 @@
-"""What of an object does not fit the types of its kind, in words for whoever wrote it: fields that there are not, with the nearest or
-where they belong, and values of another type.
+"""Finds fields of an object that its kind does not have, and values of a wrong type, with hints for the manifest's author.
 
-A server tells the first wrong type alone, in Go's words: see :mod:`.schemas.decoding`.
+A real API server reports only the first wrong type, in Go's words: see :mod:`.schemas.decoding`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _BITS = {Form.INT32: 31, Form.INT64: 63, Form.INT_OR_STRING: 31}
 
 
 def unknown(value: Any, shape: Shape, path: str = "", above: Above = ()) -> Iterator[tuple[str, str]]:
-    """Path and sentence for each field that there is not."""
+    """Yields path and message for each unknown field."""
     if isinstance(shape, Struct) and isinstance(value, Mapping):
         around = (*above, (path, shape))
         for key, inner in value.items():
@@ -53,7 +52,7 @@ def unknown(value: Any, shape: Shape, path: str = "", above: Above = ()) -> Iter
 
 
 def _instead(key: str, value: Any, around: Above) -> str:
-    """What was meant: a name that is spelled nearly so; else the place below or around that has such a field."""
+    """Returns a hint for an unknown field: a similar name, else the object below or around that has such a field."""
     shape = around[-1][1]
     if nearest := _nearest(key, value, shape):
         return f", did you mean {nearest!r}?"
@@ -64,32 +63,34 @@ def _instead(key: str, value: Any, around: Above) -> str:
     for path, outer in reversed(around[:-1]):
         if _has(outer, key, value):
             return (
-                f": it belongs in {path!r}, further out: check the indentation" if path else ": it belongs to the top"
+                f": it belongs in {path!r}, further out: check the indentation"
+                if path
+                else ": it belongs to the top level"
             )
     return did_you_mean(key, shape.fields) or f": there are {', '.join(sorted(shape.fields))}"
 
 
 def _has(shape: Shape, key: str, value: Any) -> bool:
-    """Whether there is such a field, for such a value."""
+    """Returns whether an object has such a field, with a type that fits the value."""
     field = shape.fields.get(key) if isinstance(shape, Struct) else None
     return field is not None and not list(mistyped(value, field.shape))
 
 
 def _nearest(key: str, value: Any, shape: Struct) -> str:
-    """The field that is one or two letters away; of several, the one whose type fits."""
-    few = 1 if len(key) < 5 else 2
+    """Returns the field whose name differs by one or two letters; of several, the one whose type fits. Empty if there is none."""
+    limit = 1 if len(key) < 5 else 2
     ranked = sorted(
         (distance, bool(list(mistyped(value, field.shape))), name)
         for name, field in shape.fields.items()
-        if (distance := _distance(key.lower(), name.lower(), few)) <= few
+        if (distance := _distance(key.lower(), name.lower(), limit)) <= limit
     )
     return ranked[0][2] if ranked else ""
 
 
-def _distance(a: str, b: str, most: int) -> int:
-    """Letters to change, add, remove, or swap with the next; ``most`` + 1 where it is more."""
-    if abs(len(a) - len(b)) > most:
-        return most + 1
+def _distance(a: str, b: str, limit: int) -> int:
+    """Returns how many letters to change, add, remove or swap with the next; ``limit`` + 1 if more than ``limit``."""
+    if abs(len(a) - len(b)) > limit:
+        return limit + 1
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
@@ -103,7 +104,7 @@ def _distance(a: str, b: str, most: int) -> int:
 
 
 def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, str]]:
-    """Path and sentence for each value of another type than its field's. Null is a value of any."""
+    """Yields path and message for each value of a wrong type. Null fits every type."""
     if value is None:
         return
     if isinstance(shape, Form):
@@ -114,7 +115,7 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
             for i, item in enumerate(value):
                 yield from mistyped(item, shape.item.shape, f"{path}[{i}]")
         else:
-            hint = ": begin each of its items with '- '" if isinstance(value, Mapping) else ""
+            hint = ": begin each item with '- '" if isinstance(value, Mapping) else ""
             yield path, f"{_shown(value)} in place of a list{hint}"
     elif not isinstance(value, Mapping):
         yield path, f"{_shown(value)} in place of an object"
@@ -128,7 +129,7 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
 
 
 def _not(value: Any, form: Form) -> str:
-    """Why a value is not of that form; empty where it is."""
+    """Returns the reason for which a value does not fit a type; empty if it fits."""
     match form:
         case Form.STRING:
             good = isinstance(value, str)
@@ -137,7 +138,7 @@ def _not(value: Any, form: Form) -> str:
         case Form.INT32 | Form.INT64 | Form.INT_OR_STRING:
             good = isinstance(value, int) and not isinstance(value, bool)
             if good and not -(2 ** _BITS[form]) <= value < 2 ** _BITS[form]:
-                return f"{value} is beyond what the field can hold"
+                return f"{value} is out of the range of the field"
             good = good or (form is Form.INT_OR_STRING and isinstance(value, str))
         case Form.NUMBER:
             good = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -145,7 +146,7 @@ def _not(value: Any, form: Form) -> str:
             return _no_quantity(value)
         case Form.TIME | Form.MICRO_TIME:
             if isinstance(value, str) and value and not _TIME.fullmatch(value):
-                return f"{printable(value)!r} is no time such as 2026-01-31T12:00:00Z"
+                return f"{printable(value)!r} is not a time such as 2026-01-31T12:00:00Z"
             good = isinstance(value, str)
         case Form.BYTES:
             if isinstance(value, str):
@@ -161,7 +162,7 @@ def _no_quantity(value: Any) -> str:
         try:
             quantity.parse(str(value))
         except quantity.QuantityError:
-            return f"{printable(value)!r} is no quantity such as 2, 500m or 80Gi"
+            return f"{printable(value)!r} is not a quantity such as 2, 500m or 80Gi"
         return ""
     return f"{_shown(value)} in place of a quantity"
 
@@ -170,7 +171,7 @@ def _no_base64(value: str) -> str:
     try:
         base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError):
-        return "the text is no base64"
+        return "the text is not base64"
     return ""
 
 

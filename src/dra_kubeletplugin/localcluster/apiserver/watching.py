@@ -1,4 +1,4 @@
-"""Watches: initial objects, changes, bookmarks, and an end."""
+"""Streams watch events: initial objects, changes, bookmarks, and the end after a timeout."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BOOKMARK_EVERY = 30.0  # seconds
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What a client asks of a watch.
+    """The options of a watch request.
 
     Attributes:
         since: the version after which it begins.
-        initial: objects that exist come first.
-        ends_initial: a bookmark tells when all of them have come.
-        include: for a table, how much of each object; None for whole objects.
-        seconds: until it ends.
-        only: a field's path and the value without which nothing matches.
+        initial: send existing objects first.
+        ends_initial: send a bookmark after all existing objects.
+        include: for a table, how much of each object its rows contain; None for whole objects.
+        seconds: duration of the watch.
+        only: path and value of a field that every matching object has; None if there is none.
     """
 
     since: int
@@ -42,15 +42,15 @@ class WatchOptions:
     only: tuple[tuple[str, ...], str] | None = None
 
 
-async def events(storage: Storage, target: RequestInfo, matches: Match, wish: WatchOptions) -> AsyncIterator[bytes]:
-    """The lines of a watch."""
-    form = (target.kind.key, target.version, wish.include)
+async def events(storage: Storage, target: RequestInfo, matches: Match, options: WatchOptions) -> AsyncIterator[bytes]:
+    """Yields the watch events, one JSON line each."""
+    form = (target.kind.key, target.version, options.include)
 
     def shown(obj: JSON) -> JSON:
-        if wish.include is None:
+        if options.include is None:
             return strategy.outgoing(target.kind, target.version, obj)
         version = {"resourceVersion": obj["metadata"]["resourceVersion"]}
-        return table(target.kind, [obj], version, include=wish.include)
+        return table(target.kind, [obj], version, include=options.include)
 
     def line(change: StorageChange) -> bytes:
         found = change.lines.get(form)
@@ -66,29 +66,30 @@ async def events(storage: Storage, target: RequestInfo, matches: Match, wish: Wa
         obj = {"kind": target.kind.kind, "apiVersion": target.kind.api_version(target.version), "metadata": meta}
         return msgspec.json.encode({"type": "BOOKMARK", "object": obj}) + b"\n"
 
-    since = storage.version if wish.initial else wish.since
+    since = storage.version if options.initial else options.since
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + wish.seconds
+    deadline = loop.time() + options.seconds
     with contextlib.ExitStack() as stack:
         try:
-            watch = stack.enter_context(storage.watch(target.kind.storage, since, matches, wish.only))
+            watch = stack.enter_context(storage.watch(target.kind.storage, since, matches, options.only))
         except ExpiredError:
-            gone = status_response(StatusError(410, "Expired", f"too old resource version: {since}")).body
-            yield b'{"type":"ERROR","object":' + gone + b"}\n"
+            error = status_response(StatusError(410, "Expired", f"too old resource version: {since}")).body
+            yield b'{"type":"ERROR","object":' + error + b"}\n"
             return
-        if wish.initial:
-            for obj in storage.list(target.kind.storage, target.namespace):  # changes meanwhile wait in the watch
+        if options.initial:
+            # The watch has begun, so it queues changes during the list
+            for obj in storage.list(target.kind.storage, target.namespace):
                 if matches(obj):
                     yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"
-            if wish.ends_initial:
+            if options.ends_initial:
                 yield bookmark(watch, end=True)
-        while (left := deadline - loop.time()) > 0:
-            timer = loop.call_later(min(left, BOOKMARK_EVERY), watch.wake)
+        while (remaining := deadline - loop.time()) > 0:
+            timer = loop.call_later(min(remaining, BOOKMARK_EVERY), watch.wake)
             stack.callback(timer.cancel)
             while timer.when() > loop.time():
                 if lines := b"".join([line(change) for change in await watch.next()]):
                     yield lines
                 elif watch.ended:
                     return
-            if wish.bookmarks:
+            if options.bookmarks:
                 yield bookmark(watch)

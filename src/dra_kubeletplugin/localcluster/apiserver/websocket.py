@@ -1,4 +1,4 @@
-"""A server's side of a WebSocket: the handshake's answer, whole messages in, messages out. Source: RFC 6455."""
+"""The server's side of a WebSocket: handshake, received messages, sent messages. Source: RFC 6455."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_MAX = 4 * 1024 * 1024  # bytes of one message; clients of Kubernetes send 32 KiB at a time
-_CLOSE = 2.0  # seconds for a peer to answer that it has closed, too
+_MAX = 4 * 1024 * 1024  # bytes of one message; Kubernetes' clients send 32 KiB at a time
+_CLOSE = 2.0  # seconds to wait for the peer's close frame
 
 
 class _Op(IntEnum):
@@ -25,17 +25,25 @@ class _Op(IntEnum):
 
 
 class HandshakeError(ValueError):
-    """The request asks for no WebSocket that we could speak."""
+    """The request is not a WebSocket handshake that the server supports."""
 
 
 def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The subprotocol, the first of the client's that is supported, and the headers of the answer.
+    """Checks a handshake.
 
-    Raises :class:`HandshakeError` with what is wrong; ``headers`` have names in lower case.
+    Args:
+        headers: the request's headers, with names in lower case.
+        supported: the supported subprotocols.
+
+    Returns:
+        The first subprotocol of the client that is supported, and the response's headers.
+
+    Raises:
+        HandshakeError: The handshake is not supported.
     """
     if "websocket" not in headers.get("upgrade", "").lower():
         raise HandshakeError(
-            f"unable to upgrade: {headers.get('upgrade', 'no upgrade')} is not spoken here, WebSocket is"
+            f"unable to upgrade: {headers.get('upgrade', 'no upgrade')} is not supported, only WebSocket"
         )
     if headers.get("sec-websocket-version") != "13":
         raise HandshakeError("unable to upgrade: Sec-WebSocket-Version is not 13")
@@ -45,12 +53,12 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
     if not key or chosen is None:
         raise HandshakeError(f"unable to upgrade: none of the protocols {offered} is supported, only {list(supported)}")
     digest = hashlib.sha1(f"{key}{_GUID}".encode(), usedforsecurity=False).digest()
-    answer = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Protocol": chosen}
-    return chosen, answer | {"Sec-WebSocket-Accept": base64.b64encode(digest).decode()}
+    response = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Protocol": chosen}
+    return chosen, response | {"Sec-WebSocket-Accept": base64.b64encode(digest).decode()}
 
 
 class WebSocket:
-    """One connection. ``initial`` are bytes that were read with the handshake."""
+    """One connection. ``initial`` are bytes that were read together with the handshake."""
 
     def __init__(self, initial: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._held = bytearray(initial)
@@ -59,7 +67,7 @@ class WebSocket:
         self._closing = False
 
     async def receive(self) -> bytes | None:
-        """The next message; None once the peer closes, breaks off, or breaks the protocol."""
+        """Returns the next message; None after the peer closed the connection, disconnected, or violated the protocol."""
         message = bytearray()
         begun = False
         try:
@@ -68,7 +76,7 @@ class WebSocket:
                 if op is _Op.PING:
                     await self._send(_Op.PONG, payload)
                 elif op is _Op.CLOSE:
-                    await self._say_goodbye(payload[:2])
+                    await self._send_close(payload[:2])
                     return None
                 elif op is not _Op.PONG:
                     if (op is _Op.CONTINUE) != begun:
@@ -78,7 +86,7 @@ class WebSocket:
                     if final:
                         return bytes(message)
         except _Broken as e:
-            await self._say_goodbye(struct.pack("!H", e.code))
+            await self._send_close(struct.pack("!H", e.code))
         except (OSError, EOFError):
             pass
         return None
@@ -112,7 +120,7 @@ class WebSocket:
         return out
 
     async def send(self, data: bytes) -> None:
-        """One binary message. Raises ``OSError`` where the connection broke."""
+        """Sends one binary message. Raises ``OSError`` if the connection broke."""
         await self._send(_Op.BINARY, data)
 
     async def _send(self, op: _Op, data: bytes) -> None:
@@ -128,16 +136,16 @@ class WebSocket:
         self._writer.write(head + data)
         await self._writer.drain()
 
-    async def _say_goodbye(self, payload: bytes) -> None:
+    async def _send_close(self, payload: bytes) -> None:
         with contextlib.suppress(OSError):
             await self._send(_Op.CLOSE, payload)
         self._closing = True
 
     async def close(self) -> None:
-        """Says that nothing more comes, and waits a moment for the peer to say the same."""
+        """Sends a close frame and waits briefly for the peer's."""
         if self._closing:
             return
-        await self._say_goodbye(struct.pack("!H", 1000))
+        await self._send_close(struct.pack("!H", 1000))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE):
                 while await self.receive() is not None:
@@ -145,7 +153,7 @@ class WebSocket:
 
 
 class _Broken(Exception):
-    """The peer broke the protocol; ``code`` is told to it."""
+    """The peer violated the protocol. ``code`` is the status of the close frame."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -1,4 +1,4 @@
-"""Creating, updating and patching objects."""
+"""Creates, updates and patches objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .validation import unsupported_warnings
 
 JSON = dict[str, Any]
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_RANDOM = 5  # letters at the end of a generated name
+_RANDOM = 5  # random characters at the end of a generated name
 _LONGEST_BASE = 58
 _KEPT = (
     "uid",
@@ -52,20 +52,23 @@ _VALIDATIONS = ("Strict", "Warn", "Ignore")
 
 
 class _ChangedError(Exception):
-    """The object is another by now than the one that was judged."""
+    """Another request changed the object during admission."""
 
 
 @dataclass
 class Written:
-    """What a write has led to, until it is answered."""
+    """The result of a write: the object and the HTTP status code."""
 
     object: JSON
     code: int
 
 
 class Writer:
-    """Args:
-    stored: told of every object that was written, with what it was before: what else follows from it.
+    """Writes objects: decodes, admits, validates and stores them.
+
+    Args:
+        finish: removes an object that is being deleted and has no more finalizers; returns None if it must stay.
+        on_stored: called with each written object and its state before.
     """
 
     def __init__(
@@ -76,12 +79,12 @@ class Writer:
         quotas: Quotas,
         features: Features,
         finish: Callable[[RequestInfo, JSON], JSON | None],
-        stored: Callable[[RequestInfo, JSON, JSON | None], None],
+        on_stored: Callable[[RequestInfo, JSON, JSON | None], None],
     ) -> None:
         self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
         self.features = features
         self._finish = finish
-        self._told = stored
+        self._on_stored = on_stored
 
     # --- the three verbs ------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class Writer:
             raise StatusError(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
         obj = self.decode(request, target, request_decoding.read_object(request), admission.warnings)
         out = await self.new(request, target, obj, admission)
-        return self._answer(target, out, admission.warnings)
+        return self._response(target, out, admission.warnings)
 
     async def update(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         async def once() -> Response:
@@ -98,9 +101,9 @@ class Writer:
             obj = self.decode(request, target, body, admission.warnings)
             self._check_name(target, obj["metadata"])
             old = self.find(target)
-            asked = (body.value.get("metadata") or {}).get("managedFields")
-            out = await self.replace(request, target, obj, old, admission, asked=asked)
-            return self._answer(target, out, admission.warnings)
+            requested = (body.value.get("metadata") or {}).get("managedFields")
+            out = await self.replace(request, target, obj, old, admission, requested=requested)
+            return self._response(target, out, admission.warnings)
 
         return await self.until_unchanged(target, admission, once)
 
@@ -108,7 +111,7 @@ class Writer:
         return await self.until_unchanged(target, admission, lambda: self._patch(request, target, admission))
 
     def check_unchanged(self, target: RequestInfo, old: JSON) -> None:
-        """Raises :class:`_ChangedError`, which :meth:`until_unchanged` answers."""
+        """Raises :class:`_ChangedError`, which :meth:`until_unchanged` catches, if the object has changed since ``old`` was read."""
         found = self.storage.get(target.storage, target.namespace, target.name)
         if found is None or found["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise _ChangedError
@@ -117,7 +120,7 @@ class Writer:
     async def until_unchanged(
         target: RequestInfo, admission: Admission, once: Callable[[], Awaitable[Response]]
     ) -> Response:
-        """Again, where somebody else wrote the object while a webhook thought about it. Raises :class:`StatusError`."""
+        """Runs ``once``, and repeats it if another request changed the object during admission. Raises :class:`StatusError`."""
         for _ in range(_TRIES):
             try:
                 return await once()
@@ -134,19 +137,19 @@ class Writer:
         warnings = admission.warnings
         if kind == field_managers.APPLY:
             out = await self._apply(request, target, field_managers.check_applied(target, change), old, admission)
-            return self._answer(target, out, warnings)
+            return self._response(target, out, warnings)
         if old is None:
             raise not_found(target)
         current = strategy.outgoing(target.kind, target.version, old)
         patched = patch.apply(kind, target, current, change)
         if not isinstance(patched, dict) or not isinstance(patched.get("metadata"), dict):
-            raise bad_request("the patch leaves no object with metadata")
+            raise bad_request("the patch does not result in an object with metadata")
         self._check_name(target, patched["metadata"])
         obj = self.decode(request, target, request_decoding.Body(patched, body.duplicates), warnings)
-        asked = patched["metadata"].get("managedFields")
-        asked = None if asked == managed_of(old) else asked
-        out = await self.replace(request, target, obj, old, admission, asked=asked)
-        return self._answer(target, out, warnings)
+        requested = patched["metadata"].get("managedFields")
+        requested = None if requested == managed_of(old) else requested
+        out = await self.replace(request, target, obj, old, admission, requested=requested)
+        return self._response(target, out, warnings)
 
     async def _apply(
         self, request: Request, target: RequestInfo, config: JSON, old: JSON | None, admission: Admission
@@ -155,7 +158,7 @@ class Writer:
             raise not_found(target)
         if target.kind.refused:
             raise StatusError(422, "Invalid", f"{target.kind.kind}: {target.kind.refused}")
-        if old is None:  # who may patch may not create by it
+        if old is None:  # a permission to patch does not include a permission to create
             question = AccessRequest("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
             admission.access.require(admission.user, question)
         merged, managed = field_managers.applied(request, target, old, config)
@@ -174,21 +177,21 @@ class Writer:
 
     def decode(self, request: Request, target: RequestInfo, body: request_decoding.Body, warnings: list[str]) -> JSON:
         obj = body.value
-        given = (obj.get("apiVersion"), obj.get("kind"))
+        actual = (obj.get("apiVersion"), obj.get("kind"))
         wanted = (target.kind.api_version(target.version), target.kind.kind)
-        if (given[0] and given[0] != wanted[0]) or (given[1] and given[1] != wanted[1]):
-            message = f"the API version in the data ({given[0]}) does not match the expected API version ({wanted[0]})"
-            if given[0] in (None, "", wanted[0]):
-                message = f"the kind in the data ({given[1]}) does not match the expected kind ({wanted[1]})"
+        if (actual[0] and actual[0] != wanted[0]) or (actual[1] and actual[1] != wanted[1]):
+            message = f"the API version in the data ({actual[0]}) does not match the expected API version ({wanted[0]})"
+            if actual[0] in (None, "", wanted[0]):
+                message = f"the kind in the data ({actual[1]}) does not match the expected kind ({wanted[1]})"
             raise bad_request(message)
         how = request.query.get("fieldValidation") or "Warn"
         if how not in _VALIDATIONS:
             raise invalid_option("fieldValidation", how, _VALIDATIONS)
-        twice = [f'duplicate field "{path}"' for path in body.duplicates]
-        if twice and how == "Strict":
+        duplicates = [f'duplicate field "{path}"' for path in body.duplicates]
+        if duplicates and how == "Strict":
             raise bad_request(
                 f'{wanted[1]} in version "{target.version}" cannot be handled as a {wanted[1]}: strict decoding error: '
-                + ", ".join(twice)
+                + ", ".join(duplicates)
             )
         found: list[str] = []
         try:
@@ -198,7 +201,7 @@ class Writer:
         except strategy.BadObject as e:
             raise bad_request(str(e)) from None
         if how == "Warn":
-            warnings += twice + found
+            warnings += duplicates + found
         return out
 
     @staticmethod
@@ -214,7 +217,11 @@ class Writer:
     async def new(
         self, request: Request, target: RequestInfo, obj: JSON, admission: Admission, managed: list[JSON] | None = None
     ) -> Written:
-        """``managed`` are the managed fields of what was applied; who creates manages all."""
+        """Validates and stores a new object.
+
+        Args:
+            managed: the managed fields after an apply; None makes the creator the manager of all fields.
+        """
         meta = obj["metadata"]
         dry = dry_run(request)
         if meta.get("resourceVersion"):
@@ -223,7 +230,8 @@ class Writer:
         if target.kind.namespaced:
             namespace = builtin.check_namespace(self.storage, target, meta)
         else:
-            meta.pop("namespace", None)  # Kubernetes clears it: kustomize gives one to every kind that it does not know
+            # Kubernetes clears it: kustomize sets a namespace on kinds that it does not know
+            meta.pop("namespace", None)
         roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
         obj = strategy.prepare(target.kind, obj, None, status=False)
@@ -267,9 +275,9 @@ class Writer:
         namespace: JSON,
         *,
         status: bool,
-        also: Sequence[FieldError] = (),
+        extra: Sequence[FieldError] = (),
     ) -> None:
-        faults = list(also)
+        faults = list(extra)
         try:
             labels = namespace["metadata"].get("labels") or {}
             strategy.validate(target.kind, obj, old, labels, self.features, status=status)
@@ -280,7 +288,7 @@ class Writer:
             raise invalid(target.kind.kind, target.kind.group, obj["metadata"].get("name", ""), causes)
 
     def _drop(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
-        """What depends on a feature gate that is off, or that a fault made on purpose takes."""
+        """Removes fields whose feature gate is off, and fields that a fault injection drops."""
         dropped_fields.drop(target.kind, obj, old, self.features)
         if target.kind.kind == "ResourceSlice" and target.kind.structured:
             strategy.drop(obj["spec"], self.faults.dropped)
@@ -295,14 +303,19 @@ class Writer:
         old: JSON,
         admission: Admission,
         managed: list[JSON] | None = None,
-        asked: Any = None,
+        requested: Any = None,
     ) -> Written:
-        """``managed`` are the managed fields after an apply; for all else they follow from what changes, and was ``asked``."""
+        """Validates and stores a changed object.
+
+        Args:
+            managed: the managed fields after an apply; None computes them from the change.
+            requested: the ``managedFields`` in the request; None if it has none.
+        """
         meta, before = obj["metadata"], old["metadata"]
         dry = dry_run(request)
         if self.faults.conflicts:
             self.faults.conflicts -= 1
-            raise conflict(target, "a fault made on purpose")
+            raise conflict(target, "injected fault")
         if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
             raise conflict(target, _MODIFIED)
         if meta.get("uid") not in {None, "", before["uid"]}:
@@ -321,7 +334,7 @@ class Writer:
         obj = await admission.mutate(target, obj, old)
         obj = strategy.prepare(target.kind, obj, old, status=status)
         if managed is None:
-            managed = field_managers.updated(request, target, old, strategy.written(target.kind, obj), asked)
+            managed = field_managers.updated(request, target, old, strategy.written(target.kind, obj), requested)
         self._manage(obj, managed)
         strategy.settle(target.kind, obj, old)
         self._drop(target, obj, old)
@@ -332,7 +345,7 @@ class Writer:
                 meta[key] = before[key]
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
         self._validate(
-            target, obj, old, namespace, status=status, also=self._unauthorized(request, target, obj, old, admission)
+            target, obj, old, namespace, status=status, extra=self._unauthorized(request, target, obj, old, admission)
         )
         self._no_new_finalizers(target, meta, before)
         obj = strategy.stored(target.kind, obj)
@@ -345,9 +358,9 @@ class Writer:
             return Written(old, 200)
         self.quotas.admit(target, obj, old)
         if meta.get("deletionTimestamp") and not dry:
-            gone = self._finish(target, obj)
-            if gone is not None:
-                return Written(gone, 200)
+            removed = self._finish(target, obj)
+            if removed is not None:
+                return Written(removed, 200)
         return Written(self._keep(target, obj, old, dry=dry), 200)
 
     def _unauthorized(
@@ -368,7 +381,8 @@ class Writer:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
             cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])  # both sets of rules say it
+            # Kubernetes reports it from two validations
+            raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])
 
     # --- keeping --------------------------------------------------------------------------------
 
@@ -383,13 +397,13 @@ class Writer:
         if dry:
             return obj
         stored = self.storage.put(target.storage, obj, fresh=True)
-        self._told(target, stored, old)
+        self._on_stored(target, stored, old)
         return self.storage.get(target.storage, target.namespace, stored["metadata"]["name"]) or stored
 
-    def _answer(self, target: RequestInfo, out: Written, warnings: Sequence[str]) -> Response:
+    def _response(self, target: RequestInfo, out: Written, warnings: Sequence[str]) -> Response:
         shown = strategy.outgoing(target.kind, target.version, out.object)
-        told = unsupported_warnings.warnings(target.kind, out.object, self.features) if not target.sub else ()
-        return json_response(shown, out.code, [*warnings, *told])
+        unsupported = unsupported_warnings.warnings(target.kind, out.object, self.features) if not target.sub else ()
+        return json_response(shown, out.code, [*warnings, *unsupported])
 
 
 def already_exists(target: RequestInfo, name: str) -> StatusError:

@@ -1,4 +1,4 @@
-"""What kube-controller-manager does, as far as pods with devices need it."""
+"""The controllers of kube-controller-manager that pods with devices need."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .workloads import DAEMON_SETS, DEPLOYMENTS, JOBS, REPLICA_SETS, controller_
 
 
 class ControllerManager:
-    """All controllers, with one set of copies between them.
+    """Runs all controllers with one set of shared informers.
 
     Args:
-        away: seconds after which a node whose kubelet is not heard is away.
+        away: seconds without a kubelet's lease renewal after which its node is unreachable.
     """
 
     def __init__(self, client: KubeClient, features: Features, away: float) -> None:
@@ -63,7 +63,7 @@ class ControllerManager:
         )
 
     async def run(self) -> None:
-        """Never returns."""
+        """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             await self.informers.run(tasks)
             for controller in self.controllers:
@@ -71,7 +71,7 @@ class ControllerManager:
 
 
 def _node_of(pod: Mapping[str, Any]) -> Iterable[str]:
-    """The index ``node``."""
+    """The index ``node``: pods by the node they are bound to."""
     return [name] if (name := pod["spec"].get("nodeName")) else []
 
 

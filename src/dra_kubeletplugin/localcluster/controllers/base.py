@@ -1,4 +1,4 @@
-"""What every controller is: a queue of keys, workers, and an error that belongs to one object alone."""
+"""The base of every controller: a work queue of keys, workers, and error handling for each object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class Key:
-    """An object to look at."""
+    """Identifies an object to reconcile."""
 
     resource: Resource
     namespace: str
@@ -40,19 +40,19 @@ def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key:
 
 
 class RetryLater(Exception):
-    """What is in an object's way was told in an event already: it is tried again, and nothing more is said."""
+    """The object cannot be processed now and an event already states the reason. The key is retried without a log entry."""
 
 
 class Controller(ABC):
-    """Brings objects to the state that they ask for, one key at a time.
+    """Brings objects to their desired state, one key at a time.
 
     Args:
         informers: shared with other controllers.
-        needs: what has to be listed before the first key is worked on.
+        needs: resources that must be listed before the first key is processed.
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[Mapping[Resource, str]] = {}  # for events about objects with which something is wrong
+    kinds: ClassVar[Mapping[Resource, str]] = {}  # for events about objects that cannot be processed
 
     def __init__(
         self, client: KubeClient, informers: Informers, needs: tuple[Resource, ...], backoff: Backoff | None = None
@@ -62,22 +62,22 @@ class Controller(ABC):
         self.needs = needs
         self.queue: WorkQueue[Key] = WorkQueue(backoff)
         self.events = EventRecorder(client, self.name)
-        self._told: dict[Key, str] = {}
+        self._reported: dict[Key, str] = {}
 
     @abstractmethod
     async def reconcile(self, key: Key) -> None:
-        """Looks at one object and does what is to be done. What it raises is retried for this key alone."""
+        """Reconciles one object. An exception causes a retry of this key only."""
 
     def watch(self, resource: Resource, handler: Callable[[ObjectChange], None] | None = None) -> None:
-        """Has objects of a resource looked at when they change, or calls ``handler`` for each change."""
+        """Queues objects of a resource when they change, or calls ``handler`` for each change."""
 
-        def look(change: ObjectChange) -> None:
+        def enqueue(change: ObjectChange) -> None:
             self.queue.add(key_of(resource, change.object))
 
-        self.informers.on(resource, handler or look)
+        self.informers.on(resource, handler or enqueue)
 
     async def run(self) -> None:
-        """Never returns."""
+        """Runs until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.events.run())
             await self.informers.wait_synced(*self.needs)
@@ -85,32 +85,35 @@ class Controller(ABC):
 
     async def _once(self, key: Key) -> None:
         await self.reconcile(key)
-        self._told.pop(key, None)
+        self._reported.pop(key, None)
 
     def _failed(self, key: Key, error: Exception) -> None:
-        """Tells what is wrong once for the same text. A lost race is no fault: the newer object, or its end, comes by itself."""
+        """Logs an error once per distinct text.
+
+        A conflict or a deleted object is not logged, because the informer will deliver the newer state.
+        """
         if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _lost_race(key, error)):
             log.debug("%s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"
-        if self._told.get(key) == text:
+        if self._reported.get(key) == text:
             return
-        self._told[key] = text
+        self._reported[key] = text
         if isinstance(error, ApiError):
             log.warning("%s: %s: %s", self.name, key, error)
             return
-        log.error("%s: %s cannot be handled: %s", self.name, key, text, exc_info=error)
+        log.error("%s: cannot process %s: %s", self.name, key, text, exc_info=error)
         obj = self.informers.find(key.resource, key.name, key.namespace)
         if obj is not None and (kind := self.kinds.get(key.resource)):
-            text = f"{self.name} cannot handle this object, is it well-formed? {text}"
+            text = f"{self.name} cannot process this object; it may be malformed: {text}"
             self.events.event(obj, kind, "Warning", "FailedSync", text, key.resource.api_version)
 
 
 def _lost_race(key: Key, error: ApiError) -> bool:
-    """Whether the object that was looked at is another by now, or gone, or goes with its namespace."""
+    """Returns whether the object changed or was deleted meanwhile, or its namespace is terminating."""
     about = error.details.get("details")
     about = about if isinstance(about, dict) else {}
     if error.status == 404:
         return (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
-    ends = any(c.get("reason") == "NamespaceTerminating" for c in about.get("causes") or ())
-    return error.status == 409 or (error.status == 403 and ends)
+    is_terminating = any(c.get("reason") == "NamespaceTerminating" for c in about.get("causes") or ())
+    return error.status == 409 or (error.status == 403 and is_terminating)

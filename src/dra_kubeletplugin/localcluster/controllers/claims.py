@@ -1,4 +1,4 @@
-"""The claim controller: claims from templates, reservations that end, deallocation, deletion of what was generated.
+"""The claim controller: creates claims from templates, ends reservations, deallocates claims, deletes generated claims.
 
 Source: KEP-4381, "Implementation of structured parameters"; KEP-5729; kube-controller-manager's resourceclaim controller.
 """
@@ -34,10 +34,10 @@ _RESERVATIONS = 256
 
 
 class ClaimController(Controller):
-    """One key a pod or PodGroup, for its claims, and one a claim, for its reservations.
+    """Reconciles pods and PodGroups for their claims, and claims for their reservations.
 
     Args:
-        groups: PodGroups, where claims can be theirs.
+        groups: the PodGroup resource; None if PodGroups cannot own claims.
     """
 
     name = "resource_claim"
@@ -46,12 +46,13 @@ class ClaimController(Controller):
     def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None = None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, TEMPLATES, *((groups,) if groups else ())))
         self._groups = groups
-        # (UID of pod or group, name in it) → claim that we made, which our copies may not show yet
-        self._made: dict[tuple[str, str], str] = {}
-        self._gone: set[str] = set()  # UIDs of pods and groups of whose deletion we heard
-        self._wrote: dict[str, int] = {}  # version of claims that we wrote last, by UID
-        self._freed: set[str] = set()  # UIDs of claims that we deallocated and that are still protected
-        # Consumers of allocated claims, by the claim's UID, that lost their reservation: by the scheduler, say, which gave up.
+        # (UID of pod or group, name of its entry) → claim that we created and that the informer may not have yet
+        self._created: dict[tuple[str, str], str] = {}
+        self._deleted: set[str] = set()  # UIDs of deleted pods and groups
+        self._written_versions: dict[str, int] = {}  # the last version of each claim that we wrote, by UID
+        self._deallocated: set[str] = set()  # UIDs of claims that we deallocated and that still have the finalizer
+        # Consumers, by the claim's UID, that lost their reservation of an allocated claim, for example because the
+        # scheduler gave up.
         self._unreserved: dict[str, list[JSON]] = {}
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
@@ -71,35 +72,35 @@ class ClaimController(Controller):
         else:
             self.queue.add(key_of(PODS, pod))
         if change.gone or _is_done(pod):
-            self._look_at_claims_of(pod)
+            self._queue_claims_of(pod)
 
     def _group_changed(self, change: ObjectChange) -> None:
         group = change.object
         meta = group["metadata"]
         if change.gone:
             self._forget(group)
-            self._look_at_claims_of(group)
+            self._queue_claims_of(group)
             return
-        self.queue.add(key_of(self._of_groups, group))
+        self.queue.add(key_of(self._group_resource, group))
         if change.before is None or _statuses(change.before) != _statuses(group):
             for pod in self.informers.by(PODS, "group", (meta["namespace"], meta["name"])):
                 self.queue.add(key_of(PODS, pod))
 
     def _forget(self, owner: JSON) -> None:
         uid = owner["metadata"]["uid"]
-        self._gone.add(uid)
-        self._made = {key: name for key, name in self._made.items() if key[0] != uid}
-        if len(self._gone) > 10_000:
-            self._gone.clear()  # the server is asked then
+        self._deleted.add(uid)
+        self._created = {key: name for key, name in self._created.items() if key[0] != uid}
+        if len(self._deleted) > 10_000:
+            self._deleted.clear()  # later lookups ask the server
 
-    def _look_at_claims_of(self, owner: JSON) -> None:
+    def _queue_claims_of(self, owner: JSON) -> None:
         for namespace, name in _claims_of(owner):
             self.queue.add(Key(CLAIMS, namespace, name))
         for claim in self.informers.by(CLAIMS, "owner", owner["metadata"]["uid"]):
             self.queue.add(key_of(CLAIMS, claim))
 
     @property
-    def _of_groups(self) -> Resource:
+    def _group_resource(self) -> Resource:
         assert self._groups is not None
         return self._groups
 
@@ -107,20 +108,21 @@ class ClaimController(Controller):
         claim = change.object
         meta = claim["metadata"]
         if change.gone:
-            self._freed.discard(meta["uid"])
-            self._wrote.pop(meta["uid"], None)
+            self._deallocated.discard(meta["uid"])
+            self._written_versions.pop(meta["uid"], None)
         reserved, before = _reserved(claim), _reserved(change.before or {})
         if change.gone or reserved or not _is_allocated(claim):
             self._unreserved.pop(meta["uid"], None)
         elif before:
             self._unreserved[meta["uid"]] = before
         self.queue.add(key_of(CLAIMS, claim))
-        # A claim that was deleted may have to be made again, and an allocated one reserved for a pod bound by hand.
+        # A deleted claim may have to be created again. An allocated one may have to be reserved for a pod bound without
+        # the scheduler.
         for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
             self.queue.add(key_of(PODS, pod))
         for owner in meta.get("ownerReferences") or [] if self._groups and change.gone else ():
             if owner["kind"] == pod_groups.KIND:
-                self.queue.add(Key(self._of_groups, meta["namespace"], owner["name"]))
+                self.queue.add(Key(self._group_resource, meta["namespace"], owner["name"]))
 
     def _template_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
@@ -133,57 +135,60 @@ class ClaimController(Controller):
         if obj is None:
             return
         if key.resource is PODS:
-            await self._look_at_pod(obj)
+            await self._reconcile_pod(obj)
         elif key.resource is CLAIMS:
-            await self._look_at_claim(obj)
+            await self._reconcile_claim(obj)
         elif not obj["metadata"].get("deletionTimestamp"):
-            await self._make_claims(obj, self._of_groups)
+            await self._make_claims(obj, self._group_resource)
 
     # --- pods and groups ------------------------------------------------------------------------
 
-    async def _look_at_pod(self, pod: JSON) -> None:
+    async def _reconcile_pod(self, pod: JSON) -> None:
         if pod["metadata"].get("deletionTimestamp") or is_finished(pod):
             return
         if await self._make_claims(pod, PODS):
-            return  # the pod comes back with its claims
+            return  # the status update queues the pod again
         if pod["spec"].get("nodeName"):
             await self._reserve(pod)
 
     async def _make_claims(self, owner: JSON, resource: Resource) -> bool:
-        """Makes the claims of a pod or group, and answers whether its status had to be written."""
-        made: dict[str, str] = {}
+        """Creates the missing claims of a pod or group. Returns whether it wrote the owner's status."""
+        created: dict[str, str] = {}
         kind = self.kinds[resource]
         for entry in owner["spec"].get("resourceClaims") or []:
             try:
                 group = self._group_of(owner)
                 if pod_groups.shares(group, entry):
-                    name = _of_group(owner, group or {}, entry)
+                    name = _group_claim_name(owner, group or {}, entry)
                 else:
                     name = await self._claim_for(owner, resource, entry)
-            except _Refused as e:
-                # Of a group's event no real one was seen: it is worded like a pod's.
+            except _ClaimCreationError as e:
+                # We have not recorded a group's event from Kubernetes; the text follows a pod's event.
                 text = f"{kind}ResourceClaim {entry['name']}: {e}"
                 self.events.event(owner, kind, "Warning", "FailedResourceClaimCreation", text, resource.api_version)
                 raise
             if name:
-                made[entry["name"]] = name
-        if made:
-            await self._tell(owner, resource, made)
-        return bool(made)
+                created[entry["name"]] = name
+        if created:
+            await self._write_claim_names(owner, resource, created)
+        return bool(created)
 
     def _group_of(self, owner: JSON) -> JSON | None:
-        """A pod's group; None for a pod alone, and for a group. Raises :class:`_Refused` where it is not there: whose claim it
-        would be is not known."""
+        """Returns a pod's group; None for a pod without a group, and for a group.
+
+        Raises:
+            _ClaimCreationError: The group does not exist, so the owner of the claim is unknown.
+        """
         name, namespace = pod_groups.name_of(owner), owner["metadata"]["namespace"]
         if not name or self._groups is None:
             return None
         found = self.informers.find(self._groups, name, namespace)
         if found is None:
-            raise _Refused(f'podgroup.scheduling.k8s.io "{name}" not found')
+            raise _ClaimCreationError(f'podgroup.scheduling.k8s.io "{name}" not found')
         return found
 
     async def _claim_for(self, owner: JSON, resource: Resource, entry: JSON) -> str:
-        """The name of a claim that was made for ``entry``; empty where none had to be."""
+        """Returns the name of the claim that was created or found for ``entry``; empty if the status already has it."""
         template_name = entry.get("resourceClaimTemplateName")
         if not template_name:
             return ""
@@ -191,49 +196,49 @@ class ClaimController(Controller):
         known = next((s for s in _statuses(owner) if s["name"] == entry["name"]), None)
         if known is not None:
             if not known.get("resourceClaimName"):
-                return ""  # none is needed
+                return ""  # the pod needs no claim for this entry
             claim = self.informers.find(CLAIMS, known["resourceClaimName"], meta["namespace"])
             if claim is not None and owned_by(claim, meta["uid"]):
                 return ""
-            if self._made.get((meta["uid"], entry["name"])) == known["resourceClaimName"] and claim is None:
-                return ""  # our copies do not have it yet
-        if found := self._orphan(owner, entry["name"]):
+            if self._created.get((meta["uid"], entry["name"])) == known["resourceClaimName"] and claim is None:
+                return ""  # the informer does not have the claim yet
+        if found := self._find_orphan(owner, entry["name"]):
             return found
         template = self.informers.find(TEMPLATES, template_name, meta["namespace"])
         if template is None:
             missing = f'resourceclaimtemplate.resource.k8s.io "{template_name}" not found'
-            raise _Refused(f'resource claim template "{template_name}": {missing}')
+            raise _ClaimCreationError(f'resource claim template "{template_name}": {missing}')
         try:
             body = generated_claim(owner, entry, template, self.kinds[resource], resource.api_version)
             claim = await self.client.create(CLAIMS, body, meta["namespace"])
         except ApiError as e:
             if e.unreachable:
                 raise
-            raise _Refused(f"create ResourceClaim : {words_of(e)}") from e
-        self._made[meta["uid"], entry["name"]] = claim["metadata"]["name"]
+            raise _ClaimCreationError(f"create ResourceClaim : {words_of(e)}") from e
+        self._created[meta["uid"], entry["name"]] = claim["metadata"]["name"]
         return str(claim["metadata"]["name"])
 
-    def _orphan(self, owner: JSON, entry: str) -> str:
-        """A claim that was made before, where the status was not written."""
+    def _find_orphan(self, owner: JSON, entry: str) -> str:
+        """Returns the name of a claim that was created earlier but is missing in the owner's status."""
         uid = owner["metadata"]["uid"]
         for claim in self.informers.by(CLAIMS, "owner", uid):
             meta = claim["metadata"]
             if (meta.get("annotations") or {}).get(POD_CLAIM_NAME) == entry and not meta.get("deletionTimestamp"):
                 return str(meta["name"])
         known = {s.get("resourceClaimName") for s in _statuses(owner)}
-        made = self._made.get((uid, entry), "")
-        return "" if made in known else made
+        created = self._created.get((uid, entry), "")
+        return "" if created in known else created
 
-    async def _tell(self, owner: JSON, resource: Resource, made: Mapping[str, str]) -> None:
-        """Writes the names of claims into the status."""
+    async def _write_claim_names(self, owner: JSON, resource: Resource, created: Mapping[str, str]) -> None:
+        """Writes the names of created claims into the owner's status."""
         meta = owner["metadata"]
-        kept = [s for s in _statuses(owner) if s["name"] not in made]
-        kept += [{"name": name, "resourceClaimName": claim} for name, claim in made.items()]
+        kept = [s for s in _statuses(owner) if s["name"] not in created]
+        kept += [{"name": name, "resourceClaimName": claim} for name, claim in created.items()]
         body = {"metadata": {"uid": meta["uid"]}, "status": {"resourceClaimStatuses": kept}}
         await self.client.patch(resource, meta["name"], body, meta["namespace"], "status")
 
     async def _reserve(self, pod: JSON) -> None:
-        """What the scheduler would have done: reserves allocated claims for a pod that somebody bound by hand."""
+        """Reserves allocated claims for a pod that was bound without the scheduler, which otherwise reserves them."""
         entries, names = pod["spec"].get("resourceClaims") or [], pod_claim_names(pod)
         group = self._group_of(pod) if entries else None
         shared = {names[e["name"]] for e in entries if pod_groups.shares(group, e)}
@@ -254,11 +259,11 @@ class ClaimController(Controller):
 
     # --- claims ---------------------------------------------------------------------------------
 
-    async def _look_at_claim(self, claim: JSON) -> None:
+    async def _reconcile_claim(self, claim: JSON) -> None:
         status = claim.get("status") or {}
         meta = claim["metadata"]
-        if _version(claim) < self._wrote.get(meta["uid"], 0):
-            return  # our copy is older than what we wrote, which brings the claim back
+        if _version(claim) < self._written_versions.get(meta["uid"], 0):
+            return  # The informer's copy is older than our last write. The newer version will queue the claim again.
         reserved = status.get("reservedFor") or []
         kept = [r for r in reserved if await self._still_uses(r, meta["namespace"])]
         protected = FINALIZER in (meta.get("finalizers") or [])
@@ -272,16 +277,19 @@ class ClaimController(Controller):
                 await self._update({**claim, "status": fresh}, "status")
         elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
             await self._deallocate(claim)
-        elif protected and (lost := self._unreserved.get(meta["uid"])):
-            # A pod that is still there will be scheduled with what is allocated; for one that has gone nobody else lets it go.
-            if not any([await self._still_uses(r, meta["namespace"]) for r in lost]):
+        elif protected and (former := self._unreserved.get(meta["uid"])):
+            # A living consumer will be scheduled with the allocated devices. If all are gone, only this controller can
+            # deallocate the claim.
+            if not any([await self._still_uses(r, meta["namespace"]) for r in former]):
                 await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
             await self._delete(claim)
 
     async def _deallocate(self, claim: JSON) -> None:
-        """One write, as seen: allocation, reservations, device status and finalizer go. A server that keeps finalizers where a
-        status is written is asked once more."""
+        """Removes allocation, reservations, device status and finalizer in one write, as Kubernetes does.
+
+        A server that ignores finalizers in a status update needs a second write.
+        """
         status = {
             k: v for k, v in (claim.get("status") or {}).items() if k not in {"allocation", "reservedFor", "devices"}
         }
@@ -289,31 +297,36 @@ class ClaimController(Controller):
         if status != (claim.get("status") or {}):
             written = await self._update(_unprotected({**claim, "status": status}), "status")
         if FINALIZER in (written["metadata"].get("finalizers") or []):
-            self._freed.add(claim["metadata"]["uid"])
+            self._deallocated.add(claim["metadata"]["uid"])
             await self._update(_unprotected(written), "")
-            self._freed.discard(claim["metadata"]["uid"])
+            self._deallocated.discard(claim["metadata"]["uid"])
 
     async def _update(self, claim: JSON, sub: str) -> JSON:
         written = await self.client.update(CLAIMS, claim, sub)
         meta = written["metadata"]
         if self.informers.by_uid(CLAIMS, meta["uid"]) is not None:
-            self._wrote[meta["uid"]] = _version(written)
+            self._written_versions[meta["uid"]] = _version(written)
         return written
 
     def _is_freed(self, claim: JSON) -> bool:
-        """Whether we deallocated it and were kept from the second write. What the scheduler deallocates stays protected."""
-        return claim["metadata"]["uid"] in self._freed and not _is_allocated(claim)
+        """Returns whether we deallocated the claim but the second write failed. A claim that the scheduler deallocates keeps its
+        finalizer.
+        """
+        return claim["metadata"]["uid"] in self._deallocated and not _is_allocated(claim)
 
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
-        """A pod that our copy does not have may be newer than the copy, so the server is asked. A group uses its claims until it is
-        gone, whatever becomes of its pods.
+        """Returns whether a consumer still needs the claim.
 
-        Raises :class:`RetryLater` for a consumer that is neither: the claim stays as it is, as in Kubernetes without a word.
+        The server is asked about a pod that the informer does not have, because the pod may be newer than the informer's state.
+        A group needs its claims until it is deleted, regardless of its pods.
+
+        Raises:
+            RetryLater: The consumer is neither a pod nor a PodGroup. The claim stays as it is, as in Kubernetes, without an event.
         """
         resource = self._groups if pod_groups.is_group(consumer) else PODS
         if resource is None or (resource is PODS and (consumer["resource"] != "pods" or consumer.get("apiGroup"))):
             raise RetryLater(f"unsupported ReservedFor entry: {consumer}")
-        if consumer["uid"] in self._gone:
+        if consumer["uid"] in self._deleted:
             return False
         found = self.informers.find(resource, consumer["name"], namespace)
         if found is None or found["metadata"]["uid"] != consumer["uid"]:
@@ -326,8 +339,10 @@ class ClaimController(Controller):
         return found["metadata"]["uid"] == consumer["uid"] and not (resource is PODS and _is_done(found))
 
     def _owner_is_done(self, claim: JSON) -> bool:
-        """Whether a claim was made for a pod that will not run any more. One that we do not know is left to the garbage
-        collector: it may be newer than our copy."""
+        """Returns whether a claim was generated for a pod that will not run any more.
+
+        A claim of an unknown pod is left to the garbage collector, because the pod may be newer than the informer's state.
+        """
         if claim["metadata"].get("deletionTimestamp"):
             return False
         owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
@@ -341,29 +356,29 @@ class ClaimController(Controller):
         try:
             await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
         except ApiError as e:
-            if e.status not in {404, 409}:  # gone, or another one of its name
+            if e.status not in {404, 409}:  # it was deleted, or another claim has its name
                 raise
 
 
-class _Refused(RetryLater):
-    """A claim cannot be made; the text is Kubernetes'."""
+class _ClaimCreationError(RetryLater):
+    """A claim cannot be created. The text is Kubernetes'."""
 
 
 def generated_claim(of: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
-    """The ResourceClaim of one entry of a pod's or PodGroup's ``resourceClaims``."""
+    """Returns the ResourceClaim for one entry of a pod's or PodGroup's ``resourceClaims``."""
     inner = template["spec"]
     meta = of["metadata"]
-    made = {k: copy.deepcopy(v) for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations"}}
-    made["generateName"] = _prefix(meta["name"], entry["name"])
-    made["annotations"] = {**(made.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
-    made["namespace"] = meta["namespace"]
+    metadata = {k: copy.deepcopy(v) for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations"}}
+    metadata["generateName"] = _prefix(meta["name"], entry["name"])
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
+    metadata["namespace"] = meta["namespace"]
     owner = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
-    made["ownerReferences"] = [owner]
-    return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": made, "spec": inner["spec"]}
+    metadata["ownerReferences"] = [owner]
+    return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": metadata, "spec": inner["spec"]}
 
 
-def _of_group(pod: JSON, group: JSON, entry: JSON) -> str:
-    """The name of the group's claim, where the pod's status does not have it yet; empty too while it is not made."""
+def _group_claim_name(pod: JSON, group: JSON, entry: JSON) -> str:
+    """Returns the name of the group's claim if the pod's status lacks it; empty otherwise, or if the claim does not exist yet."""
     if not entry.get("resourceClaimTemplateName"):
         return ""
     of_group, known = ({s["name"]: s.get("resourceClaimName") for s in _statuses(o)} for o in (group, pod))
@@ -372,12 +387,12 @@ def _of_group(pod: JSON, group: JSON, entry: JSON) -> str:
 
 
 def _statuses(owner: Mapping[str, Any]) -> list[JSON]:
-    """The names of the claims that were made for a pod or group."""
+    """Returns the status entries with the names of a pod's or group's claims."""
     return (owner.get("status") or {}).get("resourceClaimStatuses") or []
 
 
 def _prefix(owner: str, entry: str) -> str:
-    """Both names shortened in proportion, where they are too long together."""
+    """Returns the prefix of a generated name. Shortens both names in proportion if they are too long together."""
     whole = len(owner) + len(entry) + 2
     if whole <= _NAME:
         return f"{owner}-{entry}-"
@@ -403,13 +418,13 @@ def _is_allocated(claim: Mapping[str, Any]) -> bool:
 
 
 def _is_done(pod: Mapping[str, Any]) -> bool:
-    """Finished, or deleted before it had a node: it needs no claim any more."""
+    """Returns whether a pod needs its claims no more: it finished, or was deleted before it was bound to a node."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     return is_finished(pod) or (deleted and not pod["spec"].get("nodeName"))
 
 
 def _claims_of(owner: JSON) -> Iterable[tuple[str, str]]:
-    """Namespace and name of each claim that a pod or group has."""
+    """Returns namespace and name of each claim of a pod or group."""
     namespace = owner["metadata"]["namespace"]
     status = owner.get("status") or {}
     names = [e.get("resourceClaimName") for e in owner["spec"].get("resourceClaims") or []]

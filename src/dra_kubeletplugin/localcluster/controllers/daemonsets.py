@@ -1,4 +1,4 @@
-"""DaemonSets: one pod on each node that may have it."""
+"""The DaemonSet controller: keeps one pod on each eligible node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DaemonSetController(Workload):
     async def sync(self, obj: JSON) -> None:
         template = obj["spec"]["template"]
         nodes = {n["metadata"]["name"]: n for n in self.informers.all(NODES)}
-        wanted = [name for name, node in sorted(nodes.items()) if _may_have(template["spec"], node)]
+        wanted = [name for name, node in sorted(nodes.items()) if _is_eligible(template["spec"], node)]
         by_node: dict[str, list[JSON]] = {}
         for pod in self.pods_of(obj):
             by_node.setdefault(_node_of(pod), []).append(pod)
@@ -62,13 +62,13 @@ class DaemonSetController(Workload):
             for name in wanted:
                 if name not in by_node:
                     meta = {"labels": {_REVISION: revision}}
-                    kept[name] = await self.make_pod(obj, template, meta, _on(template["spec"], name))
-            await self._renew(obj, kept, wanted, revision)
+                    kept[name] = await self.make_pod(obj, template, meta, _pinned_to(template["spec"], name))
+            await self._update_pods(obj, kept, wanted, revision)
         finally:
-            await self._tell(obj, by_node, kept, wanted, revision)
+            await self._update_status(obj, by_node, kept, wanted, revision)
 
-    async def _renew(self, obj: JSON, kept: Mapping[str, JSON], wanted: Iterable[str], revision: str) -> None:
-        """Deletes pods of another template, no more at once than may be away; their successors come by themselves."""
+    async def _update_pods(self, obj: JSON, kept: Mapping[str, JSON], wanted: Iterable[str], revision: str) -> None:
+        """Deletes pods of an older template, within the limit of unavailable pods. The next sync creates their replacements."""
         strategy = obj["spec"].get("updateStrategy") or {}
         if strategy.get("type") == "OnDelete":
             return
@@ -84,7 +84,7 @@ class DaemonSetController(Workload):
                 away += 1
             await self.delete_pod(obj, pod)
 
-    async def _tell(
+    async def _update_status(
         self, obj: JSON, by_node: Iterable[str], kept: Mapping[str, JSON], wanted: list[str], revision: str
     ) -> None:
         ready = sum(is_ready(p) for p in kept.values())
@@ -95,20 +95,20 @@ class DaemonSetController(Workload):
             "numberMisscheduled": len([n for n in by_node if n not in wanted]),
             "numberReady": ready,
         }
-        waits = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in kept.values()]
-        available = waits.count(0.0)
-        if soon := [w for w in waits if w]:
-            self.queue.add_after(key_of(DAEMON_SETS, obj), min(soon))
-        more = {
+        delays = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in kept.values()]
+        available = delays.count(0.0)
+        if pending := [w for w in delays if w]:
+            self.queue.add_after(key_of(DAEMON_SETS, obj), min(pending))
+        extra = {
             "updatedNumberScheduled": updated,
             "numberAvailable": available,
             "numberUnavailable": len(wanted) - available,
         }
-        await self.write_status(obj, status | {key: value for key, value in more.items() if value})
+        await self.write_status(obj, status | {key: value for key, value in extra.items() if value})
 
 
-def _may_have(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Whether a node is one for the pods: its labels, affinity and taints. A cordoned one is."""
+def _is_eligible(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Returns whether a node is eligible by its labels, affinity and taints. A cordoned node is eligible."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -121,18 +121,18 @@ def _may_have(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     return all(t["effect"] == "PreferNoSchedule" or any(tolerates(o, t) for o in tolerations) for t in taints)
 
 
-def _on(spec: Mapping[str, Any], node: str) -> JSON:
-    """The affinity and tolerations that bring a pod to its node."""
+def _pinned_to(spec: Mapping[str, Any], node: str) -> JSON:
+    """Returns the affinity and tolerations that bind a pod to its node."""
     affinity = copy.deepcopy(spec.get("affinity") or {})
-    place = {"key": "metadata.name", "operator": "In", "values": [node]}
+    requirement = {"key": "metadata.name", "operator": "In", "values": [node]}
     wanted = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = wanted.get("nodeSelectorTerms") or [{}]
-    wanted["nodeSelectorTerms"] = [{**term, "matchFields": [place]} for term in terms]
+    wanted["nodeSelectorTerms"] = [{**term, "matchFields": [requirement]} for term in terms]
     return {"affinity": affinity, "tolerations": [*(spec.get("tolerations") or []), *_TOLERATIONS]}
 
 
 def _node_of(pod: Mapping[str, Any]) -> str:
-    """Where a pod is, or is to be."""
+    """Returns the node that a pod runs on or has an affinity to; empty if there is none."""
     if name := pod["spec"].get("nodeName"):
         return str(name)
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}

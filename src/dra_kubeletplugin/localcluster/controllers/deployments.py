@@ -1,4 +1,4 @@
-"""Deployments: one ReplicaSet for each version of the template, and the way from one to the next."""
+"""The Deployment controller: one ReplicaSet for each version of the template, and rolling updates between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
 _CAUSE = "kubernetes.io/change-cause"
-_SEEN_BY = 30.0  # seconds
+_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet that the informer never showed is ignored
 
 
 class DeploymentController(Workload):
@@ -28,15 +28,16 @@ class DeploymentController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
-        self._sets: dict[str, tuple[float, JSON]] = {}  # by UID, that our copies do not show as we wrote them
-        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: what was seen last, since when
+        # By UID: ReplicaSets as we wrote them, until the informer shows them
+        self._written_sets: dict[str, tuple[float, JSON]] = {}
+        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: the last observed state, and since when
         self.watch(REPLICA_SETS, self._set_changed)
 
     def _set_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
-        ours = self._sets.get(meta["uid"])
-        if ours and int(meta["resourceVersion"]) >= int(ours[1]["metadata"]["resourceVersion"]):
-            del self._sets[meta["uid"]]
+        written = self._written_sets.get(meta["uid"])
+        if written and int(meta["resourceVersion"]) >= int(written[1]["metadata"]["resourceVersion"]):
+            del self._written_sets[meta["uid"]]
         owner = controller_of(change.object)
         if owner is not None and owner["kind"] == "Deployment":
             self.queue.add(Key(DEPLOYMENTS, meta["namespace"], owner["name"]))
@@ -44,12 +45,12 @@ class DeploymentController(Workload):
     def _sets_of(self, obj: JSON) -> list[JSON]:
         uid = obj["metadata"]["uid"]
         found = {s["metadata"]["uid"]: s for s in self.informers.by(REPLICA_SETS, "controller", uid)}
-        limit = time.monotonic() - _SEEN_BY
-        self._sets = {k: v for k, v in self._sets.items() if v[0] > limit}
-        for set_uid, (_, ours) in self._sets.items():
-            owner = controller_of(ours)
+        limit = time.monotonic() - _INFORMER_TIMEOUT
+        self._written_sets = {k: v for k, v in self._written_sets.items() if v[0] > limit}
+        for set_uid, (_, written) in self._written_sets.items():
+            owner = controller_of(written)
             if owner is not None and owner["uid"] == uid:
-                found[set_uid] = ours
+                found[set_uid] = written
         return sorted(found.values(), key=lambda s: s["metadata"]["name"])
 
     async def sync(self, obj: JSON) -> None:
@@ -59,16 +60,16 @@ class DeploymentController(Workload):
         newest = next((s for s in sets if s["metadata"]["name"] == name), None)
         old = [s for s in sets if s["metadata"]["name"] != name]
         if newest is None and not spec.get("paused"):
-            newest = await self._make(obj, name)
+            newest = await self._create_set(obj, name)
             sets.append(newest)
         if newest is not None:
-            newest = await self._number(obj, newest, old)
+            newest = await self._set_revision(obj, newest, old)
             await self._scale(obj, newest, old)
             await self._forget_oldest(obj, newest, old)
-        await self._tell(obj, self._sets_of(obj), name)
+        await self._update_status(obj, self._sets_of(obj), name)
 
-    async def _number(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
-        """The newest set has the highest revision, one that a rollback brought back too; ``kubectl rollout`` reads them."""
+    async def _set_revision(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
+        """Sets the highest revision on the newest ReplicaSet, also after a rollback; ``kubectl rollout`` reads the revisions."""
         highest = max(map(_revision, old), default=0)
         wanted = {_REVISION: str(max(_revision(newest), highest + 1))}
         if cause := (obj["metadata"].get("annotations") or {}).get(_CAUSE):
@@ -77,7 +78,7 @@ class DeploymentController(Workload):
         if any(known.get(k) != v for k, v in wanted.items()):
             meta = newest["metadata"]
             body = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": wanted}}
-            newest = self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+            newest = self._remember(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
         if (obj["metadata"].get("annotations") or {}).get(_REVISION) != wanted[_REVISION]:
             meta = obj["metadata"]
             body = {"metadata": {"uid": meta["uid"], "annotations": {_REVISION: wanted[_REVISION]}}}
@@ -85,21 +86,21 @@ class DeploymentController(Workload):
         return newest
 
     async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
-        """Once all is done no more sets are kept than a rollback may want."""
+        """After a completed rollout deletes the oldest ReplicaSets beyond the revision history limit."""
         if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
             return
         idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]
         idle.sort(key=_revision)
         for found in idle[: max(0, len(idle) - int(obj["spec"].get("revisionHistoryLimit", 10)))]:
             meta = found["metadata"]
-            self._sets.pop(meta["uid"], None)
+            self._written_sets.pop(meta["uid"], None)
             try:
                 await self.client.delete(REPLICA_SETS, meta["name"], meta["namespace"], uid=meta["uid"])
             except ApiError as e:
                 if e.status not in {404, 409}:
                     raise
 
-    async def _make(self, obj: JSON, name: str) -> JSON:
+    async def _create_set(self, obj: JSON, name: str) -> JSON:
         template = copy.deepcopy(obj["spec"]["template"])
         meta = template.setdefault("metadata", {})
         label = {_HASH: name.rpartition("-")[2]}
@@ -124,11 +125,11 @@ class DeploymentController(Workload):
                 "minReadySeconds": int(obj["spec"].get("minReadySeconds") or 0),
             },
         }
-        return self._keep(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
+        return self._remember(await self.client.create(REPLICA_SETS, body, obj["metadata"]["namespace"]))
 
-    def _keep(self, made: JSON) -> JSON:
-        self._sets[made["metadata"]["uid"]] = time.monotonic(), made
-        return made
+    def _remember(self, written: JSON) -> JSON:
+        self._written_sets[written["metadata"]["uid"]] = time.monotonic(), written
+        return written
 
     async def _scale(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
         wanted = obj["spec"].get("replicas", 1)
@@ -136,51 +137,51 @@ class DeploymentController(Workload):
         old_pods = sum(map(_wanted, old))
         if strategy.get("type") == "Recreate":
             for found in old:
-                await self._set(obj, found, 0)
+                await self._set_replicas(obj, found, 0)
             running = sum((s.get("status") or {}).get("replicas", 0) for s in old)
             if not running:
-                await self._set(obj, newest, wanted)
+                await self._set_replicas(obj, newest, wanted)
             return
         rolling = strategy.get("rollingUpdate") or {}
         surge = share_of(rolling.get("maxSurge", "25%"), wanted, up=True)
-        away = share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
-        if not surge and not away:
-            away = 1
+        unavailable = share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        if not surge and not unavailable:
+            unavailable = 1
         have = newest["spec"].get("replicas", 0)
-        # What is to be is told at once where nothing stands in the way.
+        # One write scales the newest set up as far as maxSurge allows, or down to the wanted number.
         grown = max(have, min(wanted, wanted + surge - old_pods)) if have <= wanted else wanted
-        await self._set(obj, newest, grown)
-        await self._shrink(obj, {**newest, "spec": {**newest["spec"], "replicas": grown}}, old, wanted - away)
+        await self._set_replicas(obj, newest, grown)
+        await self._shrink(obj, {**newest, "spec": {**newest["spec"], "replicas": grown}}, old, wanted - unavailable)
 
-    async def _shrink(self, obj: JSON, newest: JSON, old: list[JSON], least: int) -> None:
-        """Takes pods from the old sets, those first that are not available, and never so many that fewer than ``least`` are."""
+    async def _shrink(self, obj: JSON, newest: JSON, old: list[JSON], minimum: int) -> None:
+        """Scales old ReplicaSets down, unavailable pods first, and keeps at least ``minimum`` pods available."""
         sets = [newest, *old]
-        spare = sum(_wanted(s) for s in sets) - least - (_wanted(newest) - _available(newest))
-        left = {s["metadata"]["uid"]: _wanted(s) for s in old}
+        spare = sum(_wanted(s) for s in sets) - minimum - (_wanted(newest) - _available(newest))
+        targets = {s["metadata"]["uid"]: _wanted(s) for s in old}
         for found in sorted(old, key=_revision):
             less = max(0, min(spare, _wanted(found) - _available(found)))
-            left[found["metadata"]["uid"]] -= less
+            targets[found["metadata"]["uid"]] -= less
             spare -= less
-        spare = min(spare, sum(map(_available, sets)) - least)
+        spare = min(spare, sum(map(_available, sets)) - minimum)
         for found in sorted(old, key=_revision):
-            less = max(0, min(spare, left[found["metadata"]["uid"]]))
-            left[found["metadata"]["uid"]] -= less
+            less = max(0, min(spare, targets[found["metadata"]["uid"]]))
+            targets[found["metadata"]["uid"]] -= less
             spare -= less
         for found in old:
-            await self._set(obj, found, left[found["metadata"]["uid"]])
+            await self._set_replicas(obj, found, targets[found["metadata"]["uid"]])
 
-    async def _set(self, obj: JSON, found: JSON, replicas: int) -> None:
+    async def _set_replicas(self, obj: JSON, found: JSON, replicas: int) -> None:
         before = found["spec"].get("replicas", 0)
         if before == replicas:
             return
         meta = found["metadata"]
         body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": replicas}}
-        self._keep(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
-        way = "up" if replicas > before else "down"
-        text = f"Scaled {way} replica set {meta['name']} from {before} to {replicas}"
-        self.tell(obj, "Normal", "ScalingReplicaSet", text)
+        self._remember(await self.client.patch(REPLICA_SETS, meta["name"], body, meta["namespace"]))
+        direction = "up" if replicas > before else "down"
+        text = f"Scaled {direction} replica set {meta['name']} from {before} to {replicas}"
+        self.record_event(obj, "Normal", "ScalingReplicaSet", text)
 
-    async def _tell(self, obj: JSON, sets: list[JSON], name: str) -> None:
+    async def _update_status(self, obj: JSON, sets: list[JSON], name: str) -> None:
         wanted = obj["spec"].get("replicas", 1)
 
         def total(field: str, only: str = "") -> int:
@@ -193,18 +194,18 @@ class DeploymentController(Workload):
         counts |= {"availableReplicas": available, "unavailableReplicas": max(0, max(wanted, replicas) - available)}
         status: JSON = {key: value for key, value in counts.items() if value}
         rolling = (obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
-        least = wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
-        enough = available >= least
+        minimum = wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
+        enough = available >= minimum
         word = "Deployment has minimum availability." if enough else "Deployment does not have minimum availability."
         reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
         done = updated == replicas == available == wanted
         progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
         if not done:
             progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
-            if (left := self._time_left(obj, counts)) <= 0:
+            if (remaining := self._time_left(obj, counts)) <= 0:
                 progress = ("ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
             else:
-                self.queue.add_after(key_of(DEPLOYMENTS, obj), left + 0.1)
+                self.queue.add_after(key_of(DEPLOYMENTS, obj), remaining + 0.1)
         status["conditions"] = [
             condition(obj, "Available", "True" if enough else "False", reason, word, now()),
             condition(obj, "Progressing", "False" if "Exceeded" in progress[0] else "True", *progress, now()),
@@ -212,12 +213,12 @@ class DeploymentController(Workload):
         await self.write_status(obj, status)
 
     def _time_left(self, obj: JSON, counts: Mapping[str, int]) -> float:
-        """Seconds for something to change, since the last time that something did."""
+        """Returns the seconds until the progress deadline, counted from the last observed change."""
         uid, clock = obj["metadata"]["uid"], time.monotonic()
-        what = (obj["metadata"].get("generation"), *counts.values())
+        state = (obj["metadata"].get("generation"), *counts.values())
         before, since = self._progress.get(uid, (None, clock))
-        if before != what:
-            self._progress[uid] = what, clock
+        if before != state:
+            self._progress[uid] = state, clock
             since = clock
         return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
 

@@ -1,7 +1,6 @@
-"""Device taints with effect NoExecute: pods whose claims have such a device are deleted, at once or when their tolerance ends.
+"""Evicts pods whose devices have a NoExecute taint, at once or when their toleration ends.
 
-Source: KEP-5055; kube-controller-manager's devicetainteviction controller. Rules (DeviceTaintRule) count where the release follows
-them.
+Source: KEP-5055; kube-controller-manager's devicetainteviction controller. DeviceTaintRules apply if the release supports them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .disruption import Cause, evict
 JSON = dict[str, Any]
 Device = tuple[str, str, str]  # driver, pool, device
 _NO_EXECUTE = "NoExecute"
-_WHY = Cause("DeletionByDeviceTaintManager", "Device Taint manager: deleting due to NoExecute taint")
+_CAUSE = Cause("DeletionByDeviceTaintManager", "Device Taint manager: deleting due to NoExecute taint")
 
 
 class DeviceTaintEviction(Controller):
-    """One key a pod."""
+    """Reconciles pods."""
 
     name = "device-taint-eviction-controller"
     kinds: ClassVar = {PODS: "Pod"}
@@ -35,8 +34,8 @@ class DeviceTaintEviction(Controller):
     def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
         self._rules = rules
-        self._due: dict[str, float] = {}  # UIDs of pods that are to go, and when
-        self._seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was seen first
+        self._deletion_times: dict[str, float] = {}  # UIDs of pods to be deleted, and when
+        self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was first seen
         informers.index(CLAIMS, "devices", _devices_of)
         informers.index(CLAIMS, "consumers", _consumers_of)
         informers.index(PODS, "group", pod_groups.key_of)
@@ -50,19 +49,19 @@ class DeviceTaintEviction(Controller):
     def _claim_changed(self, change: ObjectChange) -> None:
         for claim in (change.object, change.before):
             if claim is not None:
-                self._look_at_consumers(claim)
+                self._queue_consumers(claim)
 
     def _slice_changed(self, change: ObjectChange) -> None:
         versions = [s for s in (change.object, change.before) if s is not None]
         for device in {d for s in versions for d in _tainted(s)}:
             for claim in self.informers.by(CLAIMS, "devices", device):
-                self._look_at_consumers(claim)
+                self._queue_consumers(claim)
 
     def _rules_changed(self) -> None:
         for claim in self.informers.all(CLAIMS):
-            self._look_at_consumers(claim)
+            self._queue_consumers(claim)
 
-    def _look_at_consumers(self, claim: JSON) -> None:
+    def _queue_consumers(self, claim: JSON) -> None:
         namespace = claim["metadata"]["namespace"]
         for reserved in (claim.get("status") or {}).get("reservedFor") or []:
             if reserved["resource"] == "pods":
@@ -75,34 +74,34 @@ class DeviceTaintEviction(Controller):
         pod = self.informers.find(PODS, key.name, key.namespace)
         if pod is None or pod["metadata"].get("deletionTimestamp") or is_finished(pod):
             if pod is not None:
-                self._due.pop(pod["metadata"]["uid"], None)
+                self._deletion_times.pop(pod["metadata"]["uid"], None)
             return
         uid = pod["metadata"]["uid"]
-        due = min(self._times(pod), default=None)
+        due = min(self._times_of(pod), default=None)
         if due is None:
-            if self._due.pop(uid, None) is not None:
+            if self._deletion_times.pop(uid, None) is not None:
                 self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Cancelling deletion")
             return
-        left = due - time.time()
-        if left > 0:
-            self._due[uid] = due
-            self.queue.add_after(key, left)
+        remaining = due - time.time()
+        if remaining > 0:
+            self._deletion_times[uid] = due
+            self.queue.add_after(key, remaining)
             return
-        if self._due.get(uid) != 0.0:
-            self._due[uid] = 0.0  # told once, however often the deletion has to be tried
+        if self._deletion_times.get(uid) != 0.0:
+            self._deletion_times[uid] = 0.0  # A repeated deletion must not send the event again.
             self.events.event(pod, "Pod", "Normal", "DeviceTaintManagerEviction", "Marking for deletion")
-        await evict(self.client, pod, _WHY)
-        self._due.pop(uid, None)
+        await evict(self.client, pod, _CAUSE)
+        self._deletion_times.pop(uid, None)
 
     def _claims(self, pod: JSON) -> Iterable[JSON]:
-        """Those that are reserved for the pod, and those of its group that it names."""
+        """Yields the claims that are reserved for the pod, and those reserved for its group that the pod uses."""
         yield from self.informers.by(CLAIMS, "consumers", pod["metadata"]["uid"])
         named = set(pod_claim_names(pod).values())
         for group in pod_groups.key_of(pod):
             yield from (c for c in self.informers.by(CLAIMS, "consumers", group) if c["metadata"]["name"] in named)
 
-    def _times(self, pod: JSON) -> Iterable[float]:
-        """When the pod has to go, for each taint of each device that it uses."""
+    def _times_of(self, pod: JSON) -> Iterable[float]:
+        """Yields a deletion time for each untolerated or temporarily tolerated taint of the pod's devices."""
         for claim in self._claims(pod):
             for result in claim["status"]["allocation"]["devices"].get("results") or []:
                 device = (result["driver"], result["pool"], result["device"])
@@ -113,7 +112,7 @@ class DeviceTaintEviction(Controller):
                         yield since + tolerance
 
     def _taints(self, device: Device) -> list[JSON]:
-        """The taints of a device, by its slice and by rules, that its pods have to bear."""
+        """Returns a device's NoExecute taints from its slice and from rules."""
         by_rules = taints_of(self.informers.all(self._rules), *device) if self._rules else []
         return [dict(t) for t in (*self._own_taints(device), *by_rules) if t.get("effect") == _NO_EXECUTE]
 
@@ -130,11 +129,11 @@ class DeviceTaintEviction(Controller):
     def _since(self, device: Device, taint: Mapping[str, Any]) -> float:
         if added := taint.get("timeAdded"):
             return datetime.fromisoformat(added).timestamp()
-        return self._seen.setdefault((device, taint["key"], taint.get("value", "")), time.time())
+        return self._first_seen.setdefault((device, taint["key"], taint.get("value", "")), time.time())
 
 
 def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Seconds for which a taint is tolerated; None for ever, 0 not at all."""
+    """Returns the seconds for which a taint is tolerated: None without limit, 0 if it is not tolerated."""
     matching = [t for t in tolerations if tolerates(t, taint)]
     if not matching:
         return 0.0
@@ -149,7 +148,7 @@ def _devices_of(claim: JSON) -> Iterable[Device]:
 
 
 def _consumers_of(claim: JSON) -> Iterable[str | tuple[str, str]]:
-    """UIDs of pods; namespace and name of groups."""
+    """The index ``consumers``: UIDs of pods; namespace and name of groups."""
     status = claim.get("status") or {}
     if status.get("allocation") is None:
         return []
@@ -158,7 +157,7 @@ def _consumers_of(claim: JSON) -> Iterable[str | tuple[str, str]]:
 
 
 def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
-    """Raises where the slice is malformed: it has no place among others then."""
+    """The index ``pool``. Raises for a malformed slice, which is then left out of the index."""
     spec = found["spec"]
     names = [device["name"] for device in spec.get("devices") or []]
     if not isinstance(spec["pool"]["generation"], int) or not all(isinstance(n, str) for n in names):

@@ -1,4 +1,4 @@
-"""A pod that a controller ends: why stands in its condition DisruptionTarget before it is deleted (KEP-3329)."""
+"""Deletes pods on behalf of a controller, with the reason in their condition DisruptionTarget (KEP-3329)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cause:
-    """``reason`` and ``message`` of the condition."""
+    """Reason and message of the condition."""
 
     reason: str
     message: str
 
 
 async def evict(client: KubeClient, pod: JSON, cause: Cause) -> None:
-    """Deletes a pod, which its kubelet ends with grace. Raises ``ApiError``, but not where it is gone."""
-    await _end(client, pod, {"conditions": _with(pod, cause)}, None)
+    """Deletes a pod with its grace period. Ignores a pod that no longer exists; raises ``ApiError`` for other failures."""
+    await _mark_and_delete(client, pod, {"conditions": _with(pod, cause)}, None)
 
 
 async def remove(client: KubeClient, pod: JSON, cause: Cause | None = None) -> None:
-    """Deletes a pod that no kubelet will end: it has failed, and is gone at once. Raises as :func:`evict` does."""
+    """Marks a pod as failed and deletes it at once, because no kubelet will stop it. Raises like :func:`evict`."""
     status = {"phase": "Failed"} | ({"conditions": _with(pod, cause)} if cause else {})
-    await _end(client, pod, {} if is_finished(pod) else status, 0)
+    await _mark_and_delete(client, pod, {} if is_finished(pod) else status, 0)
 
 
 def _with(pod: JSON, cause: Cause) -> list[JSON]:
@@ -40,7 +40,7 @@ def _with(pod: JSON, cause: Cause) -> list[JSON]:
     return [*others, condition(pod, kind, "True", cause.reason, cause.message, now())]
 
 
-async def _end(client: KubeClient, pod: JSON, status: JSON, grace: int | None) -> None:
+async def _mark_and_delete(client: KubeClient, pod: JSON, status: JSON, grace: int | None) -> None:
     meta = pod["metadata"]
     try:
         if status:

@@ -1,4 +1,4 @@
-"""Dependents whose owner was gone before they were made: the API server lets those go that it knows when an owner is deleted."""
+"""Deletes objects that were created after their owner was deleted. The API server itself deletes the dependents that it knows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DEPENDENTS = (PODS, CLAIMS, REPLICA_SETS)
 
 
 class GarbageCollector(Controller):
-    """One key for each object that has owners of a kind that it knows: when it is new, and when an owner is heard to go."""
+    """Reconciles objects with owners of known kinds: when they are created, and when an owner is deleted."""
 
     name = "garbage-collector"
 
     def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None) -> None:
         super().__init__(client, informers, _DEPENDENTS)
-        more = {(groups.api_version, pod_groups.KIND): groups} if groups else {}
-        self._owners = {**_OWNERS, **more}
+        extra = {(groups.api_version, pod_groups.KIND): groups} if groups else {}
+        self._owners = {**_OWNERS, **extra}
         for resource in _DEPENDENTS:
             informers.index(resource, "owners", _owners_of)
             self.watch(resource, self._on(resource))
@@ -47,7 +47,10 @@ class GarbageCollector(Controller):
         return changed
 
     def _owner_changed(self, change: ObjectChange) -> None:
-        """A dependent that was made while its owner went was judged by a copy that still had the owner."""
+        """Queues the dependents of a deleted owner.
+
+        A dependent created during the owner's deletion was checked against an informer that still had the owner.
+        """
         if change.gone:
             for resource in _DEPENDENTS:
                 for obj in self.informers.by(resource, "owners", change.object["metadata"]["uid"]):
@@ -68,7 +71,7 @@ class GarbageCollector(Controller):
                 raise
 
     async def _is_gone(self, owner: JSON, namespace: str) -> bool:
-        """Of an owner of another kind nothing is known: it is taken to be there."""
+        """Returns whether an owner no longer exists. Owners of other kinds are assumed to exist."""
         resource = self._owners.get((owner["apiVersion"], owner["kind"]))
         if resource is None:
             return False

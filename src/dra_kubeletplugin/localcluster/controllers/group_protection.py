@@ -1,4 +1,4 @@
-"""PodGroups stay while pods that have not finished name them: their devices are in use.
+"""Protects PodGroups from deletion while unfinished pods refer to them, because their devices are in use.
 
 Source: kube-controller-manager's podgroup-protection-controller, as KEP-5729 builds on it.
 """
@@ -15,7 +15,7 @@ FINALIZER = "scheduling.k8s.io/podgroup-protection"
 
 
 class PodGroupProtection(Controller):
-    """One key a PodGroup."""
+    """Reconciles PodGroups."""
 
     name = "podgroup-protection-controller"
 

@@ -1,4 +1,4 @@
-"""What the ends of a Job's pods mean for the Job. Pure: pods and a specification in, a verdict out.
+"""Decides how a Job ends from its ended pods. Pure functions without API calls.
 
 Source: kubernetes, pkg/controller/job: pod_failure_policy.go, backoff_utils.go, indexed_job_utils.go, success_policy.go.
 """
@@ -15,11 +15,12 @@ from typing import Any
 
 JSON = Mapping[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
-_PAUSE, _LONGEST = 10.0, 600.0  # seconds between a failure and the next try; it doubles
+# Seconds between a failure and the next try: doubled after each failure up to the limit
+_BACKOFF, _MAX_BACKOFF = 10.0, 600.0
 
 
 class JobAction(Enum):
-    """What a rule makes of a pod that failed."""
+    """The action of a pod failure policy's rule."""
 
     COUNT = "Count"
     IGNORE = "Ignore"
@@ -29,7 +30,7 @@ class JobAction(Enum):
 
 @dataclass(frozen=True)
 class PodEnd:
-    """A pod that has ended. ``at`` is in seconds since the epoch, ``index`` empty where the Job has none."""
+    """A pod that has ended. ``at`` is in seconds since the epoch; ``index`` is empty unless the Job is indexed."""
 
     uid: str
     index: str
@@ -50,18 +51,32 @@ class JobOutcome:
 
 @dataclass
 class Tally:
-    """Of all ends: ``done`` and ``given_up`` are indexes, or UIDs of pods where the Job has none."""
+    """Counts of a Job's ended pods.
+
+    Attributes:
+        done: succeeded indexes; UIDs of succeeded pods unless the Job is indexed.
+        given_up: failed indexes that are not retried.
+        failures: number of failures by index.
+        last: time of the last failure by index, in seconds since the epoch.
+        fails_job: the message of a rule that fails the Job; empty if there is none.
+    """
 
     done: set[str] = field(default_factory=set)
     failed: int = 0
     given_up: set[str] = field(default_factory=set)
-    failures: Counter[str] = field(default_factory=Counter)  # by index
-    last: dict[str, float] = field(default_factory=dict)  # failure, by index
+    failures: Counter[str] = field(default_factory=Counter)
+    last: dict[str, float] = field(default_factory=dict)
     fails_job: str = ""
 
 
-def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
-    """None for a pod that has not ended. One that is deleted has, unless the Job waits until it really has, and is ``gone``."""
+def pod_end(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
+    """Returns how a pod ended; None for a pod that has not ended.
+
+    A pod that is being deleted has ended, unless the Job replaces only failed pods.
+
+    Args:
+        gone: the pod was removed from the API server.
+    """
     meta, status = pod["metadata"], pod.get("status") or {}
     index = (meta.get("annotations") or {}).get(INDEX, "")
     phase = status.get("phase")
@@ -70,7 +85,7 @@ def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     leaves = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
     if phase != "Failed" and not leaves and not gone:
         return None
-    action, why = _judge(pod, spec) if phase == "Failed" or gone else (JobAction.COUNT, "")
+    action, why = _apply_failure_policy(pod, spec) if phase == "Failed" or gone else (JobAction.COUNT, "")
     stamps = [
         datetime.fromisoformat(stopped["finishedAt"]).timestamp()
         for s in status.get("containerStatuses") or []
@@ -79,13 +94,13 @@ def ended(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     return PodEnd(meta["uid"], index, False, max(stamps, default=time.time()), action, why)
 
 
-def _judge(pod: JSON, spec: JSON) -> tuple[JobAction, str]:
-    """The first rule that fits decides."""
+def _apply_failure_policy(pod: JSON, spec: JSON) -> tuple[JobAction, str]:
+    """Returns the action and message of the first failure policy rule that matches."""
     meta = pod["metadata"]
     where = f"{meta['namespace']}/{meta['name']}"
     for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
-        if what := _fits(rule, pod.get("status") or {}, where):
-            return JobAction(rule["action"]), f"{what} matching {rule['action']} rule at index {i}"
+        if match_text := _fits(rule, pod.get("status") or {}, where):
+            return JobAction(rule["action"]), f"{match_text} matching {rule['action']} rule at index {i}"
     return JobAction.COUNT, ""
 
 
@@ -105,15 +120,17 @@ def _fits(rule: JSON, status: JSON, where: str) -> str:
     return ""
 
 
-def before_us(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
-    """Ends that a Job's status counts and that none of those ``found`` explains: their pods are gone."""
+def ends_of_deleted_pods(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
+    """Yields ends that the Job's status counts but that are not in ``found``, because their pods no longer exist."""
     found = list(found)
-    well = {e.index or e.uid for e in found if e.succeeded}
+    succeeded = {e.index or e.uid for e in found if e.succeeded}
     if "completedIndexes" in status:
-        lost = {str(i) for i in parse_indexes(status["completedIndexes"])} - well
-        yield from (PodEnd(f"succeeded {index}", index, True) for index in lost)
+        unseen = {str(i) for i in parse_indexes(status["completedIndexes"])} - succeeded
+        yield from (PodEnd(f"succeeded {index}", index, True) for index in unseen)
     else:
-        yield from (PodEnd(f"succeeded {n}", "", True) for n in range(len(well), int(status.get("succeeded") or 0)))
+        yield from (
+            PodEnd(f"succeeded {n}", "", True) for n in range(len(succeeded), int(status.get("succeeded") or 0))
+        )
     missing = int(status.get("failed") or 0) - sum(not e.succeeded and e.action is not JobAction.IGNORE for e in found)
     known = {e.index for e in found if e.action is JobAction.FAIL_INDEX}
     given_up = {str(i) for i in parse_indexes(status["failedIndexes"])} if status.get("failedIndexes") else set()
@@ -144,12 +161,12 @@ def tally(ends: Iterable[PodEnd], spec: JSON) -> Tally:
     return out
 
 
-def verdict(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobOutcome | None:
-    """Whether the Job ends now for another reason than that it is complete.
+def outcome(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobOutcome | None:
+    """Returns the Job's outcome if it ends now for a reason other than enough completions.
 
     Args:
-        restarts: of containers in pods that are active.
-        running_for: seconds.
+        restarts: container restarts of active pods.
+        running_for: seconds since the Job started.
     """
     limit = int(spec.get("backoffLimit", 6))
     if found.fails_job:
@@ -162,8 +179,8 @@ def verdict(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobO
     if deadline is not None and running_for >= deadline:
         return JobOutcome(False, "DeadlineExceeded", "Job was active longer than specified deadline")
     if found.given_up:
-        most = spec.get("maxFailedIndexes")
-        if most is not None and len(found.given_up) > most:
+        maximum = spec.get("maxFailedIndexes")
+        if maximum is not None and len(found.given_up) > maximum:
             text = "Job has exceeded the specified maximal number of failed indexes"
             return JobOutcome(False, "MaxFailedIndexesExceeded", text)
         if len(found.given_up) + len(found.done) >= int(spec.get("completions") or 0):
@@ -183,15 +200,15 @@ def _satisfied(rule: JSON, done: set[int]) -> bool:
     return wanted is not None and done >= wanted
 
 
-def pause(failures: int, last: float) -> float:
-    """Seconds until what has failed so often, the last time at ``last``, may be tried again."""
+def backoff_left(failures: int, last: float) -> float:
+    """Returns the seconds until the next try after ``failures`` failures, the last one at ``last``. Negative values mean now."""
     if not failures:
         return 0.0
-    return last + min(_LONGEST, _PAUSE * 2.0 ** (min(failures, 20) - 1)) - time.time()
+    return last + min(_MAX_BACKOFF, _BACKOFF * 2.0 ** (min(failures, 20) - 1)) - time.time()
 
 
 def parse_indexes(text: str) -> set[int]:
-    """``0-2,5`` → 0, 1, 2, 5. Raises ``ValueError``."""
+    """Parses indexes: ``0-2,5`` → 0, 1, 2, 5. Raises ``ValueError``."""
     out: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -200,7 +217,7 @@ def parse_indexes(text: str) -> set[int]:
 
 
 def format_indexes(indexes: Iterable[str]) -> str:
-    """The reverse: neighbours together, two of them with a comma."""
+    """Formats indexes. Three or more neighbours become a range; two are separated by a comma."""
     runs: list[list[int]] = []
     for index in sorted(map(int, indexes)):
         if runs and runs[-1][-1] == index - 1:
@@ -222,11 +239,11 @@ __all__ = [
     "JobOutcome",
     "PodEnd",
     "Tally",
-    "before_us",
-    "ended",
+    "backoff_left",
+    "ends_of_deleted_pods",
     "format_indexes",
+    "outcome",
     "parse_indexes",
-    "pause",
+    "pod_end",
     "tally",
-    "verdict",
 ]

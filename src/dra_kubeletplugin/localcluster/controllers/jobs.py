@@ -1,4 +1,4 @@
-"""Jobs: pods that run to their end, so many times, with so many failures allowed."""
+"""The Job controller: runs pods to completion, with the required number of completions and a limit of failures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ from ...kube import KubeClient
 from ...resourceapi.defaulting import now
 from ..informer import Informers, ObjectChange, is_finished
 from .base import Key, key_of
-from .job_outcomes import INDEX, JobOutcome, PodEnd, Tally, before_us, ended, format_indexes, pause, tally, verdict
+from .job_outcomes import (
+    INDEX,
+    JobOutcome,
+    PodEnd,
+    Tally,
+    backoff_left,
+    ends_of_deleted_pods,
+    format_indexes,
+    outcome,
+    pod_end,
+    tally,
+)
 from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_active, is_ready
 
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
-_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # it ends so once its last pod has
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # becomes final after the last pod has ended
 _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
@@ -29,26 +40,27 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        self._ended: dict[str, dict[str, PodEnd]] = {}  # Job → pods that have ended (UIDs): they may be deleted
-        self._sent_away: set[str] = set()  # UIDs of pods that we deleted: their ends say nothing
-        self._gone: dict[str, list[JSON]] = {}  # Job → pods that went before they were counted
+        # Job → ended pods by UID, kept because the pods may be deleted
+        self._ended: dict[str, dict[str, PodEnd]] = {}
+        self._deleted: set[str] = set()  # UIDs of pods that we deleted; their ends do not count
+        self._uncounted: dict[str, list[JSON]] = {}  # Job → pods that were deleted before they were counted
         self.watch(JOBS, self._job_changed)
 
     def _job_changed(self, change: ObjectChange) -> None:
         if change.gone:
             uid = change.object["metadata"]["uid"]
             self._ended.pop(uid, None)
-            self._gone.pop(uid, None)
+            self._uncounted.pop(uid, None)
 
     def _pod_changed(self, change: ObjectChange) -> None:
         super()._pod_changed(change)
         if not change.gone:
             return
         uid, owner = change.object["metadata"]["uid"], controller_of(change.object)
-        if uid in self._sent_away:
-            self._sent_away.remove(uid)
+        if uid in self._deleted:
+            self._deleted.remove(uid)
         elif owner is not None and owner["uid"] in self._ended:
-            self._gone.setdefault(owner["uid"], []).append(change.object)
+            self._uncounted.setdefault(owner["uid"], []).append(change.object)
 
     async def reconcile(self, key: Key) -> None:
         if self.informers.find(key.resource, key.name, key.namespace) is not None:
@@ -57,7 +69,7 @@ class JobController(Workload):
     async def sync(self, obj: JSON) -> None:
         spec, status = obj["spec"], obj.get("status") or {}
         if spec.get("managedBy") not in {None, "kubernetes.io/job-controller"}:
-            return  # somebody else's
+            return  # another controller manages it
         if _true(status, _ENDS) is not None:
             await self._clean_up(obj, status)
             return
@@ -69,16 +81,16 @@ class JobController(Workload):
         conditions = [c for c in status.get("conditions") or [] if c["type"] == "Suspended"]
         end = self._end(spec, status, found, active)
         if end is None and spec.get("suspend"):
-            leaving += await self._send_away(obj, active)
+            leaving += await self._delete_pods(obj, active)
             active, fresh = [], {}
             conditions = [self._switch(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
         elif end is None:
             if conditions:
                 conditions = [self._switch(obj, "Suspended", "False", "JobResumed", "Job resumed")]
-            active, gone = await self._run(obj, active, leaving, found)
-            leaving += gone
+            active, deleted = await self._run(obj, active, leaving, found)
+            leaving += deleted
         else:
-            await self._send_away(obj, active)
+            await self._delete_pods(obj, active)
             leaving += active
             active = []
             conditions += self._ending(obj, status, end, last=not leaving)
@@ -93,39 +105,43 @@ class JobController(Workload):
         if conditions:
             fresh["conditions"] = conditions
         await self.write_status(obj, fresh)
-        self._tell_changes(obj, conditions)  # once it is written: who looks at an older copy does not tell it again
+        # Events are sent after the write: if it fails with a conflict, the retry must not send them again.
+        self._record_changes(obj, conditions)
 
     def _count(self, obj: JSON, pods: list[JSON]) -> list[PodEnd]:
-        """Every pod that has ended by itself or by others. One that is deleted by force counts too, as does one of before a restart."""
+        """Returns all ended pods that the controller did not delete itself.
+
+        They include pods deleted by force, and pods that the Job's status counted before a restart of the controller.
+        """
         job = obj["metadata"]["uid"]
         first = job not in self._ended
         known = self._ended.setdefault(job, {})
-        gone = self._gone.pop(job, [])
-        for pod in [*pods, *gone]:
+        uncounted = self._uncounted.pop(job, [])
+        for pod in [*pods, *uncounted]:
             uid = pod["metadata"]["uid"]
-            if uid in known or uid in self._sent_away:
+            if uid in known or uid in self._deleted:
                 continue
-            if end := ended(pod, obj["spec"], gone=pod in gone):
+            if end := pod_end(pod, obj["spec"], gone=pod in uncounted):
                 known[uid] = end
         if first:
-            known.update({e.uid: e for e in before_us(obj.get("status") or {}, list(known.values()))})
+            known.update({e.uid: e for e in ends_of_deleted_pods(obj.get("status") or {}, list(known.values()))})
         return list(known.values())
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
-        """How the Job ends, if it does: what was decided once stays."""
+        """Returns how the Job ends, if it does. An earlier decision in its status is final."""
         if (target := _true(status, _TARGETS)) is not None:
             return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
         since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
-        if end := verdict(spec, found, sum(map(_restarts, active)), since):
+        if end := outcome(spec, found, sum(map(_restarts, active)), since):
             return end
         completions = spec.get("completions")
-        if completions is None:  # a work queue: one success, and all others have ended
+        if completions is None:  # a work queue Job completes with one success after all other pods have ended
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
     def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
-        """The condition that says how it will end, and with its last pod the one that says how it has."""
+        """Returns the condition that announces the outcome, and after the last pod also the final condition."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
@@ -139,25 +155,29 @@ class JobController(Workload):
             return dict(known[type])
         return _probed(condition(obj, type, status, reason, message, now()))
 
-    def _tell_changes(self, obj: JSON, conditions: list[JSON]) -> None:
+    def _record_changes(self, obj: JSON, conditions: list[JSON]) -> None:
         known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
         for c in conditions:
             if (c["type"], c["status"]) in known:
                 continue
             match c["type"]:
                 case "Suspended":
-                    self.tell(obj, "Normal", c["reason"].removeprefix("Job"), c["message"])
+                    self.record_event(obj, "Normal", c["reason"].removeprefix("Job"), c["message"])
                 case "Complete":
-                    self.tell(obj, "Normal", "Completed", "Job completed")
+                    self.record_event(obj, "Normal", "Completed", "Job completed")
                 case "Failed":
-                    self.tell(obj, "Warning", c["reason"], c.get("message", ""))
+                    self.record_event(obj, "Warning", c["reason"], c.get("message", ""))
 
     # --- pods -----------------------------------------------------------------------------------
 
     async def _run(
         self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally
     ) -> tuple[list[JSON], list[JSON]]:
-        """As many pods as are wanted: those that are active then, and those that had to go."""
+        """Creates or deletes pods to reach the wanted number.
+
+        Returns:
+            The active pods, and the pods that were deleted.
+        """
         spec = obj["spec"]
         completions, parallelism = spec.get("completions"), int(spec.get("parallelism", 1))
         if completions is None:
@@ -165,63 +185,66 @@ class JobController(Workload):
         else:
             wanted = min(parallelism, completions - len(found.done) - len(found.given_up))
         if len(active) > wanted:
-            gone = active[max(0, wanted) :]
-            await self._send_away(obj, gone)
-            return active[: max(0, wanted)], gone
+            deleted = active[max(0, wanted) :]
+            await self._delete_pods(obj, deleted)
+            return active[: max(0, wanted)], deleted
         if (limit := spec.get("activeDeadlineSeconds")) is not None:
             self.queue.add_after(key_of(JOBS, obj), float(limit) + 0.1)
-        room = wanted - len(active)
+        capacity = wanted - len(active)
         if spec.get("podReplacementPolicy") == "Failed":
-            room -= len(leaving)
+            capacity -= len(leaving)
         out = list(active)
-        for index in self._next(obj, active, leaving, found, room):
+        for index in self._next(obj, active, leaving, found, capacity):
             out.append(await self.make_pod(obj, spec["template"], *_with_index(obj, index, found)))
         return out, []
 
-    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, room: int) -> Iterator[str]:
-        """What is to be started now, at most ``room``: indexes, or nothing's names. The rest waits after its failures."""
+    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, capacity: int) -> Iterator[str]:
+        """Yields the indexes to start now, at most ``capacity``; empty strings unless the Job is indexed.
+
+        Indexes in their backoff after a failure are queued for later.
+        """
         spec, key = obj["spec"], key_of(JOBS, obj)
         by_index = spec.get("backoffLimitPerIndex") is not None
-        if not by_index and room > 0:
-            left = pause(found.failed, max(found.last.values(), default=0.0))
-            if left > 0:
-                self.queue.add_after(key, left)
+        if not by_index and capacity > 0:
+            remaining = backoff_left(found.failed, max(found.last.values(), default=0.0))
+            if remaining > 0:
+                self.queue.add_after(key, remaining)
                 return
         if spec.get("completionMode") != "Indexed":
-            yield from [""] * max(0, room)
+            yield from [""] * max(0, capacity)
             return
         waits_for = leaving if spec.get("podReplacementPolicy") == "Failed" else []
         taken = {(p["metadata"].get("annotations") or {}).get(INDEX) for p in [*active, *waits_for]}
         for number in range(int(spec.get("completions") or 0)):
             index = str(number)
-            if room <= 0:
+            if capacity <= 0:
                 return
             if index in taken | found.done | found.given_up:
                 continue
-            if by_index and (left := pause(found.failures[index], found.last.get(index, 0.0))) > 0:
-                self.queue.add_after(key, left)
+            if by_index and (remaining := backoff_left(found.failures[index], found.last.get(index, 0.0))) > 0:
+                self.queue.add_after(key, remaining)
                 continue
-            room -= 1
+            capacity -= 1
             yield index
 
-    async def _send_away(self, obj: JSON, pods: list[JSON]) -> list[JSON]:
+    async def _delete_pods(self, obj: JSON, pods: list[JSON]) -> list[JSON]:
         for pod in pods:
-            self._sent_away.add(pod["metadata"]["uid"])
+            self._deleted.add(pod["metadata"]["uid"])
             await self.delete_pod(obj, pod)
         return pods
 
     async def _clean_up(self, obj: JSON, status: JSON) -> None:
-        """Deletes a Job that is over, where it says when."""
+        """Deletes a finished Job when its ``ttlSecondsAfterFinished`` has passed."""
         meta = obj["metadata"]
         self._ended.pop(meta["uid"], None)
-        self._gone.pop(meta["uid"], None)
+        self._uncounted.pop(meta["uid"], None)
         ttl = obj["spec"].get("ttlSecondsAfterFinished")
         if ttl is None:
             return
         times = [c["lastTransitionTime"] for c in status["conditions"] if c["type"] in _ENDS]
-        left = datetime.fromisoformat(times[0]).timestamp() + ttl - time.time()
-        if left > 0:
-            self.queue.add_after(key_of(JOBS, obj), left)
+        remaining = datetime.fromisoformat(times[0]).timestamp() + ttl - time.time()
+        if remaining > 0:
+            self.queue.add_after(key_of(JOBS, obj), remaining)
             return
         try:
             await self.client.delete(JOBS, meta["name"], meta["namespace"], uid=meta["uid"])
@@ -231,7 +254,7 @@ class JobController(Workload):
 
 
 def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
-    """The condition of one of the types that holds."""
+    """Returns the true condition of one of the types; None if there is none."""
     return next(
         (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
         None,
@@ -249,7 +272,7 @@ def _restarts(pod: Mapping[str, Any]) -> int:
 
 
 def _with_index(obj: JSON, index: str, found: Tally) -> tuple[JSON, JSON]:
-    """Metadata and parts of the specification of a pod; ``index`` is empty where the Job has none."""
+    """Returns metadata and spec fields of a new pod. ``index`` is empty unless the Job is indexed."""
     name, spec = obj["metadata"]["name"], obj["spec"]["template"]["spec"]
     labels = {"batch.kubernetes.io/job-name": name, "job-name": name}
     labels["batch.kubernetes.io/controller-uid"] = labels["controller-uid"] = obj["metadata"]["uid"]
@@ -259,10 +282,10 @@ def _with_index(obj: JSON, index: str, found: Tally) -> tuple[JSON, JSON]:
     if obj["spec"].get("backoffLimitPerIndex") is not None:
         annotations[_FAILURES] = str(found.failures[index])
     entry = {"name": "JOB_COMPLETION_INDEX", "value": index}
-    more = {
+    extra = {
         key: [{**c, "env": [*(c.get("env") or []), entry]} for c in spec[key]]
         for key in ("initContainers", "containers")
         if spec.get(key)
     }
     meta = {"labels": {**labels, INDEX: index}, "annotations": annotations, "generateName": f"{name}-{index}-"}
-    return meta, {"hostname": spec.get("hostname") or f"{name}-{index}", **more}
+    return meta, {"hostname": spec.get("hostname") or f"{name}-{index}", **extra}

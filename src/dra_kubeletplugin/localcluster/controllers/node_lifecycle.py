@@ -1,7 +1,7 @@
-"""Taints that follow from a node's state: not ready, short of something, or cordoned; and NoExecute where it is away.
+"""Taints nodes by their conditions: not ready, under pressure, or cordoned; and with NoExecute if unreachable or not ready.
 
-Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``. There at
-most one node of a zone gets NoExecute in ten seconds, and the controller looks every five; here it is done at once.
+Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``.
+Kubernetes adds NoExecute to at most one node of a zone in ten seconds and checks every five seconds; here it happens at once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ Taint = tuple[str, str]  # key, effect
 NOT_READY = "node.kubernetes.io/not-ready"
 UNREACHABLE = "node.kubernetes.io/unreachable"
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-_AWAY = {"False": NOT_READY, "Unknown": UNREACHABLE}
+_FAILED = {"False": NOT_READY, "Unknown": UNREACHABLE}
 _BY_CONDITION = {
-    **{("Ready", status): key for status, key in _AWAY.items()},
+    **{("Ready", status): key for status, key in _FAILED.items()},
     ("MemoryPressure", "True"): "node.kubernetes.io/memory-pressure",
     ("DiskPressure", "True"): "node.kubernetes.io/disk-pressure",
     ("PIDPressure", "True"): "node.kubernetes.io/pid-pressure",
     ("NetworkUnavailable", "True"): "node.kubernetes.io/network-unavailable",
 }
 _NO_SCHEDULE, _NO_EXECUTE = "NoSchedule", "NoExecute"
-_OURS = {(key, _NO_SCHEDULE) for key in (_UNSCHEDULABLE, *_BY_CONDITION.values())}
-_OURS |= {(key, _NO_EXECUTE) for key in _AWAY.values()}
-_PAUSE = 0.02  # seconds until a taint goes: who schedules sees a node with it for a moment, as in Kubernetes
+_MANAGED = {(key, _NO_SCHEDULE) for key in (_UNSCHEDULABLE, *_BY_CONDITION.values())}
+_MANAGED |= {(key, _NO_EXECUTE) for key in _FAILED.values()}
+_REMOVAL_DELAY = (
+    0.02  # seconds until a taint is removed: the scheduler sees the tainted node for a moment, as in Kubernetes
+)
 
 
 class NodeLifecycle(Controller):
@@ -40,15 +42,15 @@ class NodeLifecycle(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (NODES,))
-        self._later: set[str] = set()  # nodes that have waited for the pause
+        self._delayed: set[str] = set()  # nodes whose pause has begun
         self.watch(NODES, self._node_changed)
 
     def _node_changed(self, change: ObjectChange) -> None:
-        """Whether one is evicted from depends on how the others are."""
+        """Queues the node. If its readiness changed, also queues other failed nodes, because their eviction depends on the whole zone."""
         self.queue.add(key_of(NODES, change.object))
         if change.gone or change.before is None or ready_of(change.before) != ready_of(change.object):
             for node in self.informers.all(NODES):
-                if ready_of(node) in _AWAY:
+                if ready_of(node) in _FAILED:
                     self.queue.add(key_of(NODES, node))
 
     async def reconcile(self, key: Key) -> None:
@@ -56,39 +58,39 @@ class NodeLifecycle(Controller):
         if node is None or node["metadata"].get("deletionTimestamp"):
             return
         taints = (node.get("spec") or {}).get("taints") or []
-        known = {taint for t in taints if (taint := (t["key"], t["effect"])) in _OURS}
-        wanted = _keeping_away(node) | self._ending(node, known)
+        known = {taint for t in taints if (taint := (t["key"], t["effect"])) in _MANAGED}
+        wanted = _no_schedule_taints(node) | self._no_execute_taint(node, known)
         missing, extra = wanted - known, known - wanted
         if not missing and not extra:
-            self._later.discard(key.name)
+            self._delayed.discard(key.name)
             return
-        if extra and key.name not in self._later:
-            self._later.add(key.name)
-            self.queue.add_after(key, _PAUSE)
+        if extra and key.name not in self._delayed:
+            self._delayed.add(key.name)
+            self.queue.add_after(key, _REMOVAL_DELAY)
             return
         kept = [t for t in taints if (t["key"], t["effect"]) not in extra]
         kept += [{"key": name, "effect": effect, "timeAdded": now()} for name, effect in sorted(missing)]
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
         await self.client.patch(NODES, key.name, {"metadata": version, "spec": {"taints": kept or None}})
 
-    def _ending(self, node: JSON, known: set[Taint]) -> set[Taint]:
-        """The taint that ends pods, of which there is one at most."""
+    def _no_execute_taint(self, node: JSON, known: set[Taint]) -> set[Taint]:
+        """Returns the NoExecute taint that the node should have, at most one."""
         before = {taint for taint in known if taint[1] == _NO_EXECUTE}
         ready = ready_of(node)
         if ready is None:
             return before
-        if ready not in _AWAY:
+        if ready not in _FAILED:
             return set()
         match eviction_from(node, self.informers.all(NODES)):
-            case Eviction.STOPS:
+            case Eviction.STOPPED:
                 return set()
-            case Eviction.STANDS_STILL if not before:
+            case Eviction.ONLY_TAINTED if not before:
                 return set()
-        return {(_AWAY[ready], _NO_EXECUTE)}
+        return {(_FAILED[ready], _NO_EXECUTE)}
 
 
-def _keeping_away(node: JSON) -> set[Taint]:
-    """The taints that keep new pods away."""
+def _no_schedule_taints(node: JSON) -> set[Taint]:
+    """Returns the NoSchedule taints that the node should have."""
     conditions = [(c["type"], c["status"]) for c in (node.get("status") or {}).get("conditions") or []]
     keys = {_BY_CONDITION[c] for c in conditions if c in _BY_CONDITION}
     keys |= {_UNSCHEDULABLE} if (node.get("spec") or {}).get("unschedulable") else set()

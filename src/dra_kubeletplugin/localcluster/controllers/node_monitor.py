@@ -1,7 +1,7 @@
-"""Whether a node's kubelet is still heard: by its Lease, as seen on our own clock. One that is not makes the node's state unknown.
+"""Marks a node's state as unknown when its kubelet stops renewing the node's Lease.
 
-Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. A node without a Lease, which somebody made by
-hand, is left alone. Looks are counted, and no seconds: a machine that stood still has heard nobody, and no node is away for that.
+Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. Nodes without a Lease, created by hand, are ignored.
+The monitor counts checks instead of seconds: on a machine that was suspended, no lease was renewed, and no node must be marked for that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from .base import Controller, Key
 
 JSON = dict[str, Any]
 _OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
-_SILENT = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
-_LOOKS = 10  # in the time of grace: --node-monitor-period is 5 s, a tenth of it
+_NO_STATUS = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
+_CHECKS = 10  # checks in the grace period: --node-monitor-period is 5 s, a tenth of it
 
 
 @dataclass
-class _Heard:
-    """What a node's Lease said, how often we looked since without another word, and when we look again."""
+class _LeaseState:
+    """The state of a node's Lease.
 
-    said: str
+    Attributes:
+        renew_time: the last ``renewTime``.
+        next: time of the next check, on the monotonic clock.
+        checks: checks since the last renewal.
+    """
+
+    renew_time: str
     next: float
-    looks: int = 0
+    checks: int = 0
 
 
 class NodeMonitor(Controller):
@@ -46,32 +52,32 @@ class NodeMonitor(Controller):
     def __init__(self, client: KubeClient, informers: Informers, grace: float) -> None:
         super().__init__(client, informers, (NODES, LEASES, PODS))
         self._grace = grace
-        self._heard: dict[str, _Heard] = {}  # by node
+        self._leases: dict[str, _LeaseState] = {}  # by node
         self.watch(LEASES, self._lease)
 
     def _lease(self, change: ObjectChange) -> None:
-        """Clocks of different machines are never compared: a renewal counts from when it is seen."""
+        """Records a renewal with the local time of its arrival, because the clocks of machines may differ."""
         meta, spec = change.object["metadata"], change.object.get("spec") or {}
         if meta.get("namespace") != NAMESPACE:
             return
         if change.gone:
-            self._heard.pop(meta["name"], None)
+            self._leases.pop(meta["name"], None)
             return
-        said = str(spec.get("renewTime"))
-        known = self._heard.get(meta["name"])
-        if known is None or known.said != said:
-            self._heard[meta["name"]] = _Heard(said, time.monotonic() + self._grace / _LOOKS)
+        renew_time = str(spec.get("renewTime"))
+        known = self._leases.get(meta["name"])
+        if known is None or known.renew_time != renew_time:
+            self._leases[meta["name"]] = _LeaseState(renew_time, time.monotonic() + self._grace / _CHECKS)
         self.queue.add(Key(NODES, "", meta["name"]))
 
     async def reconcile(self, key: Key) -> None:
-        node, heard = self.informers.find(NODES, key.name), self._heard.get(key.name)
-        if node is None or heard is None:
+        node, lease = self.informers.find(NODES, key.name), self._leases.get(key.name)
+        if node is None or lease is None:
             return
         clock = time.monotonic()
-        if clock >= heard.next:
-            heard.looks, heard.next = heard.looks + 1, clock + self._grace / _LOOKS
-        if heard.looks < _LOOKS:
-            self.queue.add_after(key, heard.next - clock)
+        if clock >= lease.next:
+            lease.checks, lease.next = lease.checks + 1, clock + self._grace / _CHECKS
+        if lease.checks < _CHECKS:
+            self.queue.add_after(key, lease.next - clock)
             return
         known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
         if known.get("Ready", {}).get("status") != "Unknown":
@@ -98,7 +104,7 @@ class NodeMonitor(Controller):
 
 
 def _unknown(kind: str, known: dict[str, JSON]) -> JSON:
-    return {**known.get(kind, {}), "type": kind, "status": "Unknown", "lastTransitionTime": now(), **_SILENT}
+    return {**known.get(kind, {}), "type": kind, "status": "Unknown", "lastTransitionTime": now(), **_NO_STATUS}
 
 
 __all__ = ["NodeMonitor"]

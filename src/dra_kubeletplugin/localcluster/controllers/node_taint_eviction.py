@@ -1,7 +1,7 @@
-"""Taints of nodes with effect NoExecute: pods that do not tolerate them are deleted, at once or when their tolerance ends.
+"""Evicts pods that do not tolerate a NoExecute taint of their node, at once or when their toleration ends.
 
-Source: KEP-166, KEP-3902; kube-controller-manager's taint-eviction-controller. As there, pods that have finished go too, a tolerance
-counts from when the taint is seen, not from its ``timeAdded``, and an end that is set stays set while all taints are tolerated.
+Source: KEP-166, KEP-3902; kube-controller-manager's taint-eviction-controller. As there, finished pods are evicted too.
+A toleration counts from when the taint is seen, not from its ``timeAdded``. A scheduled eviction is kept while all taints are tolerated.
 """
 
 from __future__ import annotations
@@ -20,33 +20,39 @@ from .base import Controller, Key, key_of
 from .disruption import Cause, evict
 
 JSON = dict[str, Any]
-_WHY = Cause("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+_CAUSE = Cause("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
 
 
 @dataclass
-class _End:
-    """Of one pod: when, on the loop's clock, and what of it was done."""
+class _Eviction:
+    """The scheduled eviction of one pod.
+
+    Attributes:
+        at: the time on the loop's clock.
+        event_sent: the event was sent.
+        deleted: the pod was deleted.
+    """
 
     uid: str
     at: float
-    told: bool = False
-    done: bool = False
+    event_sent: bool = False
+    deleted: bool = False
 
 
 class NodeTaintEviction(Controller):
-    """One key a pod. Needs the index ``node`` of pods."""
+    """Reconciles pods. Needs the index ``node`` of pods."""
 
     name = "taint-eviction-controller"
     kinds: ClassVar = {PODS: "Pod"}
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (PODS, NODES))
-        self._ends: dict[Key, _End] = {}
+        self._evictions: dict[Key, _Eviction] = {}
         self.watch(PODS, self._pod_changed)
         self.watch(NODES, self._node_changed)
 
     def _pod_changed(self, change: ObjectChange) -> None:
-        if change.gone or change.before is None or _place(change.before) != _place(change.object):
+        if change.gone or change.before is None or _placement(change.before) != _placement(change.object):
             self.queue.add(key_of(PODS, change.object))
 
     def _node_changed(self, change: ObjectChange) -> None:
@@ -57,52 +63,52 @@ class NodeTaintEviction(Controller):
     async def reconcile(self, key: Key) -> None:
         pod = self.informers.find(PODS, key.name, key.namespace)
         uid = pod["metadata"]["uid"] if pod else ""
-        end = self._ends.get(key)
-        if end is not None and end.uid != uid:  # it is gone, or another of its name is there
+        eviction = self._evictions.get(key)
+        if eviction is not None and eviction.uid != uid:  # the pod was deleted, or another pod has its name
             self._cancel(key)
         node = self.informers.find(NODES, str(pod["spec"].get("nodeName") or "")) if pod else None
         if pod is None or node is None:
-            return  # with its node gone, the pod garbage collector sees to the pod
-        seconds = _borne(_taints(node), pod["spec"].get("tolerations") or [])
+            return  # for a deleted node the pod garbage collector deletes the pod
+        seconds = _tolerated_seconds(_taints(node), pod["spec"].get("tolerations") or [])
         if seconds == math.inf:
             self._cancel(key)
             return
-        await self._end(key, pod, self._end_of(key, uid, seconds))
+        await self._run_eviction(key, pod, self._eviction_of(key, uid, seconds))
 
-    def _end_of(self, key: Key, uid: str, seconds: float | None) -> _End:
+    def _eviction_of(self, key: Key, uid: str, seconds: float | None) -> _Eviction:
         now = asyncio.get_running_loop().time()
-        end = self._ends.get(key)
-        if seconds is None and (end is None or not end.told):
+        eviction = self._evictions.get(key)
+        if seconds is None and (eviction is None or not eviction.event_sent):
             self._cancel(key)
-            end = None
-        if end is None:
-            end = self._ends[key] = _End(uid, now + (seconds or 0.0))
-        return end
+            eviction = None
+        if eviction is None:
+            eviction = self._evictions[key] = _Eviction(uid, now + (seconds or 0.0))
+        return eviction
 
-    async def _end(self, key: Key, pod: JSON, end: _End) -> None:
-        left = end.at - asyncio.get_running_loop().time()
-        if left > 0:
-            self.queue.add_after(key, left)
+    async def _run_eviction(self, key: Key, pod: JSON, eviction: _Eviction) -> None:
+        remaining = eviction.at - asyncio.get_running_loop().time()
+        if remaining > 0:
+            self.queue.add_after(key, remaining)
             return
-        if not end.told:
-            end.told = True  # once, however often the deletion has to be tried
-            self._tell(key, f"Marking for deletion Pod {key.namespace}/{key.name}")
-        if not end.done:
-            await evict(self.client, pod, _WHY)
-            end.done = True
+        if not eviction.event_sent:
+            eviction.event_sent = True  # A repeated deletion must not send the event again.
+            self._record_event(key, f"Marking for deletion Pod {key.namespace}/{key.name}")
+        if not eviction.deleted:
+            await evict(self.client, pod, _CAUSE)
+            eviction.deleted = True
 
     def _cancel(self, key: Key) -> None:
-        end = self._ends.pop(key, None)
-        if end is not None and not end.told:
-            self._tell(key, f"Cancelling deletion of Pod {key.namespace}/{key.name}")
+        eviction = self._evictions.pop(key, None)
+        if eviction is not None and not eviction.event_sent:
+            self._record_event(key, f"Cancelling deletion of Pod {key.namespace}/{key.name}")
 
-    def _tell(self, key: Key, text: str) -> None:
-        """The event names the pod without its UID: the one of another pod of this name, to who looks for UIDs."""
+    def _record_event(self, key: Key, text: str) -> None:
+        """Sends an event without the pod's UID, as Kubernetes does. A search by UID does not find it."""
         about = {"metadata": {"name": key.name, "namespace": key.namespace}}
         self.events.event(about, "Pod", "Normal", "TaintManagerEviction", text)
 
 
-def _place(pod: JSON) -> tuple[Any, Any]:
+def _placement(pod: JSON) -> tuple[Any, Any]:
     return pod["spec"].get("nodeName"), pod["spec"].get("tolerations")
 
 
@@ -110,10 +116,10 @@ def _taints(node: JSON | None) -> list[JSON]:
     return [t for t in ((node or {}).get("spec") or {}).get("taints") or [] if t["effect"] == "NoExecute"]
 
 
-def _borne(taints: Iterable[JSON], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Seconds for which all taints are tolerated, infinite for ever; None where one of them is not at all.
+def _tolerated_seconds(taints: Iterable[JSON], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
+    """Returns the seconds for which all taints are tolerated: infinite without limit, None if one taint is not tolerated.
 
-    Of several tolerations for one taint the first counts.
+    If several tolerations match a taint, the first one counts.
     """
     shortest = math.inf
     for taint in taints:

@@ -1,7 +1,7 @@
-"""Pods that no kubelet will end: their node is gone or out of service, or they were deleted before they had one.
+"""Deletes pods that no kubelet will stop: the node is gone or out of service, or the pod was deleted before it was bound.
 
-Source: kube-controller-manager's pod-garbage-collector-controller. It looks every 20 s; here it is done when it is due. Pods that
-have finished are never too many here (``--terminated-pod-gc-threshold`` is 12,500).
+Source: kube-controller-manager's pod-garbage-collector-controller. It checks every 20 s; here pods are deleted when due.
+The limit of finished pods (``--terminated-pod-gc-threshold``, 12,500) is not implemented.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .zones import ready_of
 
 JSON = dict[str, Any]
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-QUARANTINE = 40.0  # seconds for which a node must be gone
-_WHY = Cause("DeletionByPodGC", "PodGC: node no longer exists")
+QUARANTINE = 40.0  # seconds for which a node must be missing
+_CAUSE = Cause("DeletionByPodGC", "PodGC: node no longer exists")
 
 
 class PodGarbageCollector(Controller):
-    """One key a pod. Needs the index ``node`` of pods."""
+    """Reconciles pods. Needs the index ``node`` of pods."""
 
     name = "pod-garbage-collector"
     kinds: ClassVar = {PODS: "Pod"}
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (PODS, NODES))
-        self._missing: dict[str, float] = {}  # nodes that are not there, and since when on the loop's clock
+        self._missing: dict[str, float] = {}  # missing nodes, and since when on the loop's clock
         self.watch(PODS)
         self.watch(NODES, self._node_changed)
 
@@ -55,14 +55,14 @@ class PodGarbageCollector(Controller):
                 await remove(self.client, pod)
             return
         now = asyncio.get_running_loop().time()
-        left = self._missing.setdefault(name, now) + QUARANTINE - now
-        if left > 0:
-            self.queue.add_after(key, left)
+        remaining = self._missing.setdefault(name, now) + QUARANTINE - now
+        if remaining > 0:
+            self.queue.add_after(key, remaining)
         elif await self._is_gone(name):
-            await remove(self.client, pod, _WHY)
+            await remove(self.client, pod, _CAUSE)
 
     async def _is_gone(self, node: str) -> bool:
-        """By the server's word: our copies may be late. Raises ``ApiError``."""
+        """Asks the server whether a node is missing, because the informer may be late. Raises ``ApiError``."""
         try:
             await self.client.get(NODES, node)
         except ApiError as e:
@@ -73,7 +73,7 @@ class PodGarbageCollector(Controller):
 
 
 def _is_out_of_service(node: JSON) -> bool:
-    """Somebody said so, and it is not ready."""
+    """Returns whether an operator marked the node as out of service and it is not ready."""
     taints = (node.get("spec") or {}).get("taints") or []
     return ready_of(node) != "True" and any(t["key"] == OUT_OF_SERVICE for t in taints)
 

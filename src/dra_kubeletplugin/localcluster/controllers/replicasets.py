@@ -1,4 +1,4 @@
-"""ReplicaSets: as many pods of one template as asked for."""
+"""The ReplicaSet controller: keeps the wanted number of pods of one template."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import key_of
 from .workloads import KINDS, REPLICA_SETS, Workload, available_in, is_active, is_ready
 
 JSON = dict[str, Any]
-_AT_ONCE = 50  # pods made in one go; the next ones follow
+_AT_ONCE = 50  # pods created in one sync; the next sync continues
 
 
 class ReplicaSetController(Workload):
@@ -23,16 +23,17 @@ class ReplicaSetController(Workload):
             for _ in range(min(_AT_ONCE, wanted - len(pods))):
                 pods.append(await self.make_pod(obj, obj["spec"]["template"]))
             if len(pods) > wanted:
-                pods.sort(key=lambda p: (bool(p["spec"].get("nodeName")), is_ready(p)))  # those that do least go first
+                # Deletes unbound pods first, then pods that are not ready
+                pods.sort(key=lambda p: (bool(p["spec"].get("nodeName")), is_ready(p)))
                 for pod in pods[: len(pods) - wanted]:
                     await self.delete_pod(obj, pod)
                 pods = pods[len(pods) - wanted :]
         finally:
-            waits = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in pods]
-            counts = {"readyReplicas": sum(w is not None for w in waits), "availableReplicas": waits.count(0.0)}
+            delays = [available_in(p, float(obj["spec"].get("minReadySeconds") or 0)) for p in pods]
+            counts = {"readyReplicas": sum(w is not None for w in delays), "availableReplicas": delays.count(0.0)}
             status: JSON = {"replicas": len(pods), "fullyLabeledReplicas": len(pods)}
             await self.write_status(obj, status | {k: v for k, v in counts.items() if v})
-            if soon := [w for w in waits if w]:
-                self.queue.add_after(key_of(REPLICA_SETS, obj), min(soon))
+            if pending := [w for w in delays if w]:
+                self.queue.add_after(key_of(REPLICA_SETS, obj), min(pending))
         if len(pods) < wanted:
             self.queue.add_after(key_of(REPLICA_SETS, obj), 0.01)

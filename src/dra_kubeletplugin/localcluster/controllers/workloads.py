@@ -1,4 +1,4 @@
-"""What controllers of workloads share: their resources, their pods, and pods that our copies do not show yet."""
+"""The base of workload controllers: their resources, their pods, and created pods that the informer does not show yet."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
 KINDS = {DEPLOYMENTS: "Deployment", REPLICA_SETS: "ReplicaSet", DAEMON_SETS: "DaemonSet", JOBS: "Job"}
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_SEEN_BY = 30.0  # seconds after which a pod that we made and that our copies never showed is taken to be gone
+_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod that the informer never showed is assumed to be deleted
 
 
 class Workload(Controller):
-    """A controller whose objects own pods. ``resource`` is what it looks after."""
+    """A controller whose objects own pods. ``resource`` is the resource it reconciles."""
 
     resource: Resource
 
     def __init__(self, client: KubeClient, informers: Informers, *needs: Resource) -> None:
         super().__init__(client, informers, (self.resource, PODS, *needs))
-        self._made: dict[str, tuple[float, JSON]] = {}  # pods by UID that our copies do not show yet, since when
+        # By UID: created pods until the informer shows them, and since when
+        self._created: dict[str, tuple[float, JSON]] = {}
         self.watch(self.resource)
         self.watch(PODS, self._pod_changed)
 
     def _pod_changed(self, change: ObjectChange) -> None:
         meta = change.object["metadata"]
-        self._made.pop(meta["uid"], None)
+        self._created.pop(meta["uid"], None)
         owner = controller_of(change.object)
         if owner is not None and owner["kind"] == KINDS[self.resource]:
             self.queue.add(Key(self.resource, meta["namespace"], owner["name"]))
@@ -53,62 +54,68 @@ class Workload(Controller):
 
     @abstractmethod
     async def sync(self, obj: JSON) -> None:
-        """Brings the object's pods and status to what it asks for."""
+        """Brings an object's pods and status to its desired state."""
 
     def pods_of(self, obj: JSON) -> list[JSON]:
-        """All its pods, those included that were made just now; oldest first."""
+        """Returns all pods of an object, oldest first, with pods that were just created."""
         uid = obj["metadata"]["uid"]
         found = {p["metadata"]["uid"]: p for p in self.informers.by(PODS, "controller", uid)}
-        limit = time.monotonic() - _SEEN_BY
-        self._made = {k: v for k, v in self._made.items() if v[0] > limit}
-        for made_uid, (_, pod) in self._made.items():
+        limit = time.monotonic() - _INFORMER_TIMEOUT
+        self._created = {k: v for k, v in self._created.items() if v[0] > limit}
+        for created_uid, (_, pod) in self._created.items():
             owner = controller_of(pod)
-            if made_uid not in found and owner is not None and owner["uid"] == uid:
-                found[made_uid] = pod
+            if created_uid not in found and owner is not None and owner["uid"] == uid:
+                found[created_uid] = pod
         return sorted(
             found.values(), key=lambda p: (p["metadata"].get("creationTimestamp") or "", p["metadata"]["name"])
         )
 
     async def make_pod(self, obj: JSON, template: JSON, meta: JSON | None = None, spec: JSON | None = None) -> JSON:
-        """Raises :class:`RetryLater` where the server refuses it, told in an event."""
+        """Creates a pod. Raises :class:`RetryLater` after an event if the server rejects it.
+
+        Args:
+            meta, spec: fields that are added to the template's.
+        """
         namespace = obj["metadata"]["namespace"]
         inner = copy.deepcopy(template)
         kind = KINDS[self.resource]
         owner = {"apiVersion": self.resource.api_version, "kind": kind, "name": obj["metadata"]["name"]}
         owner |= {"uid": obj["metadata"]["uid"], "controller": True, "blockOwnerDeletion": True}
-        made = {k: v for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations", "finalizers"}}
+        metadata = {
+            k: v for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations", "finalizers"}
+        }
         for key, value in (meta or {}).items():
-            made[key] = {**made.get(key, {}), **value} if isinstance(value, Mapping) else value
-        made.setdefault("generateName", f"{obj['metadata']['name']}-")
-        made |= {"namespace": namespace, "ownerReferences": [owner]}
-        body = {"apiVersion": "v1", "kind": "Pod", "metadata": made, "spec": {**inner["spec"], **(spec or {})}}
+            metadata[key] = {**metadata.get(key, {}), **value} if isinstance(value, Mapping) else value
+        metadata.setdefault("generateName", f"{obj['metadata']['name']}-")
+        metadata |= {"namespace": namespace, "ownerReferences": [owner]}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**inner["spec"], **(spec or {})}}
         try:
             pod = await self.client.create(PODS, body, namespace)
         except ApiError as e:
             if e.unreachable:
                 raise
-            self.tell(obj, "Warning", "FailedCreate", f"Error creating: {words_of(e)}")
+            self.record_event(obj, "Warning", "FailedCreate", f"Error creating: {words_of(e)}")
             raise RetryLater(str(e)) from e
-        self._made[pod["metadata"]["uid"]] = time.monotonic(), pod
-        self.tell(obj, "Normal", "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
+        self._created[pod["metadata"]["uid"]] = time.monotonic(), pod
+        self.record_event(obj, "Normal", "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return pod
 
     async def delete_pod(self, obj: JSON, pod: JSON) -> None:
         meta = pod["metadata"]
-        self._made.pop(meta["uid"], None)
+        self._created.pop(meta["uid"], None)
         try:
             await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"])
         except ApiError as e:
             if e.status not in {404, 409}:
                 raise
             return
-        self.tell(obj, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
+        self.record_event(obj, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
 
-    def tell(self, obj: JSON, type: str, reason: str, text: str) -> None:
+    def record_event(self, obj: JSON, type: str, reason: str, text: str) -> None:
         self.events.event(obj, KINDS[self.resource], type, reason, text, self.resource.api_version)
 
     async def write_status(self, obj: JSON, status: JSON) -> None:
-        """Where it is another than it was. Raises ``ApiError`` where ``obj`` is not the newest."""
+        """Writes the status if it changed. Raises ``ApiError`` with a conflict if ``obj`` is outdated."""
         meta = obj["metadata"]
         status = {"observedGeneration": meta.get("generation", 1), **status} if self.resource is not JOBS else status
         if obj.get("status") == status:
@@ -122,7 +129,7 @@ def controller_of(obj: Mapping[str, Any]) -> JSON | None:
 
 
 def controller_uids(obj: JSON) -> Iterable[str]:
-    """The index ``controller``."""
+    """The index ``controller``: objects by the UID of their controller."""
     owner = controller_of(obj)
     return [owner["uid"]] if owner else []
 
@@ -137,7 +144,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
-    """Seconds until a pod has been ready for so long: 0 where it has, None where it is not ready."""
+    """Returns the seconds until a pod has been ready for ``seconds``: 0 if it has, None if it is not ready."""
     for c in (pod.get("status") or {}).get("conditions") or []:
         if c.get("type") == "Ready" and c.get("status") == "True":
             if not seconds or not c.get("lastTransitionTime"):
@@ -147,7 +154,7 @@ def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
 
 
 def hash_of(template: Mapping[str, Any]) -> str:
-    """Tells pod templates apart, in characters that a name may have."""
+    """Returns a hash of a pod template, in characters that are valid in names."""
     digest = hashlib.sha256(msgspec.json.encode(template, order="deterministic")).digest()
     return "".join(_ALPHABET[b % len(_ALPHABET)] for b in digest[:10])
 
@@ -156,7 +163,7 @@ _INT64_DIGITS = 19
 
 
 def share_of(value: Any, whole: int, *, up: bool) -> int:
-    """A number, or a percentage of ``whole``."""
+    """Returns a number, or a percentage of ``whole``, rounded as ``up`` says."""
     if isinstance(value, str) and value.endswith("%"):
         digits = value[:-1]
         exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole  # as Kubernetes, where Go cannot read it
@@ -165,7 +172,7 @@ def share_of(value: Any, whole: int, *, up: bool) -> int:
 
 
 def condition(obj: Mapping[str, Any], type: str, status: str, reason: str, message: str, stamp: str) -> JSON:
-    """With the time of its last change kept where it is none."""
+    """Returns a condition. Keeps the time of the last transition if the status did not change."""
     known = (obj.get("status") or {}).get("conditions") or []
     before: Mapping[str, Any] = next((c for c in known if c.get("type") == type), {})
     same = before.get("status") == status

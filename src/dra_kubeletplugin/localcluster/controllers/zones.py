@@ -1,4 +1,4 @@
-"""Zones of nodes, and whether pods are evicted from one that is away: where too many are, it is rather the network.
+"""Decides by the state of a zone whether pods are evicted from failed nodes: many failed nodes indicate a network problem.
 
 Source: kube-controller-manager's nodelifecycle controller, ``ComputeZoneState`` and ``handleDisruption``.
 """
@@ -11,18 +11,18 @@ from typing import Any
 
 JSON = Mapping[str, Any]
 _LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
-_NOT_COUNTED = "node.kubernetes.io/exclude-disruption"
+_EXCLUDED = "node.kubernetes.io/exclude-disruption"
 _UNHEALTHY = 0.55  # share of a zone's nodes, --unhealthy-zone-threshold
-_SEVERAL = 2  # nodes: fewer that are away never disturb a zone
-_LARGE = 50  # nodes of a zone that is disturbed and evicts all the same, --large-cluster-size-threshold
+_NEVER_DISRUPTED = 2  # failed nodes that never make a zone partially disrupted
+_LARGE_ZONE = 50  # a zone with more nodes evicts even when partially disrupted, --large-cluster-size-threshold
 
 
 class Eviction(Enum):
-    """What becomes of the NoExecute taint of a node that is away."""
+    """What happens to the NoExecute taint of a failed node."""
 
-    GOES_ON = "it is tainted"
-    STANDS_STILL = "it is tainted if it was before"
-    STOPS = "no node is tainted"
+    ALLOWED = "it is tainted"
+    ONLY_TAINTED = "it is tainted if it was before"
+    STOPPED = "no node is tainted"
 
 
 class _Zone(Enum):
@@ -32,24 +32,24 @@ class _Zone(Enum):
 
 
 def ready_of(node: JSON) -> str | None:
-    """The status of its condition Ready; None where nobody has told."""
+    """Returns the status of a node's Ready condition; None if the node has none."""
     conditions = (node.get("status") or {}).get("conditions") or []
     return next((str(c["status"]) for c in conditions if c.get("type") == "Ready"), None)
 
 
 def eviction_from(node: JSON, nodes: Iterable[JSON]) -> Eviction:
-    """``nodes`` are all of the cluster."""
+    """Returns whether pods are evicted from ``node``. ``nodes`` are all nodes of the cluster."""
     zones: dict[tuple[str, ...], list[JSON]] = {}
     for each in nodes:
-        if _NOT_COUNTED not in (each["metadata"].get("labels") or {}):
+        if _EXCLUDED not in (each["metadata"].get("labels") or {}):
             zones.setdefault(_zone_of(each), []).append(each)
     states = {zone: _state(members) for zone, members in zones.items()}
     if all(state is _Zone.FULL for state in states.values()):
-        return Eviction.STOPS
+        return Eviction.STOPPED
     zone = _zone_of(node)
-    if states.get(zone) is _Zone.PARTIAL and len(zones[zone]) <= _LARGE:
-        return Eviction.STANDS_STILL
-    return Eviction.GOES_ON
+    if states.get(zone) is _Zone.PARTIAL and len(zones[zone]) <= _LARGE_ZONE:
+        return Eviction.ONLY_TAINTED
+    return Eviction.ALLOWED
 
 
 def _zone_of(node: JSON) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def _state(members: list[JSON]) -> _Zone:
     away = sum(ready_of(node) != "True" for node in members)
     if away == len(members):
         return _Zone.FULL
-    return _Zone.PARTIAL if away > _SEVERAL and away / len(members) >= _UNHEALTHY else _Zone.NORMAL
+    return _Zone.PARTIAL if away > _NEVER_DISRUPTED and away / len(members) >= _UNHEALTHY else _Zone.NORMAL
 
 
 __all__ = ["Eviction", "eviction_from", "ready_of"]

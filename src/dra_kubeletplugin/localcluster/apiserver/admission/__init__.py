@@ -1,4 +1,4 @@
-"""Admission: what others than the kind's own rules change in a request's object, or refuse it for."""
+"""Admission: built-in plugins, policies and webhooks that change the object of a request or reject it."""
 
 from .chain import Admission, AdmissionChain
 

@@ -1,4 +1,4 @@
-"""What admission policies and webhooks are told of a request, in the version that they ask for (admission.k8s.io/v1)."""
+"""The attributes of a request that admission policies and webhooks receive, in the version that they request (admission.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ObjectKind:
 
 @dataclass(frozen=True)
 class Attributes:
-    """One request.
+    """The attributes of one request.
 
     Attributes:
-        target: what is asked for, in the request's version.
-        object: as it is stored, without apiVersion and kind; of a subresource with a kind of its own as a client sees it.
-        old: what was there before.
-        own_kind: the kind of ``object`` where it is not the target's: Binding, Eviction, Scale.
+        target: the requested resource, in the request's version.
+        object: the object as stored, without apiVersion and kind. For a subresource with its own kind: as the client sees it.
+        old: the stored object before the request.
+        own_kind: the kind of ``object`` if it differs from the target's: Binding, Eviction, Scale.
     """
 
     operation: str
@@ -52,13 +52,13 @@ class Attributes:
 
     @property
     def namespace(self) -> str:
-        """A namespace is in itself, to admission."""
+        """The request's namespace. Admission treats a Namespace object as being in the namespace of its own name."""
         return self.name if self.target.kind.storage == "namespaces" else self.target.namespace
 
 
 @dataclass(frozen=True)
 class View:
-    """A request as one resource and version shows it: the one that it was made for, or an equivalent one."""
+    """A request in one resource and version: the requested one, or an equivalent one that a rule matched."""
 
     attributes: Attributes
     kind: ServedKind
@@ -81,15 +81,15 @@ class View:
         return replace(self, attributes=replace(self.attributes, object=obj))
 
     def request(self) -> JSON:
-        """The AdmissionRequest without its objects and its UID."""
+        """Returns the AdmissionRequest without its objects and its UID."""
         attributes = self.attributes
         target = attributes.target
         kind = attributes.own_kind or ObjectKind(self.kind.group, self.version, self.kind.kind)
-        asked = attributes.own_kind or ObjectKind(target.kind.group, target.version, target.kind.kind)
+        request_kind = attributes.own_kind or ObjectKind(target.kind.group, target.version, target.kind.kind)
         out: JSON = {
             "kind": kind.json,
             "resource": {"group": self.kind.group, "version": self.version, "resource": self.kind.plural},
-            "requestKind": asked.json,
+            "requestKind": request_kind.json,
             "requestResource": {
                 "group": target.kind.group,
                 "version": target.version,

@@ -1,4 +1,4 @@
-"""Admission plugins that are always on: a new object's namespace, a pod's priority class and service account."""
+"""Admission plugins that are always on: namespace lifecycle, pod priority, runtime class and service account."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from ..storage import Storage
 JSON = dict[str, Any]
 _PRIORITIES = "priorityclasses.scheduling.k8s.io"
 _COMPUTED = (
-    "the {what} ({given}) must not be provided in pod spec; priority admission controller computed {computed} from the given "
+    "the {field} ({requested}) must not be provided in pod spec; priority admission controller computed {computed} from the given "
     "PriorityClass name"
 )
 SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
 def check_namespace(storage: Storage, target: RequestInfo, meta: JSON) -> JSON:
-    """The namespace of a new object, which gets its name. Raises :class:`StatusError` where it is missing or on its way out."""
+    """Returns the namespace of a new object and writes its name into the object's metadata.
+
+    Raises:
+        StatusError: The namespace does not match the request, does not exist, or is being deleted.
+    """
     name = target.namespace
-    given = meta.get("namespace")
-    if given not in (None, "", name):
+    requested = meta.get("namespace")
+    if requested not in (None, "", name):
         raise StatusError(
             400,
             "BadRequest",
-            f"the namespace of the provided object does not match the namespace sent on the request ({given} is not {name})",
+            f"the namespace of the provided object does not match the namespace sent on the request ({requested} is not {name})",
         )
     namespace = storage.get("namespaces", "", name)
     if namespace is None:
@@ -43,10 +47,14 @@ def check_namespace(storage: Storage, target: RequestInfo, meta: JSON) -> JSON:
 
 
 def set_priority(storage: Storage, target: RequestInfo, pod: JSON) -> None:
-    """A new pod's priority, from its class or the one that is everybody's. Raises :class:`StatusError` for an unknown class."""
+    """Sets a new pod's priority from its class or from the global default class.
+
+    Raises:
+        StatusError: The class does not exist, or the pod's own values contradict the class.
+    """
     spec = pod["spec"]
     name = spec.get("priorityClassName", "")
-    asked = spec.get("priority")
+    requested = spec.get("priority")
     found = storage.get(_PRIORITIES, "", name) if name else _default_class(storage)
     meta = pod["metadata"]
     if name and found is None:
@@ -55,13 +63,15 @@ def set_priority(storage: Storage, target: RequestInfo, pod: JSON) -> None:
     value = int(found.get("value") or 0) if found else 0
     if found and not name:
         spec["priorityClassName"] = found["metadata"]["name"]
-    if asked is not None and asked != value:
-        why = _COMPUTED.format(what="integer value of priority", given=asked, computed=value)
+    if requested is not None and requested != value:
+        why = _COMPUTED.format(field="integer value of priority", requested=requested, computed=value)
         raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
     spec["priority"] = value
     policy = (found or {}).get("preemptionPolicy") or "PreemptLowerPriority"
     if spec.get("preemptionPolicy") not in (None, policy):
-        why = _COMPUTED.format(what="string value of PreemptionPolicy", given=spec["preemptionPolicy"], computed=policy)
+        why = _COMPUTED.format(
+            field="string value of PreemptionPolicy", requested=spec["preemptionPolicy"], computed=policy
+        )
         raise forbidden(target, meta.get("name") or meta.get("generateName", ""), why)
     spec["preemptionPolicy"] = policy
 
@@ -72,7 +82,11 @@ def _default_class(storage: Storage) -> JSON | None:
 
 
 def check_runtime_class(target: RequestInfo, pod: JSON) -> None:
-    """Raises :class:`StatusError` for a RuntimeClass, of which there are none here, and for what only a RuntimeClass brings."""
+    """Rejects pods that need a RuntimeClass, because the local cluster has none.
+
+    Raises:
+        StatusError: The pod names a RuntimeClass, or has ``overhead``, which only a RuntimeClass may set.
+    """
     spec, meta = pod["spec"], pod["metadata"]
     shown = meta.get("name") or meta.get("generateName", "")
     if name := spec.get("runtimeClassName"):
@@ -82,7 +96,7 @@ def check_runtime_class(target: RequestInfo, pod: JSON) -> None:
 
 
 def check_account(storage: Storage, target: RequestInfo, pod: JSON) -> None:
-    """Raises :class:`StatusError` for a service account that there is not."""
+    """Raises :class:`StatusError` if the pod's service account does not exist."""
     name = pod["spec"].get("serviceAccountName", "default")
     if storage.get("serviceaccounts", target.namespace, name) is None:
         meta = pod["metadata"]

@@ -1,4 +1,4 @@
-"""The order of admission: webhooks may change the object, its kind's rules judge it, policies and webhooks have the last word."""
+"""The order of admission: mutating webhooks, the validation of the kind, then validating policies and validating webhooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = {CREATE: "CreateOptions", UPDATE: "UpdateOptions", DELETE: "DeleteOpt
 
 
 class AdmissionChain:
-    """Of one server: makes the :class:`Admission` of each request."""
+    """The admission plugins of one server. It makes the :class:`Admission` of each request."""
 
     def __init__(self, storage: Storage, registry: Registry, access: Access, features: Features) -> None:
         matcher = Matcher(storage, registry)
@@ -38,7 +38,7 @@ class AdmissionChain:
 
 
 class Admission:
-    """One request's way. What is said beside the answer is in ``warnings``."""
+    """The admission of one request. ``warnings`` collects the warnings for the response's headers."""
 
     def __init__(self, all_: AdmissionChain, request: Request, user: User) -> None:
         self.user, self.access = user, all_.access
@@ -47,7 +47,11 @@ class Admission:
         self._request = request
 
     async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
-        """The object as webhooks leave it; the one given where none is for it. Raises :class:`Refusal`."""
+        """Returns the object after all mutating webhooks; the same object if no webhook matches.
+
+        Raises:
+            StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
+        """
         if not self._all.webhooks.any_mutating:
             return obj
         attributes = self._attributes(UPDATE if old is not None else CREATE, target, obj, old)
@@ -66,12 +70,15 @@ class Admission:
         kind: ObjectKind | None = None,
         options: JSON | None = None,
     ) -> None:
-        """Raises :class:`Refusal`.
+        """Runs validating policies and webhooks.
 
         Args:
-            operation: follows from the objects where it is left out.
-            kind: of an object that is not of the target's kind.
-            options: of a deletion, in its body.
+            operation: CREATE, UPDATE, DELETE or CONNECT; derived from the objects if empty.
+            kind: the object's kind if it is not the target's kind.
+            options: the DeleteOptions in a deletion's body.
+
+        Raises:
+            StatusError: A policy or webhook rejected the request.
         """
         if not self._all.webhooks.any_validating and not self._all.policies.any:
             return
@@ -101,7 +108,7 @@ class Admission:
         return Attributes(operation, target, self.user, obj, old, found, dry, kind)
 
     def passed(self) -> Admission:
-        """For a write that follows from one that was admitted."""
+        """Returns an admission that accepts everything, for a write that follows from an admitted one."""
         return _Passed(self._all, self._request, self.user)
 
 
@@ -114,9 +121,9 @@ class _Passed(Admission):
 
 
 def _changed(features: Features, view: View, patched: Any) -> Attributes:
-    """The request with an object that a webhook patched. Raises :class:`Refusal`."""
+    """Returns the request's attributes with the object that a webhook patched. Raises :class:`StatusError`."""
     if not isinstance(patched, dict):
-        raise bad_request("the patch of a webhook leaves no object")
+        raise bad_request("the patch of a webhook does not result in an object")
     if view.attributes.own_kind is not None:
         return replace(view.attributes, object=patched)
     try:

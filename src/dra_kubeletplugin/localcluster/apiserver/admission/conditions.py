@@ -1,4 +1,4 @@
-"""What expressions of policies and webhooks see of a request, and whether all match conditions hold for it."""
+"""The CEL variables of admission policies and webhooks, and the evaluation of match conditions."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Condition:
 
 
 def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
-    """Whether all are true; one that is false outweighs errors of others.
+    """Returns whether all conditions are true. A false condition outweighs errors of other conditions.
 
-    Raises :class:`CelError`.
+    Raises:
+        CelError: No condition is false and at least one failed.
     """
     budget = Budget(MATCH_CONDITIONS_BUDGET)
     failed: list[str] = []
@@ -49,7 +50,7 @@ def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
 
 
 def values(view: View, namespace: JSON | None, access: Access) -> dict[str, Any]:
-    """The variables that every expression has."""
+    """Returns the variables that every expression can use."""
     return {
         "object": view.object,
         "oldObject": view.old,
@@ -69,22 +70,22 @@ def _namespace(namespace: JSON) -> JSON:
 def _authorizer(view: View, access: Access) -> Authorizer:
     attributes = view.attributes
 
-    def ask(user: str, check: Check) -> str:
-        asker = _account(user) if user else attributes.user
+    def check_access(user: str, check: Check) -> str:
+        subject = _account(user) if user else attributes.user
         question = AccessRequest(
             check.verb, check.group, check.resource, check.subresource, check.namespace, check.name, check.path
         )
-        return access.allowed(asker, question)
+        return access.allowed(subject, question)
 
-    plain = Authorizer(ask)
-    asked = Check(
+    plain = Authorizer(check_access)
+    request_check = Check(
         group=view.kind.group,
         resource=view.kind.plural,
         subresource=attributes.target.sub,
         namespace=attributes.namespace,
         name=attributes.name,
     )
-    return Authorizer(ask, fields={"requestResource": ResourceCheck(plain, asked)})
+    return Authorizer(check_access, fields={"requestResource": ResourceCheck(plain, request_check)})
 
 
 def _account(name: str) -> User:

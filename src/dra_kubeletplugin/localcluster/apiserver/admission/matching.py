@@ -1,4 +1,4 @@
-"""Which requests a policy, a binding or a webhook is for: rules of resources, selectors of namespaces and of objects."""
+"""Decides which requests a policy, binding or webhook applies to: resource rules, namespace selectors, object selectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .attributes import DELETE, Attributes, View
 
 JSON = dict[str, Any]
 Rule = Mapping[str, Any]
-_OWN_GROUP = "admissionregistration.k8s.io"  # what decides about admission is not itself decided about
+_OWN_GROUP = "admissionregistration.k8s.io"  # admission configuration is itself exempt from admission
 
 
 class Matcher:
@@ -20,9 +20,14 @@ class Matcher:
         self.storage, self.registry = storage, registry
 
     def view(self, resources: Mapping[str, Any], rules: Sequence[Rule], attributes: Attributes) -> View | None:
-        """The request as a rule wants it; None where it is for none of them, or a selector keeps it out.
+        """Returns the request in the resource and version that a rule matches.
 
-        ``resources`` has the selectors, ``matchPolicy`` and ``excludeResourceRules``.
+        Args:
+            resources: contains the selectors, ``matchPolicy`` and ``excludeResourceRules``.
+            rules: the resource rules to match.
+
+        Returns:
+            None if no rule matches, or if a selector or an exclude rule excludes the request.
         """
         if attributes.target.kind.group == _OWN_GROUP:
             return None
@@ -40,22 +45,22 @@ class Matcher:
 
     def _by_rules(self, rules: Sequence[Rule], attributes: Attributes, *, equivalent: bool) -> View | None:
         target = attributes.target
-        ways = [(target.kind, target.version)]
+        candidates = [(target.kind, target.version)]
         if equivalent:
-            ways += [w for w in self._equivalents(target.kind) if w != ways[0]]
-        for kind, version in ways:
+            candidates += [w for w in self._equivalents(target.kind) if w != candidates[0]]
+        for kind, version in candidates:
             if any(_matches(rule, kind, version, attributes) for rule in rules):
                 return View(attributes, kind, version)
         return None
 
     def _equivalents(self, kind: ServedKind) -> Iterator[tuple[ServedKind, str]]:
-        """Every group and version in which objects of the kind are served."""
+        """Yields every group and version that serves the same stored objects."""
         for other in self.registry:
             if other.storage == kind.storage:
                 yield from ((other, version) for version in other.versions)
 
     def namespace_of(self, attributes: Attributes) -> JSON | None:
-        """The namespace that the request's object is in; None where it is in none."""
+        """Returns the namespace of the request's object; None for a cluster-scoped request."""
         if not attributes.namespace:
             return None
         return self.storage.get("namespaces", "", attributes.namespace)

@@ -1,4 +1,4 @@
-"""ValidatingAdmissionPolicies and their bindings: what they say of a request (KEP-3488)."""
+"""Evaluates ValidatingAdmissionPolicies and their bindings for a request (KEP-3488)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CODES = {"Unauthorized": 401, "Forbidden": 403, "Invalid": 422, "RequestEntityT
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a validation is not fulfilled. ``error``: it could not be evaluated, so the failure policy has a say."""
+    """Why a validation failed. ``error`` means that it could not be evaluated, so the failure policy applies."""
 
     message: str
     reason: str = ""
@@ -39,7 +39,7 @@ class Failure:
 
 
 class MisconfiguredError(Exception):
-    """A policy or binding cannot be evaluated as it is."""
+    """A policy or binding cannot be evaluated because its configuration is wrong."""
 
 
 class Policies:
@@ -51,7 +51,7 @@ class Policies:
         return bool(self.storage.list(BINDINGS))
 
     def validate(self, attributes: Attributes, warnings: list[str]) -> None:
-        """Warnings are added to ``warnings``. Raises :class:`StatusError`."""
+        """Evaluates all policies that apply, and appends their warnings to ``warnings``. Raises :class:`StatusError` on a denial."""
         bindings = self.storage.list(BINDINGS)
         for policy in sorted(self.storage.list(POLICIES), key=lambda p: str(p["metadata"]["name"])):
             name, spec = policy["metadata"]["name"], policy["spec"]
@@ -62,18 +62,18 @@ class Policies:
                 continue
             for binding in sorted(bound, key=lambda b: str(b["metadata"]["name"])):
                 if self._is_for(binding, attributes):
-                    self._judge(policy, binding, view, warnings)
+                    self._apply(policy, binding, view, warnings)
 
     def _is_for(self, binding: JSON, attributes: Attributes) -> bool:
         resources = binding["spec"].get("matchResources")
         if not resources:
             return True
         rules = resources.get("resourceRules")
-        if rules is None:  # without rules it is for all that the policy is for
+        if rules is None:  # a binding without rules applies to everything that its policy matches
             rules = [_EVERY]
         return self.matcher.view(resources, rules, attributes) is not None
 
-    def _judge(self, policy: JSON, binding: JSON, view: View, warnings: list[str]) -> None:
+    def _apply(self, policy: JSON, binding: JSON, view: View, warnings: list[str]) -> None:
         name, bound = policy["metadata"]["name"], binding["metadata"]["name"]
         actions = binding["spec"].get("validationActions") or ()
         ignores = policy["spec"].get("failurePolicy") == "Ignore"
@@ -118,7 +118,7 @@ class Policies:
             except CelError as e:
                 yield Failure(f"expression '{text}' resulted in error: {e}", error=True)
                 continue
-            message = _said(validation.message_expression, known, budget) or validation.message.strip()
+            message = _message_of(validation.message_expression, known, budget) or validation.message.strip()
             yield Failure(message or f"failed expression: {text}", validation.reason)
         for key, annotation in program.annotations.items():
             try:
@@ -129,7 +129,7 @@ class Policies:
     # --- parameters -----------------------------------------------------------------------------
 
     def _params(self, policy: JSON, binding: JSON, view: View) -> Sequence[JSON | None]:
-        """The objects that the binding gives the policy, one evaluation each. Raises :class:`MisconfiguredError`."""
+        """Returns the parameter objects of a binding; the policy is evaluated once for each. Raises :class:`MisconfiguredError`."""
         wanted, reference = policy.get("paramKind"), binding.get("paramRef")
         if not wanted or not reference:
             return [None]
@@ -159,8 +159,8 @@ class Policies:
         return [strategy.outgoing(kind, version.rpartition("/")[2], o) for o in found]
 
 
-def _said(expression: Expression | None, known: Mapping[str, Any], budget: Budget) -> str:
-    """What a message's expression says: nothing where it fails, or says more than a line."""
+def _message_of(expression: Expression | None, known: Mapping[str, Any], budget: Budget) -> str:
+    """Returns the result of a ``messageExpression``; empty if the evaluation fails or the text has several lines."""
     if expression is None:
         return ""
     try:
@@ -181,5 +181,5 @@ def _denied(attributes: Attributes, policy: str, binding: str, failure: Failure)
 
 @functools.lru_cache(maxsize=256)
 def _compiled(spec: str) -> Program:
-    """A policy's program by the JSON of its spec."""
+    """Returns the compiled policy for the JSON text of its spec. The text is the cache key."""
     return compile_policy(json.loads(spec))

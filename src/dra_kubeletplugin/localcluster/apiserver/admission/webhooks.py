@@ -1,4 +1,4 @@
-"""Webhooks: an AdmissionReview is sent over HTTPS, the answer allows, refuses or changes (admission.k8s.io/v1).
+"""Admission webhooks: sends an AdmissionReview over HTTPS and applies the response (admission.k8s.io/v1).
 
 Source: Kubernetes' documentation, "Dynamic Admission Control".
 """
@@ -35,25 +35,25 @@ JSON = dict[str, Any]
 MUTATING = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 VALIDATING = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 _NO_SERVICE = (
-    "the local cluster has no network of services: service {}/{} cannot be reached from its API server (a webhook on this machine "
-    "is reached with clientConfig.url)"
+    "the local cluster has no service network, so its API server cannot reach service {}/{}: use clientConfig.url for a webhook on "
+    "this machine"
 )
 _BAD_REQUEST = 400
 _OK = 200
 _SERVER_ERROR = 500
-_SAID = 2048  # bytes of an error's text that a client reads
+_ERROR_TEXT_LIMIT = 2048  # bytes of a webhook's error text that the client receives
 
 
 Mutate = Callable[[View, Any], Attributes]
-"""Takes what a webhook made of the object, as it was shown, back into the request. Raises :class:`StatusError`."""
+"""Converts a patched object, in the webhook's version, back into the request's attributes. Raises :class:`StatusError`."""
 
 
 class CallError(Exception):
-    """A webhook gave no answer that can be used: its failure policy decides."""
+    """A webhook returned no usable response. Its failure policy decides the result."""
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _WebhookResponse:
     allowed: bool
     status: JSON
     warnings: list[str]
@@ -73,17 +73,23 @@ class Webhooks:
         return bool(self.storage.list(VALIDATING))
 
     async def mutate(self, attributes: Attributes, changed: Mutate, warnings: list[str]) -> Attributes:
-        """The request with what webhooks made of its object. Raises :class:`StatusError`."""
+        """Returns the request after all mutating webhooks; ``warnings`` receives their warnings.
+
+        A webhook with ``reinvocationPolicy: IfNeeded`` runs a second time if a later webhook changed the object.
+
+        Raises:
+            StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
+        """
         hooks = list(self._hooks(MUTATING))
-        asked: list[JSON] = []
-        again: list[JSON] = []
+        called: list[JSON] = []
+        repeated: list[JSON] = []
         for hook in hooks:
             before = attributes.object
             attributes = await self._changed_by(hook, attributes, changed, warnings)
             if attributes.object != before:
-                again = [h for h in asked if h.get("reinvocationPolicy") == "IfNeeded"]
-            asked.append(hook)
-        for hook in again:
+                repeated = [h for h in called if h.get("reinvocationPolicy") == "IfNeeded"]
+            called.append(hook)
+        for hook in repeated:
             attributes = await self._changed_by(hook, attributes, changed, warnings)
         return attributes
 
@@ -92,40 +98,40 @@ class Webhooks:
         if view is None:
             return attributes
         try:
-            answer = await self._ask(hook, view)
-            warnings += answer.warnings
-            _check(hook, answer)
-            if answer.patch is None or view.object is None:
+            response = await self._call(hook, view)
+            warnings += response.warnings
+            _check(hook, response)
+            if response.patch is None or view.object is None:
                 return attributes
             try:
-                return changed(view, patch.json_patch(view.object, answer.patch))
+                return changed(view, patch.json_patch(view.object, response.patch))
             except patch.PatchError as e:
-                raise CallError(f"the patch of its answer cannot be applied: {e}") from None
+                raise CallError(f"cannot apply the patch in its response: {e}") from None
         except CallError as e:
             _failed(hook, e)
             return attributes
 
     async def validate(self, attributes: Attributes, warnings: list[str]) -> None:
-        """Asks all at once; the first that refuses, in order, is told of. Raises :class:`StatusError`."""
+        """Calls all matching webhooks at the same time and reports the first rejection in their order. Raises :class:`StatusError`."""
         found = [(h, view) for h in self._hooks(VALIDATING) if (view := self._view(h, attributes))]
         if not found:
             return
-        answers = await asyncio.gather(*(self._ask(h, v) for h, v in found), return_exceptions=True)
-        for (hook, _), answer in zip(found, answers, strict=True):
-            if isinstance(answer, CallError):
-                _failed(hook, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+        responses = await asyncio.gather(*(self._call(h, v) for h, v in found), return_exceptions=True)
+        for (hook, _), response in zip(found, responses, strict=True):
+            if isinstance(response, CallError):
+                _failed(hook, response)
+            elif isinstance(response, BaseException):
+                raise response
             else:
-                warnings += answer.warnings
-                _check(hook, answer)
+                warnings += response.warnings
+                _check(hook, response)
 
     def _hooks(self, kind: str) -> Iterator[JSON]:
         for configuration in sorted(self.storage.list(kind), key=lambda c: str(c["metadata"]["name"])):
             yield from configuration.get("webhooks") or ()
 
     def _view(self, hook: JSON, attributes: Attributes) -> View | None:
-        """The request as the webhook wants it; None where it is not for it. Raises :class:`StatusError`."""
+        """Returns the request in the version that the webhook's rules match; None if it does not apply. Raises :class:`StatusError`."""
         view = self.matcher.view(hook, hook.get("rules") or (), attributes)
         if view is None or not hook.get("matchConditions"):
             return view
@@ -138,7 +144,7 @@ class Webhooks:
                 raise StatusError(403, "Forbidden", f'webhook "{hook["name"]}": {e}') from None
             return None
 
-    async def _ask(self, hook: JSON, view: View) -> _Answer:
+    async def _call(self, hook: JSON, view: View) -> _WebhookResponse:
         if view.attributes.dry and hook.get("sideEffects") not in {"None", "NoneOnDryRun"}:
             raise bad_request(f'admission webhook "{hook["name"]}" does not support dry run')
         uid = str(uuid.uuid4())
@@ -154,35 +160,35 @@ def _conditions(text: str) -> Sequence[Condition]:
 
 
 def _failed(hook: JSON, why: CallError) -> None:
-    """Raises :class:`StatusError` where the failure policy says so."""
+    """Raises :class:`StatusError` unless the failure policy is ``Ignore``."""
     if hook.get("failurePolicy") != "Ignore":
         message = f'Internal error occurred: failed calling webhook "{hook["name"]}": failed to call webhook: {why}'
         raise StatusError(500, "InternalError", message, {"causes": [{"message": str(why)}]})
 
 
-def _check(hook: JSON, answer: _Answer) -> None:
-    if answer.allowed:
+def _check(hook: JSON, response: _WebhookResponse) -> None:
+    if response.allowed:
         return
-    status = answer.status
-    given = status.get("code")
-    code = given if isinstance(given, int) and given >= _BAD_REQUEST else _BAD_REQUEST
+    status = response.status
+    status_code = status.get("code")
+    code = status_code if isinstance(status_code, int) and status_code >= _BAD_REQUEST else _BAD_REQUEST
     denied = f'admission webhook "{hook["name"]}" denied the request'
-    said = status.get("message") or status.get("reason")
+    explanation = status.get("message") or status.get("reason")
     details = status.get("details")
     raise StatusError(
         code,
         str(status.get("reason") or ""),
-        f"{denied}: {said}" if said else f"{denied} without explanation",
+        f"{denied}: {explanation}" if explanation else f"{denied} without explanation",
         dict(details) if isinstance(details, Mapping) else {},
     )
 
 
-def _read(body: bytes, uid: str) -> _Answer:
-    """Raises :class:`CallError`."""
+def _read(body: bytes, uid: str) -> _WebhookResponse:
+    """Parses and checks the AdmissionReview that a webhook returned. Raises :class:`CallError`."""
     try:
         review = json.loads(body)
     except (ValueError, RecursionError) as e:
-        raise CallError(f"the answer is no JSON: {e}") from None
+        raise CallError(f"the response is not JSON: {e}") from None
     if not isinstance(review, dict) or review.get("apiVersion") != "admission.k8s.io/v1":
         raise CallError("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview")
     response = review.get("response")
@@ -191,7 +197,7 @@ def _read(body: bytes, uid: str) -> _Answer:
     if response.get("uid") != uid:
         raise CallError(f'expected response.uid="{uid}", got "{response.get("uid")}"')
     status, warnings = response.get("status"), response.get("warnings")
-    return _Answer(
+    return _WebhookResponse(
         response.get("allowed") is True,
         status if isinstance(status, dict) else {},
         [str(w) for w in warnings] if isinstance(warnings, list) else [],
@@ -210,14 +216,14 @@ def _patch_of(response: JSON) -> Any:
     try:
         return json.loads(base64.b64decode(encoded, validate=True))
     except (ValueError, TypeError, binascii.Error, RecursionError) as e:
-        raise CallError(f"response.patch is no JSON patch in base64: {e}") from None
+        raise CallError(f"response.patch is not a base64-encoded JSON patch: {e}") from None
 
 
 # --- HTTPS ------------------------------------------------------------------------------------------
 
 
 class _WebhookTls(Tls):
-    """Believes those whom a configuration's ``caBundle`` names; the system's without one."""
+    """Trusts the certificates in a configuration's ``caBundle``, or the system's if it is empty."""
 
     def __init__(self, bundle: str) -> None:
         super().__init__()
@@ -226,7 +232,7 @@ class _WebhookTls(Tls):
     def context(self) -> ssl.SSLContext:
         tls = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # without VERIFY_X509_STRICT: an API server, in Go, does not ask for it
+        )  # without VERIFY_X509_STRICT: an API server is written in Go, which does not demand the strict checks
         if self._bundle:
             tls.load_verify_locations(cadata=base64.b64decode(self._bundle).decode())
         else:
@@ -235,7 +241,7 @@ class _WebhookTls(Tls):
 
 
 async def _post(hook: JSON, body: bytes) -> bytes:
-    """Raises :class:`CallError`."""
+    """Posts a review to the webhook's URL and returns the response's body. Raises :class:`CallError`."""
     config, seconds = hook["clientConfig"], float(hook.get("timeoutSeconds") or 10)
     if service := config.get("service"):
         raise CallError(_NO_SERVICE.format(service.get("namespace"), service.get("name")))
@@ -245,16 +251,16 @@ async def _post(hook: JSON, body: bytes) -> bytes:
     headers = {"Host": parts.netloc, "Accept": "application/json", "Content-Type": "application/json"}
     try:
         async with asyncio.timeout(seconds):
-            answer = await transport.request("POST", f"{parts.path or '/'}?timeout={seconds:g}s", headers, body)
+            response = await transport.request("POST", f"{parts.path or '/'}?timeout={seconds:g}s", headers, body)
     except TimeoutError:
-        raise CallError(f'Post "{url}": context deadline exceeded: no answer within {seconds:g} s') from None
+        raise CallError(f'Post "{url}": context deadline exceeded: no response within {seconds:g} s') from None
     except (OSError, MalformedResponseError, ApiError, ValueError) as e:
         raise CallError(f'Post "{url}": {e}') from None
     finally:
         await transport.close()
-    if answer.status != _OK:
-        if answer.status < _SERVER_ERROR:
-            raise CallError(f"an error on the server: webhook answered with status {answer.status}")
-        said = printable(bytes(answer.body[:_SAID]).decode(errors="replace")).strip() or "unknown"
-        raise CallError(f"an error on the server ({json.dumps(said)}) has prevented the request from succeeding")
-    return bytes(answer.body)
+    if response.status != _OK:
+        if response.status < _SERVER_ERROR:
+            raise CallError(f"an error on the server: webhook returned status {response.status}")
+        text = printable(bytes(response.body[:_ERROR_TEXT_LIMIT]).decode(errors="replace")).strip() or "unknown"
+        raise CallError(f"an error on the server ({json.dumps(text)}) has prevented the request from succeeding")
+    return bytes(response.body)

@@ -1,1 +1,1 @@
-"""What the server fills in and refuses, by kind."""
+"""Defaulting and validation of the server's kinds."""

@@ -1,4 +1,4 @@
-"""What the resources of a container, and of a pod as a whole, must fulfil: amounts, and claims by name.
+"""Validates the resources of a container and of a whole pod: amounts, and claims by name.
 
 Source: the validation package of the core API group.
 """
@@ -27,7 +27,7 @@ _OF_PODS = ("cpu", "hugepages-", "memory")
 
 
 def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[FieldError]:
-    """Every fault of a container's resources; ``claims`` are the names of its pod's."""
+    """Validates a container's resources. ``claims`` are the names of the pod's claims."""
     out: list[FieldError] = []
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for field, amounts in (("limits", limits), ("requests", requests)):
@@ -46,21 +46,21 @@ def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[Fie
             if _is_extended(name) or _is_huge(name):
                 out.append(required(f"{path}.limits", "Limit must be set for non overcommitable resources"))
             continue
-        asked, most = _amount(amount), _amount(limit)
-        if asked is None or most is None:
+        requested, maximum = _amount(amount), _amount(limit)
+        if requested is None or maximum is None:
             continue
-        if (_is_extended(name) or _is_huge(name)) and asked != most:
+        if (_is_extended(name) or _is_huge(name)) and requested != maximum:
             out.append(invalid(where, amount, f"must be equal to {name} limit of {limit}"))
-        elif asked > most:
+        elif requested > maximum:
             out.append(invalid(where, amount, f"must be less than or equal to {name} limit of {limit}"))
-    given = limits.keys() | requests.keys()
-    if any(_is_huge(name) for name in given) and not given & {"cpu", "memory"}:
+    resource_names = limits.keys() | requests.keys()
+    if any(_is_huge(name) for name in resource_names) and not resource_names & {"cpu", "memory"}:
         out.append(forbidden(path, "HugePages require cpu or memory"))
     return out + _container_claims(resources.get("claims") or [], f"{path}.claims", claims)
 
 
 def validate_whole(spec: JSON, path: str) -> list[FieldError]:
-    """``spec.resources``: of the pod as a whole, so no less than what its containers ask for together."""
+    """Validates ``spec.resources``, the resources of the whole pod: not less than the sum of its containers' requests."""
     out: list[FieldError] = []
     whole = spec.get("resources") or {}
     for field in ("limits", "requests"):
@@ -68,10 +68,10 @@ def validate_whole(spec: JSON, path: str) -> list[FieldError]:
             if name not in _OF_PODS and not _is_huge(name):
                 out.append(unsupported(f"{path}.{field}[{name}]", name, _OF_PODS))
     for name, amount in (whole.get("requests") or {}).items():
-        asked = [((c.get("resources") or {}).get("requests") or {}).get(name) for c in spec.get("containers") or []]
-        together = sum((a for text in asked if (a := _amount(text))), _NOTHING)
-        if (own := _amount(amount)) is not None and own < together:
-            rule = f"must be greater than or equal to aggregate container requests of {together}"
+        requested = [((c.get("resources") or {}).get("requests") or {}).get(name) for c in spec.get("containers") or []]
+        total = sum((a for text in requested if (a := _amount(text))), _NOTHING)
+        if (own := _amount(amount)) is not None and own < total:
+            rule = f"must be greater than or equal to aggregate container requests of {total}"
             out.append(invalid(f"{path}.requests[{name}]", amount, rule))
     return out
 
@@ -100,11 +100,11 @@ def _amount(text: Any) -> Quantity | None:
         return None
 
 
-def _container_claims(given: Sequence[JSON], path: str, known: set[Any]) -> list[FieldError]:
+def _container_claims(claims: Sequence[JSON], path: str, known: set[Any]) -> list[FieldError]:
     out: list[FieldError] = []
     whole: set[str] = set()
     requests: set[tuple[str, str]] = set()
-    for i, claim in enumerate(given):
+    for i, claim in enumerate(claims):
         name, request = claim.get("name", ""), claim.get("request", "")
         if not name:
             out.append(required(f"{path}[{i}]"))

@@ -1,4 +1,4 @@
-"""What a pod's containers must fulfil: names, images, ports, environment, how they restart.
+"""Validates a pod's containers: names, images, ports, environment, restart policy.
 
 Source: the validation package of the core API group.
 """
@@ -34,7 +34,7 @@ def validate_containers(
     host_network: bool,
     init: bool = False,
 ) -> list[FieldError]:
-    """Every fault of containers; their names are added to ``seen``. ``claims`` and ``volumes`` are the pod's, by name."""
+    """Validates containers and adds their names to ``seen``. ``claims`` and ``volumes`` are the pod's, by name."""
     out: list[FieldError] = []
     for i, container in enumerate(containers):
         where = f"{path}[{i}]"
@@ -99,7 +99,7 @@ def _ports(ports: Sequence[JSON], path: str, *, host_network: bool) -> list[Fiel
 
 
 def validate_host_ports(containers: Sequence[JSON], path: str) -> list[FieldError]:
-    """No two containers have one port of the host."""
+    """Rejects containers that use the same port of the host."""
     out: list[FieldError] = []
     taken: set[str] = set()
     for i, container in enumerate(containers):
@@ -152,16 +152,16 @@ def _env_source(source: JSON, path: str) -> Iterable[FieldError]:
 
 def _environment_from(sources: Sequence[JSON], path: str) -> Iterable[FieldError]:
     for i, source in enumerate(sources):
-        given = [k for k in ("configMapRef", "secretRef") if source.get(k) is not None]
-        if not given:
+        kinds = [k for k in ("configMapRef", "secretRef") if source.get(k) is not None]
+        if not kinds:
             yield invalid(f"{path}[{i}]", "", "must specify one of: `configMapRef` or `secretRef`")
-        elif len(given) > 1:
+        elif len(kinds) > 1:
             yield invalid(f"{path}[{i}]", "", "may not have more than one field specified at a time")
-        for kind in given:
+        for kind in kinds:
             if not source[kind].get("name"):
                 yield required(f"{path}[{i}].{kind}.name")
 
 
 def choice(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
-    """The fault of a value that is none of those allowed, or missing."""
+    """Returns the error for a value that is missing or not one of those allowed."""
     return unsupported(path, value, allowed) if value else required(path)

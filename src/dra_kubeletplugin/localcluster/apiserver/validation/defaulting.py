@@ -1,4 +1,4 @@
-"""What the server fills in, beside what schemas say, for all kinds but those of resource.k8s.io."""
+"""Defaulting of all kinds except those of resource.k8s.io, from the schemas and from code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = dict[str, Any]
 
 
 def fill(kind: ServedKind, version: str, obj: JSON) -> None:
-    """Fills an object, which is changed in place."""
+    """Sets the defaults of an object in place."""
     shape = shapes.kind_shape(kind.group, version, kind.kind)
     if shape is not None:
         _from_schema(obj, shape)
@@ -50,7 +50,7 @@ _GATED = {
 
 
 def initial_status(kind: ServedKind, obj: JSON) -> JSON | None:
-    """The status that a new object has, whatever its writer said of it; None for a kind that has none by itself."""
+    """Returns the status that a new object has regardless of its input; None for a kind without an initial status."""
     match kind.storage:
         case "pods":
             gated = {"conditions": [dict(_GATED)]} if (obj.get("spec") or {}).get("schedulingGates") else {}
@@ -158,8 +158,8 @@ def _secret(obj: JSON) -> None:
     import base64
 
     obj.setdefault("type", "Opaque")
-    if given := obj.pop("stringData", None):
-        added = {k: base64.b64encode(v.encode()).decode() for k, v in given.items()}
+    if string_data := obj.pop("stringData", None):
+        added = {k: base64.b64encode(v.encode()).decode() for k, v in string_data.items()}
         obj["data"] = {**(obj.get("data") or {}), **added}
 
 

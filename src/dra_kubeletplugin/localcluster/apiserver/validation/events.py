@@ -1,4 +1,4 @@
-"""Events are one kind under two groups: events.k8s.io has other names for the same fields."""
+"""Converts events between the core group and events.k8s.io, which has other names for the same fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 JSON = dict[str, Any]
-_NAMES = (  # core, events.k8s.io
+_NAMES = (  # core name, events.k8s.io name
     ("involvedObject", "regarding"),
     ("message", "note"),
     ("source", "deprecatedSource"),
@@ -30,5 +30,5 @@ def from_core(event: Mapping[str, Any]) -> JSON:
 
 
 def core_name(field: str) -> str:
-    """The core group's name of a field."""
+    """Returns the core group's name of a field."""
     return _TO_CORE.get(field, field)

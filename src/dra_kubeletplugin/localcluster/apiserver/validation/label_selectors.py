@@ -1,4 +1,4 @@
-"""What a LabelSelector must fulfil, wherever one is, and which labels it selects."""
+"""Validates and evaluates a LabelSelector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = Mapping[str, Any]
 
 
 def label_selector(selector: JSON, path: str) -> list[FieldError]:
-    """Every fault of a LabelSelector."""
+    """Returns all errors of a LabelSelector."""
     out: list[FieldError] = []
     for key, value in (selector.get("matchLabels") or {}).items():
         out += invalids(f"{path}.matchLabels", key, names.qualified(key))
@@ -32,7 +32,7 @@ def label_selector(selector: JSON, path: str) -> list[FieldError]:
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector is for an object; None is for none, an empty one for all."""
+    """Returns whether a LabelSelector matches labels. None matches nothing, an empty selector everything."""
     if selector is None:
         return False
     if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):

@@ -1,4 +1,4 @@
-"""What objects must fulfil, by kind: names, and what is required of each. Pods have :mod:`.pods`, resource.k8s.io its own rules."""
+"""Validation by kind. Pods are validated in :mod:`.pods`; resource.k8s.io has its own validation package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IMMUTABLE = "field is immutable"
 
 
 def validate(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> list[FieldError]:
-    """Every fault of an object of a kind that is not of structured parameters."""
+    """Returns all errors of an object; not for the kinds of structured parameters."""
     out = _metadata(kind, obj, old)
     if status:
         return out + (validate_group_status(obj, old) if kind.storage == _POD_GROUPS else [])
@@ -236,7 +236,7 @@ def _job(obj: JSON, old: JSON | None) -> list[FieldError]:
     return out
 
 
-# --- the rest ---------------------------------------------------------------------------------------
+# --- other kinds ------------------------------------------------------------------------------------
 
 
 def _lease(obj: JSON, old: JSON | None) -> list[FieldError]:

@@ -1,4 +1,4 @@
-"""What a server fills in where a pod, or the template of one, says nothing.
+"""Defaulting of pods and pod templates.
 
 Source: SetDefaults functions of the core API group, and the admission plugins that are on by default.
 """
@@ -11,12 +11,12 @@ from typing import Any
 JSON = dict[str, Any]
 _MODES = (("secret", 0o644), ("configMap", 0o644), ("downwardAPI", 0o644), ("projected", 0o644))
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-_GONE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_NODE_FAILURES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _TOLERATED = 300  # seconds
 
 
 def spec_defaults(spec: JSON) -> None:
-    """Fills a pod's spec, which is changed in place."""
+    """Sets the defaults of a pod's or pod template's spec in place."""
     spec.setdefault("restartPolicy", "Always")
     spec.setdefault("terminationGracePeriodSeconds", 30)
     spec.setdefault("dnsPolicy", "ClusterFirst")
@@ -34,7 +34,7 @@ def spec_defaults(spec: JSON) -> None:
 
 
 def pod_defaults(spec: JSON) -> None:
-    """What a pod gets beside what its spec gets as a template: what every pod has once it was admitted."""
+    """Sets the defaults of a pod's spec in place: those of a template, and those that only pods have."""
     spec_defaults(spec)
     spec.setdefault("enableServiceLinks", True)
     for container in containers(spec):
@@ -46,11 +46,11 @@ def pod_defaults(spec: JSON) -> None:
 
 
 def admitted(spec: JSON) -> None:
-    """What admission adds to a new pod: its account, and that it stays a while on a node that is away."""
+    """Adds what admission plugins add to a new pod: a service account, and tolerations for a node that is not ready or unreachable."""
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
     tolerations = spec.get("tolerations") or []
-    for key in _GONE:
+    for key in _NODE_FAILURES:
         if not any(t.get("key") in {None, "", key} and t.get("effect") in {None, "", "NoExecute"} for t in tolerations):
             added = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATED}
             tolerations = [*tolerations, added]
@@ -111,17 +111,17 @@ def _volume(volume: JSON) -> None:
 
 
 def quality(spec: Mapping[str, Any]) -> str:
-    """``status.qosClass``: by the cpu and memory that a pod asks for and is limited to."""
+    """Returns ``status.qosClass`` for the pod's cpu and memory requests and limits."""
     requests: set[str] = set()
     limits: set[str] = set()
     guaranteed = True
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
-        asked = _computing(resources.get("requests"))
+        requested = _computing(resources.get("requests"))
         limited = _computing(resources.get("limits"))
-        requests |= asked.keys()
+        requests |= requested.keys()
         limits |= limited.keys()
-        if limited.keys() != {"cpu", "memory"} or any(asked.get(k, v) != v for k, v in limited.items()):
+        if limited.keys() != {"cpu", "memory"} or any(requested.get(k, v) != v for k, v in limited.items()):
             guaranteed = False
     if not requests and not limits:
         return "BestEffort"

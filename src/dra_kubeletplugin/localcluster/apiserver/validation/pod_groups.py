@@ -1,4 +1,4 @@
-"""What PodGroups must fulfil, and pods that name one. Source: the validation tags of scheduling.k8s.io (1.36, 1.37)."""
+"""Validates PodGroups and pods that refer to one. Source: the validation tags of scheduling.k8s.io (1.36, 1.37)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ....resourceapi.validation import names
 from ....resourceapi.validation.field_errors import FieldError, duplicate, invalid, invalids, required, too_many
 
 JSON = Mapping[str, Any]
-_MOST = 4  # claims of a group
+_MAX_CLAIMS = 4  # claims of a group
 _SOURCES = ("resourceClaimName", "resourceClaimTemplateName")
 _POLICIES = ("basic", "gang")
 
 
 def validate_group(obj: JSON, old: JSON | None) -> list[FieldError]:
-    """Every fault of a PodGroup."""
+    """Returns all errors of a PodGroup."""
     spec, before = obj.get("spec") or {}, (old or {}).get("spec") or {}
     if old is not None:
         changed = [f for f in sorted(spec.keys() | before.keys()) if spec.get(f) != before.get(f)]
@@ -24,7 +24,7 @@ def validate_group(obj: JSON, old: JSON | None) -> list[FieldError]:
 
 
 def validate_group_status(obj: JSON, old: JSON | None) -> list[FieldError]:
-    """Every fault of a PodGroup's status."""
+    """Returns all errors of a PodGroup's status."""
     known = {c.get("name") for c in (obj.get("spec") or {}).get("resourceClaims") or []}
     return [
         invalid(
@@ -38,7 +38,7 @@ def validate_group_status(obj: JSON, old: JSON | None) -> list[FieldError]:
 
 
 def validate_membership(spec: JSON, path: str) -> list[FieldError]:
-    """Every fault of a pod's ``schedulingGroup``."""
+    """Returns all errors of a pod's ``schedulingGroup``."""
     group = spec.get("schedulingGroup")
     if group is None:
         return []
@@ -64,8 +64,8 @@ def _policy(policy: JSON) -> Iterator[FieldError]:
 
 def _claims(entries: list[JSON]) -> Iterator[FieldError]:
     where = "spec.resourceClaims"
-    if len(entries) > _MOST:
-        yield too_many(where, len(entries), _MOST)
+    if len(entries) > _MAX_CLAIMS:
+        yield too_many(where, len(entries), _MAX_CLAIMS)
     seen = set()
     for i, entry in enumerate(entries):
         at, name = f"{where}[{i}]", entry.get("name") or ""

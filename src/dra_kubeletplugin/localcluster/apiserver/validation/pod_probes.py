@@ -1,4 +1,4 @@
-"""What probes, lifecycle hooks and ends of containers must fulfil. Source: the validation package of the core API group."""
+"""Validates probes, lifecycle hooks and restart rules of containers. Source: the validation package of the core API group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RULE_ACTIONS = ("Restart",)
 
 
 def validate_life(container: JSON, where: str) -> list[FieldError]:
-    """Every fault of how a container is watched, and of how it starts and ends."""
+    """Returns all errors of a container's probes, lifecycle hooks, termination message policy and restart rules."""
     return list(_life(container, where))
 
 
@@ -54,12 +54,12 @@ def _probe(probe: JSON, path: str, kind: str) -> Iterator[FieldError]:
 
 
 def _handler(handler: JSON, path: str, kinds: Sequence[str]) -> Iterator[FieldError]:
-    given = [k for k in kinds if handler.get(k) is not None]
-    if not given:
+    handlers = [k for k in kinds if handler.get(k) is not None]
+    if not handlers:
         yield required(path, "must specify a handler type")
-    for extra in given[1:]:
+    for extra in handlers[1:]:
         yield forbidden(f"{path}.{extra}", "may not specify more than 1 handler type")
-    for kind in given[:1]:
+    for kind in handlers[:1]:
         how, at = handler[kind], f"{path}.{kind}"
         if kind == "exec":
             if not how.get("command"):

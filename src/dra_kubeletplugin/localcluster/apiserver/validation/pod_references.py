@@ -1,4 +1,4 @@
-"""Fields of its own pod, and resources of its containers, that an environment or a volume may ask for: the downward API."""
+"""Validates downward API references: fields of the pod and resources of its containers, for environment variables and volumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUGE = ("limits.hugepages-", "requests.hugepages-")
 
 
 def validate_references(source: JSON, path: str, *, volume: bool) -> Iterator[FieldError]:
-    """Every fault of the ``fieldRef`` and ``resourceFieldRef`` of an environment variable, or of a file of a ``volume``."""
+    """Yields all errors of the ``fieldRef`` and ``resourceFieldRef`` of an environment variable, or of a file in a ``volume``."""
     known = _OF_VOLUMES if volume else _OF_ENVIRONMENTS
     if (ref := source.get("fieldRef")) is not None:
         field = ref.get("fieldPath") or ""

@@ -1,4 +1,4 @@
-"""What security contexts, and a pod's shares of its host, must fulfil. Source: the validation package of the core API group."""
+"""Validates security contexts and a pod's sharing of host namespaces. Source: the validation package of the core API group."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from ....resourceapi.validation.field_errors import FieldError, duplicate, forbidden, invalid, required, unsupported
 
 JSON = Mapping[str, Any]
-_MOST = 2**31 - 1  # of user and group ids
+_MAX_ID = 2**31 - 1  # highest user and group id
 _SECCOMP = ("Localhost", "RuntimeDefault", "Unconfined")
 _CHANGES = ("Always", "OnRootMismatch")
 _SYSTEMS = ("linux", "windows")
 
 
 def validate_security(spec: JSON, path: str) -> list[FieldError]:
-    """Every fault of a pod's own security context and of what it shares with its host."""
+    """Returns all errors of a pod's security context and of its use of host namespaces."""
     return list(_pod(spec, path))
 
 
 def validate_container_security(container: JSON, where: str) -> list[FieldError]:
-    """Every fault of a container's security context."""
+    """Returns all errors of a container's security context."""
     return list(_container(container.get("securityContext") or {}, f"{where}.securityContext"))
 
 
@@ -80,8 +80,8 @@ def _ids(context: JSON, at: str, fields: tuple[str, ...]) -> Iterator[FieldError
 
 
 def _id(value: int, path: str) -> Iterator[FieldError]:
-    if not 0 <= value <= _MOST:
-        yield invalid(path, value, f"must be between 0 and {_MOST}, inclusive")
+    if not 0 <= value <= _MAX_ID:
+        yield invalid(path, value, f"must be between 0 and {_MAX_ID}, inclusive")
 
 
 def _seccomp(context: JSON, at: str) -> Iterator[FieldError]:

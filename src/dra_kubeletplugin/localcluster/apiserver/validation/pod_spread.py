@@ -1,4 +1,4 @@
-"""What topology spread constraints must fulfil. Source: the validation package of the core API group."""
+"""Validates topology spread constraints. Source: the validation package of the core API group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICIES = ("Honor", "Ignore")
 
 
 def validate_spread(spec: JSON, path: str) -> list[FieldError]:
-    """Every fault of ``topologySpreadConstraints``."""
+    """Returns all errors of ``topologySpreadConstraints``."""
     out: list[FieldError] = []
     seen: set[tuple[Any, Any]] = set()
     for i, constraint in enumerate(spec.get("topologySpreadConstraints") or []):

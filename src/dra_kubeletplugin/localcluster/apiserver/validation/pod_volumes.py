@@ -1,4 +1,4 @@
-"""What a pod's volumes, and its containers' uses of them, must fulfil. Source: the validation package of the core API group."""
+"""Validates a pod's volumes and their use by its containers. Source: the validation package of the core API group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = Mapping[str, Any]
 _HOST_PATHS = ("", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket")
 _PROPAGATIONS = ("Bidirectional", "HostToContainer", "None")
 _BLOCK = {"persistentVolumeClaim", "ephemeral"}
-# What a source must name, for kinds of which that is all that is looked at.
+# Required fields of volume sources that have no other check.
 _NAMED = {
     "persistentVolumeClaim": ("claimName",),
     "csi": ("driver",),
@@ -23,11 +23,11 @@ _NAMED = {
     "image": ("reference",),
     "ephemeral": ("volumeClaimTemplate",),
 }
-_LEAST_TOKEN = 600  # seconds that a service account's token must be valid
+_LEAST_TOKEN = 600  # shortest lifetime of a projected service account token, in seconds
 
 
 def validate_volumes(volumes: Sequence[JSON], path: str) -> list[FieldError]:
-    """Every fault of ``spec.volumes``."""
+    """Returns all errors of ``spec.volumes``."""
     out: list[FieldError] = []
     seen: set[str] = set()
     for i, volume in enumerate(volumes):
@@ -140,16 +140,18 @@ def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:
                 token, at = source["serviceAccountToken"], f"{where}.serviceAccountToken"
                 if not token.get("path"):
                     yield required(f"{at}.path")
-                lasts = token.get("expirationSeconds")
-                if lasts is not None and lasts < _LEAST_TOKEN:
-                    yield invalid(f"{at}.expirationSeconds", lasts, "may not specify a duration less than 10 minutes")
+                lifetime = token.get("expirationSeconds")
+                if lifetime is not None and lifetime < _LEAST_TOKEN:
+                    yield invalid(
+                        f"{at}.expirationSeconds", lifetime, "may not specify a duration less than 10 minutes"
+                    )
 
 
 # --- containers -------------------------------------------------------------------------------------
 
 
 def validate_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
-    """Every fault of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes``: the pod's, by name."""
+    """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes`` are the pod's, by name."""
     out: list[FieldError] = []
     paths: set[str] = set()
     mounted: set[str] = set()
@@ -170,8 +172,8 @@ def validate_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> l
         name, target = device.get("name", ""), device.get("devicePath", "")
         out += _known(name, f"{path}.name", volumes)
         if name in devices or name in mounted:
-            twice = "must be unique" if name in devices else "must not already exist in volumeMounts"
-            out.append(invalid(f"{path}.name", name, twice))
+            message = "must be unique" if name in devices else "must not already exist in volumeMounts"
+            out.append(invalid(f"{path}.name", name, message))
         if name in volumes and not _BLOCK & volumes[name].keys():
             rule = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"
             out.append(invalid(f"{path}.name", name, rule))
@@ -199,10 +201,10 @@ def _mount_options(mount: JSON, path: str, container: JSON) -> Iterator[FieldErr
             yield invalid(f"{path}.{field}", part, "must not contain '..'")
     if mount.get("subPath") and mount.get("subPathExpr"):
         yield invalid(f"{path}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive")
-    spread = mount.get("mountPropagation")
-    if spread is not None and spread not in _PROPAGATIONS:
-        yield unsupported(f"{path}.mountPropagation", spread, _PROPAGATIONS)
-    elif spread == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
+    propagation = mount.get("mountPropagation")
+    if propagation is not None and propagation not in _PROPAGATIONS:
+        yield unsupported(f"{path}.mountPropagation", propagation, _PROPAGATIONS)
+    elif propagation == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
         rule = "Bidirectional mount propagation is available only to privileged containers"
         yield forbidden(f"{path}.mountPropagation", rule)
 

@@ -1,4 +1,4 @@
-"""What a pod, and the template of one, must fulfil: names, claims, scheduling. Containers have :mod:`.containers`.
+"""Validates pods and pod templates: names, claims, scheduling. Containers are validated in :mod:`.containers`.
 
 Source: the validation package of the core API group.
 """
@@ -35,7 +35,7 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 
 def validate_pod(pod: JSON) -> list[FieldError]:
-    """Every fault of a new pod, beside those of its metadata."""
+    """Returns all errors of a new pod, except those of its metadata."""
     spec = pod.get("spec") or {}
     out = validate_spec(spec, "spec")
     if spec.get("ephemeralContainers"):
@@ -51,7 +51,7 @@ def validate_pod(pod: JSON) -> list[FieldError]:
 
 
 def validate_template(template: Any, path: str, restart: Sequence[str] = ("Always",)) -> list[FieldError]:
-    """Every fault of a pod template of a workload whose pods restart in one of the ways of ``restart``."""
+    """Returns all errors of a workload's pod template. ``restart`` lists the restart policies that the workload allows."""
     spec = (template or {}).get("spec") or {}
     out = validate_spec(spec, f"{path}.spec")
     if spec.get("containers") and spec.get("restartPolicy") not in restart:
@@ -116,7 +116,7 @@ def _names(spec: JSON, path: str) -> list[FieldError]:
     return out
 
 
-# --- what belongs to the pod ------------------------------------------------------------------------
+# --- claims, tolerations, gates, affinity -----------------------------------------------------------
 
 
 def _claims(claims: Sequence[JSON], path: str) -> list[FieldError]:
@@ -139,7 +139,7 @@ def _claims(claims: Sequence[JSON], path: str) -> list[FieldError]:
 
 
 def _shown_claim(claim: JSON) -> JSON:
-    """As a Go struct is printed."""
+    """Returns the claim as Go prints the struct, for error messages."""
     return {
         "Name": claim.get("name", ""),
         "ResourceClaimName": claim.get("resourceClaimName"),
@@ -240,7 +240,7 @@ _CHANGEABLE = (
 
 
 def validate_update(pod: JSON, old: JSON) -> list[FieldError]:
-    """Every fault of a new spec: hardly anything of a pod can be changed."""
+    """Returns all errors of an updated pod. Only a few fields of a pod's spec may change."""
     new, before = pod.get("spec") or {}, old.get("spec") or {}
     out = validate_spec(new, "spec")
     out += _deadline(new, before)
@@ -259,13 +259,13 @@ def validate_update(pod: JSON, old: JSON) -> list[FieldError]:
 
 
 def _comparable(spec: JSON, before: JSON) -> JSON:
-    """``spec`` with what may change taken from ``before``."""
+    """Returns ``spec`` with the changeable fields replaced by those of ``before``."""
     out = copy.deepcopy(dict(spec))
     for field in ("containers", "initContainers"):
         for container, was in zip(out.get(field) or (), before.get(field) or (), strict=False):
             container["image"] = was.get("image")
     free = ["activeDeadlineSeconds", "tolerations", "schedulingGates"]
-    if before.get("schedulingGates"):  # a gated pod may be given more narrow selectors
+    if before.get("schedulingGates"):  # a pod with scheduling gates may get narrower selectors
         free += ["nodeSelector", "affinity"]
     if before.get("terminationGracePeriodSeconds", 0) < 0 and spec.get("terminationGracePeriodSeconds") == 1:
         free.append("terminationGracePeriodSeconds")

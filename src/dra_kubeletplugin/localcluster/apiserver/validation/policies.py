@@ -1,4 +1,4 @@
-"""What admission policies and webhook configurations must fulfil, and the programs of their expressions."""
+"""Validates admission policies and webhook configurations, and compiles their CEL expressions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Program:
-    """A policy's expressions, compiled."""
+    """The compiled expressions of a policy."""
 
     variables: Mapping[str, Expression]
     conditions: Mapping[str, Expression]
@@ -43,7 +43,7 @@ class Program:
 
 
 class _Compiler:
-    """Compiles a policy's expressions in the order in which they see each other; what is wrong is in ``faults``."""
+    """Compiles a policy's expressions in order, because later ones may use earlier variables. ``faults`` collects the errors."""
 
     def __init__(self, *, params: bool, variables: bool) -> None:
         self.faults: list[FieldError] = []
@@ -65,7 +65,7 @@ class _Compiler:
             return None
 
     def named(self, items: Any, path: str, wanted: Type | None, key: str, text: str) -> dict[str, Expression]:
-        """Expressions with a name each: variables, match conditions, audit annotations."""
+        """Compiles a list of named expressions: variables, match conditions or audit annotations."""
         out: dict[str, Expression] = {}
         for i, item in enumerate(items or ()):
             name, where = str(item.get(key) or ""), f"{path}[{i}]"
@@ -90,8 +90,8 @@ def _compiled(spec: Mapping[str, Any]) -> tuple[Program, list[FieldError]]:
         where = f"spec.validations[{i}]"
         expression = compiler.compile(item.get("expression"), f"{where}.expression", _BOOL)
         message = None
-        if given := item.get("messageExpression"):
-            message = compiler.compile(given, f"{where}.messageExpression", _STRING)
+        if message_text := item.get("messageExpression"):
+            message = compiler.compile(message_text, f"{where}.messageExpression", _STRING)
         if expression is not None:
             validations.append(
                 Validation(expression, str(item.get("message") or ""), message, str(item.get("reason") or ""))
@@ -101,9 +101,10 @@ def _compiled(spec: Mapping[str, Any]) -> tuple[Program, list[FieldError]]:
 
 
 def compile_policy(spec: Mapping[str, Any]) -> Program:
-    """The program of a policy's spec.
+    """Returns the compiled policy of a spec.
 
-    Raises :class:`CompileError`.
+    Raises:
+        CompileError: An expression does not compile.
     """
     program, faults = _compiled(spec)
     if faults:
@@ -112,9 +113,10 @@ def compile_policy(spec: Mapping[str, Any]) -> Program:
 
 
 def compile_conditions(conditions: Any) -> dict[str, Expression]:
-    """A webhook's match conditions, by name.
+    """Returns a webhook's compiled match conditions, by name.
 
-    Raises :class:`CompileError`.
+    Raises:
+        CompileError: An expression does not compile.
     """
     compiler = _Compiler(params=False, variables=False)
     found = compiler.named(conditions, "matchConditions", _BOOL, "name", "expression")
@@ -127,7 +129,7 @@ def compile_conditions(conditions: Any) -> dict[str, Expression]:
 
 
 def policy(obj: JSON, _: JSON | None) -> list[FieldError]:
-    """Every fault of a ValidatingAdmissionPolicy."""
+    """Returns all errors of a ValidatingAdmissionPolicy."""
     spec = obj.get("spec") or {}
     out: list[FieldError] = []
     if not spec.get("matchConstraints"):
@@ -155,7 +157,7 @@ def policy(obj: JSON, _: JSON | None) -> list[FieldError]:
 
 
 def policy_binding(obj: JSON, _: JSON | None) -> list[FieldError]:
-    """Every fault of a ValidatingAdmissionPolicyBinding."""
+    """Returns all errors of a ValidatingAdmissionPolicyBinding."""
     spec = obj.get("spec") or {}
     out: list[FieldError] = []
     if not spec.get("policyName"):
@@ -210,12 +212,12 @@ def _rules(rules: Any, path: str) -> list[FieldError]:
 
 
 def webhooks(obj: JSON, _: JSON | None) -> list[FieldError]:
-    """Every fault of a configuration of webhooks."""
+    """Returns all errors of a webhook configuration."""
     out: list[FieldError] = []
     for i, hook in enumerate(obj.get("webhooks") or ()):
         where = f"webhooks[{i}]"
         name = str(hook.get("name") or "")
-        if len(name.split(".")) < 3:  # domain with three segments
+        if len(name.split(".")) < 3:
             out.append(
                 invalid(f"{where}.name", name, "should be a domain with at least three segments separated by dots")
             )
@@ -233,10 +235,10 @@ def webhooks(obj: JSON, _: JSON | None) -> list[FieldError]:
         if not versions:
             out.append(required(f"{where}.admissionReviewVersions", "must specify one of v1, v1beta1"))
         elif "v1" not in versions:
-            why = "the local cluster speaks v1 only: must include v1"
+            why = "must include v1, the only version that the local cluster sends"
             out.append(invalid(f"{where}.admissionReviewVersions", versions, why))
         seconds = hook.get("timeoutSeconds")
-        if seconds is not None and not 1 <= seconds <= 30:  # as Kubernetes limits it
+        if seconds is not None and not 1 <= seconds <= 30:
             why = "the timeout value must be between 1 and 30 seconds"
             out.append(invalid(f"{where}.timeoutSeconds", seconds, why))
         compiler = _Compiler(params=False, variables=False)

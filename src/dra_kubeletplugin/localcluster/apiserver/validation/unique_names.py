@@ -1,4 +1,4 @@
-"""Names of a list's members: a DNS label each, and none of them twice."""
+"""Validates the names of a list's items: each must be a DNS label and unique."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ....resourceapi.validation.field_errors import FieldError, duplicate, inval
 
 
 def unique_label(path: str, name: str, seen: set[str]) -> list[FieldError]:
-    """Every fault of one name; ``seen`` are those before it, and gets it."""
+    """Returns all errors of one name, and adds the name to ``seen``, the names before it."""
     if not name:
         return [required(path)]
     out = invalids(path, name, names.label(name))

@@ -1,4 +1,4 @@
-"""What is kept and has no effect here, told to whoever makes it: nothing passes here in silence that Kubernetes would refuse."""
+"""Warns the client about parts of a stored object that have no effect here or that Kubernetes may reject."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from ....resourceapi.kubernetes_releases import Features
 from ..kinds import ServedKind
 
 _SERVICE = (
-    "the local cluster has no network of services: webhook {} cannot be reached through its service, and its failure policy, {}, "
-    "decides; clientConfig.url reaches one on this machine"
+    "the local cluster has no service network: it cannot call webhook {} through its service, so the failure policy {} applies; use "
+    "clientConfig.url for a webhook on this machine"
 )
-_AUDIT = "the local cluster has no audit log: what the action Audit would write there is told nowhere"
+_AUDIT = "the local cluster has no audit log: the action Audit has no effect"
 _COST = (
-    "the local cluster estimates no costs of x-kubernetes-validations: Kubernetes may refuse a rule that goes over lists, maps or "
-    "texts without maxItems, maxProperties or maxLength"
+    "the local cluster does not estimate the cost of x-kubernetes-validations: Kubernetes may reject a rule over lists, maps or "
+    "strings without maxItems, maxProperties or maxLength"
 )
-_CONVERSION = "the local cluster calls no conversion webhook: every version of the kind shows the same fields"
-_TAINTS = (
-    "the local cluster keeps DeviceTaintRules and taints no device by them: the feature gate DRADeviceTaintRules is off"
-)
+_CONVERSION = "the local cluster does not call conversion webhooks: every version of the kind has the same fields"
+_TAINTS = "the local cluster stores DeviceTaintRules but ignores them: the feature gate DRADeviceTaintRules is off"
 _LOOPS = re.compile(r"\.(all|exists|exists_one|filter|map|matches|find|findAll)\(")
 _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
 def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
-    """A sentence for each part of the object that has no effect."""
+    """Yields a warning for each part of the object that has no effect in the local cluster."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.followed_rules:
         yield _TAINTS
     if kind.plural in _WEBHOOKS:
@@ -45,7 +43,7 @@ def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> It
 
 
 def _rules(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every validation rule within a schema."""
+    """Yields every validation rule within a schema."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key == "x-kubernetes-validations" and isinstance(inner, list):
