@@ -34,7 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     folder.chmod(0o711)  # some tests start processes of other users
     if config.option.basetemp is None:
         config.option.basetemp = folder / "b"
-    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # the downloads of pip and pyright stay usable
+    for variable, name in (
+        ("XDG_CACHE_HOME", ".cache"),
+        ("XDG_CONFIG_HOME", ".config"),
+    ):  # the indexes and downloads of pip
+        os.environ.setdefault(variable, str(Path.home() / name))
     for name in [n for n in os.environ if n in _HIDDEN or n.startswith("LC_")]:
         del os.environ[name]
     os.environ["LC_ALL"] = "C.UTF-8"

@@ -159,6 +159,7 @@ async def without_the_kubelet_s_memory(b: Box) -> None:
     await kubelet_then_plugin(b)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "back", [kubelet_then_plugin, plugin_then_kubelet, after_a_reboot, without_the_kubelet_s_memory]
 )

@@ -42,6 +42,7 @@ def tree(folder: Path) -> set[str]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("before", [False, True], ids=["for the first time", "again"])
 def test_a_deploy_that_is_killed_anywhere_is_whole_after_the_next(tmp_path: Path, before: bool) -> None:
     folder = tmp_path / "deploy"
@@ -61,6 +62,7 @@ def test_a_deploy_that_is_killed_anywhere_is_whole_after_the_next(tmp_path: Path
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
 def test_a_package_whose_making_was_killed_anywhere_is_made_by_the_next_run_or_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "packages"
     folder.mkdir()

@@ -112,6 +112,7 @@ def test_helm_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) 
         assert {v for v in wrong if f"at '/options/{v}':" in said} == wrong.keys(), said
 
 
+@pytest.mark.cases(3)
 @pytest.mark.helm
 @pytest.mark.parametrize("command", ["template", "lint"])
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> N
     assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
 
 
+@pytest.mark.cases(2)
 @pytest.mark.helm
 @pytest.mark.kubectl
 @pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
@@ -151,6 +152,7 @@ def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tm
     assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
 
 
+@pytest.mark.cases(2)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", [d.name for d in SOURCE.distributions.values() if set(d.values) - {"features"}])
 def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_path: Path) -> None:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from dra_kubeletplugin.cli import main
 
 ROOT = Path(__file__).parents[2]
 FABRIC = str(ROOT / "drivers/fabric_example")
 
 
-def dra(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    given = {k: v for k, v in os.environ.items() if not k.startswith(("POD_", "KUBE"))} | env
-    return subprocess.run(
-        [sys.executable, "-m", "dra_kubeletplugin.cli", *args],
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def dra(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command."""
+    try:
+        code = main(args)
+    except SystemExit as e:
+        code = int(e.code or 0)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
 
 
-def test_only_options_that_mean_something_to_a_controller_are_offered() -> None:
-    shown = dra("controller", "--help").stdout
+@pytest.fixture(autouse=True)
+def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [k for k in os.environ if k.startswith(("POD_", "KUBE"))]:
+        monkeypatch.delenv(name)
+
+
+def test_only_options_that_mean_something_to_a_controller_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    _, shown, _ = dra(capsys, "controller", "--help")
     assert "--lease-duration" in shown and "--namespace" in shown and "--kubeconfig" in shown
     assert "--kubelet-root" not in shown and "--node-name" not in shown
 
@@ -44,12 +48,14 @@ def test_only_options_that_mean_something_to_a_controller_are_offered() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(args: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "config"
     cluster = '{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}'
     context = '{"name": "c", "context": {"cluster": "c", "user": ""}}'
     config.write_text(f'{{"clusters": [{cluster}], "contexts": [{context}], "current-context": "c", "users": []}}')
-    done = dra("controller", *(a.replace("{config}", str(config)) for a in args))
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    code, _, error = dra(capsys, "controller", *(a.replace("{config}", str(config)) for a in args))
+    assert code == 2, error
+    assert message in error
+    assert "Traceback" not in error

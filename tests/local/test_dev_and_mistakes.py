@@ -95,7 +95,7 @@ def failed(dev: Dev, pods: int) -> dict[str, str]:
     return found if len(found) == pods else {}
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.kubectl
 @together([*PARAMETERS, *PREPARE])
 def test_pods_that_cannot_be_prepared_are_told_why(tmp_path: Path, mistakes: Sequence[Mistake]) -> None:

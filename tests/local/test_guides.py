@@ -155,7 +155,7 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:

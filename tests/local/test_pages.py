@@ -275,6 +275,7 @@ def test_nobody_else_gets_anything_of_dra_dev(dev: Dev) -> None:
     assert "greedy" not in asked(url)[1], "the page itself holds nothing"
 
 
+@pytest.mark.full
 def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("live", "#state")
@@ -297,6 +298,7 @@ def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: B
 # --- a plugin's own -------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: Dev, browser: Browser, tmp_path: Path) -> None:
     browser.driver.get(own_page(dev))

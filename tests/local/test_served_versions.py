@@ -126,6 +126,7 @@ async def test_the_whole_plugin_works_with_a_server_that_has_one_version_only(ve
         assert node.plugin.publisher.status.gates_off == frozenset()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(VERSIONS, 2)))
 async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_followed(before: str, after: str) -> None:
     async with plugin_before(before) as (node, front):

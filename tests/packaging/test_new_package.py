@@ -131,6 +131,7 @@ def test_its_manifests_are_whole(kind: str, tmp_path: Path) -> None:
     assert [o["metadata"]["name"] for o in objects if o["kind"] == "DeviceClass"] == ["acme-fpga.example.com"]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["a", "z" * MAX_NAME])
 def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_path: Path) -> None:

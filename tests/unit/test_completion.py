@@ -164,6 +164,7 @@ class Other(Driver):
 """
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("line", "whole"),

@@ -31,6 +31,7 @@ def limited(soft: int, hard: int, *command: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("files", [20, 60, 255])
 @pytest.mark.parametrize("command", ["dev", "run"])
 def test_a_command_that_serves_says_how_many_it_needs(command: str, files: int, tmp_path: Path) -> None:

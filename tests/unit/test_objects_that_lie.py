@@ -79,7 +79,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "boom"), [*((n, "Exception") for n in LOOKED_AT), ("__class__", "SystemExit"), ("__repr__", "SystemExit")]
 )

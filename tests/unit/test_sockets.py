@@ -126,6 +126,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.full
 def test_of_real_processes_exactly_one_gets_a_lock_and_a_killed_one_s_is_taken_over(tmp_path: Path) -> None:
     import time
 

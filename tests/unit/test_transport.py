@@ -200,7 +200,7 @@ async def test_a_connection_that_may_not_be_kept_gives_its_place_to_who_waits(ne
         ("HEAD", [None], "200", 2),
         ("POST", [None], "ConnectionResetError", 1),
         ("GET", [b"HTTP/1.1 200 OK\r\n"], "waits", 1),
-        ("GET", [b"SSH"], "BadAnswerError", 1),
+        ("GET", [b"SSH"], "MalformedResponseError", 1),
     ],
 )
 async def test_what_a_kept_connection_never_answered_is_sent_again_if_it_changes_nothing(
