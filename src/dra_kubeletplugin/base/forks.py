@@ -15,13 +15,24 @@ from pathlib import Path
 
 _lock = threading.RLock()  # held over a fork: no child gets a file between its open and its entry in the set
 _files: set[int] = set()
-_null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # open from the start: a child may have no descriptor left
+_null = -1  # a descriptor of /dev/null
 _addresses: set[str | int] = set()
+
+
+def _open_null() -> None:
+    """Opens /dev/null before the first fork, because a child may have no descriptor left.
+
+    Not at import: a program that was started with a closed standard output would get it under that number.
+    """
+    global _null
+    if _null < 0:
+        _null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
     """Opens a file that forked children do not get; as :func:`os.open`, and never through a symbolic link. :func:`close` closes it."""
     with _lock:
+        _open_null()
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         _files.add(fd)
     return fd
@@ -41,6 +52,7 @@ def close_address(address: str | int) -> None:
         address: the path that a Unix socket was bound to, or a TCP port.
     """
     with _lock:
+        _open_null()
         _addresses.add(address)
 
 
