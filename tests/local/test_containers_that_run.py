@@ -250,7 +250,7 @@ async def test_mounts_of_the_kubelet_are_there_and_read_only_where_it_says(
 @pytest.mark.parametrize(
     ("security", "says"),
     [
-        ({"privileged": True}, "privileged: containers here get no device but their claims'"),
+        ({"privileged": True}, "privileged: containers here get only the devices of their claims"),
         ({"capabilities": {"add": ["SYS_ADMIN"]}}, "CAP_SYS_ADMIN"),
         ({"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}, "seccompProfile Localhost"),
         ({"procMount": "Unmasked"}, "procMount Unmasked"),

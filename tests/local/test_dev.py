@@ -108,7 +108,7 @@ def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> N
     until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
     assert "0000:19:00.0" in dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
     assert "neither one that was unplugged" in dev.verb("plug", "--node", "node-2", "0000:99:00.0")
-    assert "0000:19:00.0 is there already" in dev.verb("plug", "--node", "node-2", "0000:19:00.0")
+    assert "0000:19:00.0 is already present" in dev.verb("plug", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug", "--node", "node-2", "0000:19:00.0")
     until(lambda: len(dev.devices("node-2")) == 2)
 
@@ -215,7 +215,7 @@ def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
         (["kill", "--driver", "fpga.example.org", "--node", "all"], "did you mean fpga.example.com?"),
         (["drop-fields", "taint"], "no field of slices 'taint'"),
         (["health", "--node", "node-1", "pci-0000-17-00-1", "unhealthy"], "did you mean pci-0000-17-00-0?"),
-        (["health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"], "--effect is of the taint"),
+        (["health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"], "--effect sets the taint"),
         (["plug", "--node", "node-1", "nowhere.yaml"], "nowhere.yaml is not a file"),
         (["unplug", "--node", "node-1", "../../etc"], "no PCI function '../../etc'"),
         (["write", "--node", "node-1", "../../../etc/passwd", "x"], "is not below"),
@@ -257,7 +257,7 @@ def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
 def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: Dev) -> None:
     assert f"state       {dev.state}" in command("status", KUBECONFIG=dev.kubeconfig).stdout
     done = command("status", "--state", "/nowhere")
-    assert (done.returncode, "no `dra dev` answers at /nowhere/control.sock" in done.stderr) == (2, True)
+    assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
 
 
 def test_every_verb_is_offered_and_has_help() -> None:
@@ -297,7 +297,7 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
         try:
             until(lambda: len(dev.devices()) == 8)
             until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
-            assert "one that you started yourself is yours to kill" in dev.verb("kill")
+            assert "kill and start a driver that you started yourself" in dev.verb("kill")
         finally:
             driver.terminate()
             driver.wait(60)

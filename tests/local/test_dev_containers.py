@@ -127,7 +127,7 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
             "hostPath /etc: containers here see nothing",
         ),
         ("net", {"hostNetwork": True}, "hostNetwork: containers here have a network of their own"),
-        ("image", {}, 'image "nowhere/image:1" is not here'),
+        ("image", {}, 'image "nowhere/image:1" is not on this machine'),
     ],
 )
 def test_what_a_pod_does_not_get_is_told_in_its_events(real: Dev, name: str, spec: dict[str, Any], says: str) -> None:

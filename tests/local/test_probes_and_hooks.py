@@ -84,7 +84,7 @@ async def test_what_nobody_can_probe_runs_and_never_counts_as_ready(room: Room, 
 
 async def test_a_pod_is_ready_once_its_probe_says_so_and_not_when_it_says_no(room: Room) -> None:
     await run(room, container(readinessProbe=ONCE), says={"readiness-probe": "fail,pass"})
-    await room.told("p", "Unhealthy: Readiness probe failed: simulated, as annotation")
+    await room.told("p", "Unhealthy: Readiness probe failed: simulated by annotation")
     await ready(room)
     await say(room, readiness_probe="fail")
     await ready(room, "False")

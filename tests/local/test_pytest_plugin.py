@@ -421,7 +421,7 @@ def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) 
     )
     result = run(author)
     result.assert_outcomes(failed=4, errors=1)
-    result.stdout.fnmatch_lines(["*nodes: a is there twice*"])
+    result.stdout.fnmatch_lines(["*nodes: a is listed twice*"])
     frames = [line for line in result.outlines if ".py:" in line and line.rstrip().endswith(("Error", ":"))]
     assert frames
     assert not [line for line in frames if "/testing/" in line or "/concurrent/" in line], frames

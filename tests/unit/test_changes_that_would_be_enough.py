@@ -102,7 +102,7 @@ def _changed(objects: list[JSON], text: str, place: str, example: str) -> Iterat
     asked = [
         r.get("exactly") or r["firstAvailable"][0] for c in _claims(objects) for r in c["spec"]["devices"]["requests"]
     ]
-    if text == "claims that hold such devices have to go":
+    if text == "claims that hold such devices must be deleted":
         gone = re.findall(r"claim default/(\S+)", example)
         yield [o for o in objects if o["metadata"]["name"] not in gone]
         return
@@ -228,4 +228,4 @@ def test_of_a_pod_whose_node_is_gone_nobody_says_that_it_runs() -> None:
     lost = pod("c", nodeName="gone", status={"phase": "Running"})
     found = explain(Snapshot.of([CLASS, node("a"), claim(), lost]), "p")
     assert found.state is ExplanationState.WAITS
-    assert "there is no such node" in found.summary
+    assert "does not exist" in found.summary

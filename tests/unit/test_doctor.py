@@ -76,7 +76,7 @@ def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_told_apart(tmp_p
     said = shown(specs.look([low, high]))
     assert said.count('conflicting device "v.com/twice=d"') == 2
     assert "bad.json" in said
-    assert "warning: v.com/other=d stands in" in said
+    assert "warning: v.com/other=d is in" in said
 
 
 def test_a_socket_that_nobody_listens_at_is_named_and_one_that_says_nothing_too(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_a_socket_that_nobody_listens_at_is_named_and_one_that_says_nothing_too(
         b.bind(str(mute))
         b.listen()
         said = shown(kubelet.drivers(Path("/"), tmp_path))
-    assert f"failure: nobody listens at {dead} -> its driver was killed or uninstalled: rm {dead}" in said
+    assert f"failure: no process listens at {dead} -> its driver was killed or uninstalled: rm {dead}" in said
     assert f"{mute}, of process" in said
-    assert "does not answer GetInfo" in said
+    assert "does not respond to GetInfo" in said
 
 
 def test_a_kubelet_with_another_root_is_found_by_its_process(tmp_path: Path) -> None:

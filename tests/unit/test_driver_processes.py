@@ -77,10 +77,13 @@ async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
     ("script", "says"),
     [
         ("echo noise; echo 'dra: no licence'; exit 2", "x.example.com on node-1: no licence"),
-        ("echo noise; exit 2", "ended with exit code 2; it said last:\n  noise"),
-        ("kill -SEGV $$", "ended with signal SIGSEGV; it said last:\n  (nothing)"),
-        ("echo noise; printf 'no end of a line'; exit 1", "it said last:\n  noise\n  no end of a line"),
-        ("sleep 1000 & echo $! > {child}; echo noise; exit 1", "it said last:\n  noise"),  # which holds its output open
+        ("echo noise; exit 2", "ended with exit code 2; its last output:\n  noise"),
+        ("kill -SEGV $$", "ended with signal SIGSEGV; its last output:\n  (nothing)"),
+        ("echo noise; printf 'no end of a line'; exit 1", "its last output:\n  noise\n  no end of a line"),
+        (
+            "sleep 1000 & echo $! > {child}; echo noise; exit 1",
+            "its last output:\n  noise",
+        ),  # which holds its output open
     ],
 )
 async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path, script: str, says: str) -> None:
@@ -97,7 +100,7 @@ async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: P
 async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_asked(tmp_path: Path) -> None:
     driver, _ = process(tmp_path, f"{READY} exec sleep 100")
     await driver.start(PATIENCE)
-    keeping = asyncio.create_task(driver.keep(PATIENCE))
+    keeping = asyncio.create_task(driver.keep_running(PATIENCE))
     first = driver.pid
     await driver.kill(float("inf"))
     assert (driver.pid, driver.phase) == (None, ProcessPhase.DOWN)
@@ -117,7 +120,7 @@ async def test_it_is_started_again_after_a_kill_and_stays_down_for_as_long_as_as
 
 @contextlib.asynccontextmanager
 async def kept(driver: DriverProcess) -> AsyncIterator[None]:
-    keeping = asyncio.create_task(driver.keep(PATIENCE))
+    keeping = asyncio.create_task(driver.keep_running(PATIENCE))
     try:
         yield
     finally:

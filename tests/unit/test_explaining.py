@@ -130,13 +130,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h of pod default/holder",
-        "have to go (on a: claim default/h of pod default/holder)",
+        "must be deleted (on a: claim default/h of pod default/holder)",
     ),
     "a claim that nobody uses": (
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0", users=()), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h that no pod uses",
-        "have to go",
+        "must be deleted",
     ),
     "a taint": (
         [node("a"), pool("a", gpu("g0", taints=[UNHEALTHY])), claim(), pod("c")],
@@ -164,7 +164,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.COUNTERS,
         "of gpu-0 it needs 80Gi memory (40Gi left); claim default/h of pod default/holder",
-        "have to go (on a: claim default/h of pod default/holder)",
+        "must be deleted (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(capacity={"requests": {"memory": "40Gi"}}), pod("c")],
@@ -222,7 +222,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.SELECTOR_ERROR,
         "no such key: uuid",
-        f'a selector that asks first: "uuid" in device.attributes["{DRIVER}"] && ...',
+        f'a selector that checks first: "uuid" in device.attributes["{DRIVER}"] && ...',
     ),
     "a class that is not there": (
         [node("a"), claim(deviceClassName="gpus"), pod("c")],
@@ -260,7 +260,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
             pod("c"),
         ],
         ReasonKind.ADMIN_LABEL,
-        "has not the label resource.kubernetes.io/admin-access=true",
+        "does not have the label resource.kubernetes.io/admin-access=true",
         "kubectl label namespace default",
     ),
     "a claim that is allocated elsewhere": (
@@ -285,7 +285,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), failed_binding("the switch is off"), pod("c")],
         ReasonKind.BINDING,
         'device binding failed: claim=c, reason=BindingFailed, message="the switch is off"',
-        f"see what the controller of {DRIVER} says of it; the scheduler gives the devices back, and tries again",
+        f"see the log of the controller of {DRIVER}; the scheduler releases the devices and tries again",
     ),
     "more devices than a claim gets": (
         [node("a"), claim(count=33), pod("c")],
@@ -297,7 +297,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulingGates=[{"name": "x/y"}])],
         ReasonKind.GATED,
         "x/y",
-        "whoever",
+        "the component that set them must remove them",
     ),
     "a scheduler that nobody is": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulerName="mine")],
@@ -436,7 +436,7 @@ def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.Monk
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
     assert (found.state, found.kinds) == (ExplanationState.UNKNOWN, {ReasonKind.TIMEOUT})
-    assert "the scheduler gives up after 10 s" in found.summary
+    assert "the scheduler stops after 10 s" in found.summary
 
 
 def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone() -> None:

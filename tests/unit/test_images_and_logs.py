@@ -67,7 +67,9 @@ def test_a_name_is_found_as_a_registry_would_read_it(tmp_path: Path, asked: str,
 
 
 def test_an_image_that_is_not_here_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ContainerError, match=r'image "ubuntu:24.04" is not here.*--image ubuntu:24.04=FOLDER') as told:
+    with pytest.raises(
+        ContainerError, match=r'image "ubuntu:24.04" is not on this machine.*--image ubuntu:24.04=FOLDER'
+    ) as told:
         Images({"localhost:5000/ubuntu": tmp_path}, tmp_path).find("ubuntu:24.04")
     assert told.value.reason == "ErrImagePull"
 

@@ -20,9 +20,7 @@ def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_sa
 ) -> None:
     judged = ProbeVerdict("c", good=False)
     for answer in answers:
-        judged.answered(
-            answer, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS
-        )
+        judged.record(answer, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS)
     wanted = False
     for end in range(1, len(answers) + 1):
         run = answers[:end]
@@ -30,7 +28,7 @@ def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_sa
         if run[-needed:] == [run[-1]] * needed:
             wanted = run[-1]
     assert judged.good is wanted
-    assert not judged.held
+    assert not judged.finished
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
@@ -40,24 +38,24 @@ def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_a
     judged = ProbeVerdict("c", good=True)
     asked = 0
     for answer in answers:
-        if not judged.held:
+        if not judged.finished:
             asked += 1
-            judged.answered(answer, {"failureThreshold": failures}, HandlerOccasion.LIVENESS)
+            judged.record(answer, {"failureThreshold": failures}, HandlerOccasion.LIVENESS)
     ends = [i for i in range(failures, len(answers) + 1) if not any(answers[i - failures : i])]
     assert asked == (ends[0] if ends else len(answers))
-    assert judged.held is bool(ends)
-    assert judged.good is not judged.held
+    assert judged.finished is bool(ends)
+    assert judged.good is not judged.finished
 
 
 def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() -> None:
     well, badly = ProbeVerdict("c", None), ProbeVerdict("c", None)
     probe = {"failureThreshold": 2}
-    assert not badly.answered(False, probe, HandlerOccasion.STARTUP)
-    assert (badly.good, badly.held) == (None, False)
-    assert badly.answered(False, probe, HandlerOccasion.STARTUP)
-    assert (badly.good, badly.held) == (False, True)
-    assert well.answered(True, probe, HandlerOccasion.STARTUP)
-    assert (well.good, well.held) == (True, True)
+    assert not badly.record(False, probe, HandlerOccasion.STARTUP)
+    assert (badly.good, badly.finished) == (None, False)
+    assert badly.record(False, probe, HandlerOccasion.STARTUP)
+    assert (badly.good, badly.finished) == (False, True)
+    assert well.record(True, probe, HandlerOccasion.STARTUP)
+    assert (well.good, well.finished) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_without_an_annotation_nobody_knows_of_a_probe_and_a_hook_is_taken_to_pa
         outcome = outcome_of(
             "main", HandlerAction(occasion, {}, 1, annotations={f"{_PREFIX}/readiness-probe.other": "pass"})
         )
-        assert outcome.verdict is (ProbeResult.NOBODY if is_probe else ProbeResult.PASS)
+        assert outcome.verdict is (ProbeResult.UNDEFINED if is_probe else ProbeResult.PASS)
 
 
 @pytest.mark.parametrize(

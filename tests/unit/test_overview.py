@@ -425,6 +425,6 @@ async def test_reasons_do_not_grow_with_the_changes_of_a_pod_that_waits_for_ever
     reasons = BackgroundExplainer(cast(ClusterWatcher, None))
     for i in range(3000):
         reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)
-        reasons._tell({"u1": f"likeness {i}"})
+        reasons._update_lines({"u1": f"likeness {i}"})
     assert reasons.lines == {"u1": "why"}
     assert len(reasons._found) <= 1001

@@ -21,7 +21,7 @@ async def test_namespaces_of_a_start_that_is_cancelled_are_let_go(monkeypatch: p
         go.wait()
         return {"network": writing}
 
-    monkeypatch.setattr(pod_namespaces, "_in_thread", slowly)
+    monkeypatch.setattr(pod_namespaces, "_create", slowly)
     making = asyncio.create_task(PodNamespaces.make("p"))
     await asyncio.to_thread(begun.wait)
     making.cancel()

@@ -20,7 +20,7 @@ from dra_kubeletplugin.localcluster.runtime.interface import (
     Sandbox,
 )
 from dra_kubeletplugin.localcluster.runtime.simulated import SimulatedRuntime
-from dra_kubeletplugin.localcluster.runtime.simulated_behavior import PREFIX, Behavior, part_of
+from dra_kubeletplugin.localcluster.runtime.simulated_behavior import PREFIX, Behavior, behavior_of
 
 SANDBOX = Sandbox("default", "pod", "uid", "pod", Path("/nowhere"))
 DEVICE = "example.com/gpu=one"
@@ -146,7 +146,7 @@ def pod(restart_policy: str = "Never", **annotations: str) -> Sandbox:
 def test_how_long_a_container_lasts_is_annotated_or_guessed(
     sandbox: Sandbox, container: ContainerConfig, part: Behavior
 ) -> None:
-    assert part_of(sandbox, container) == part
+    assert behavior_of(sandbox, container) == part
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Questions about a cluster, asked of plain objects: why is it pending, would it fit, who has what.
+"""Answers questions about a cluster from plain objects: why a pod is pending, whether it would fit, which claim has which device.
 
-``Snapshot`` is what is asked: made of objects (:meth:`Snapshot.of`), read from an API server (:func:`take`) or from files
-(:func:`from_files`). Nothing here writes, and nothing has to be installed on the cluster.
+All questions take a ``Snapshot``: made of objects (:meth:`Snapshot.of`), read from an API server (:func:`take`) or from
+files (:func:`from_files`). Nothing here writes, and the cluster needs no installed component.
 """
 
 from .explain.explain import explain, waiting

@@ -1,4 +1,4 @@
-"""Objects from files, as kubectl writes and reads them: YAML or JSON, several documents, lists taken apart."""
+"""Reads objects from files as kubectl does: YAML or JSON, several documents, lists split into items."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ JSON = dict[str, Any]
 
 
 def from_files(paths: Iterable[Path]) -> list[JSON]:
-    """All objects of all files; of a folder, of the files in it that end in .yaml, .yml or .json.
+    """Returns all objects of all files; of a directory, its files that end in .yaml, .yml or .json.
 
-    Raises :class:`QuestionError`, whose ``faults`` have a sentence for everything that is wrong, with file and line.
+    Raises:
+        QuestionError: a file is invalid; ``faults`` has a sentence for each fault, with file and line.
     """
-    from ..base.yaml import manifests  # with YAML, which a question about a cluster does without
+    from ..base.yaml import manifests  # with YAML, which questions about a live cluster do not need
 
     return [m.value for m in manifests.objects(paths)]

@@ -1,6 +1,6 @@
-"""Names in objects that are nearly those of something else in the same files: classes, claims, templates, attributes of devices.
+"""Finds misspelt names in objects: of classes, claims, templates and attributes of devices.
 
-What has no such neighbour is not told: it may well be in the cluster.
+A name without a similar one in the same files is not reported, because the object may exist in the cluster.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KnownNames:
                     at[kind].add(own if slash else str(name))
 
     def doubts(self, expression: str) -> Iterator[str]:
-        """What a selector names and no device has, in domains that are known."""
+        """Yields sentences about names in a selector that no device has, in known domains."""
         for kind, domain, name in mentions(expression):
             if domain not in self.names:
                 if meant := did_you_mean(domain, self.names, _CLOSE):
@@ -63,8 +63,12 @@ class KnownNames:
 def near_name_warnings(
     obj: JSON, objects: Sequence[JSON], published: KnownNames, classes: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Path and sentence for each name in ``obj`` that is nearly one in ``objects``, of what is ``published``, or of the ``classes`` that
-    a driver brings.
+    """Yields path and sentence for each name in ``obj`` that is probably a misspelt one.
+
+    Args:
+        objects: all objects of the files.
+        published: attributes and capacities of devices.
+        classes: names of DeviceClasses that a driver brings.
     """
     names: dict[str, set[str]] = {kind: set() for kind in _REFERENCES.values()}
     names["DeviceClass"] |= {*classes}
@@ -82,7 +86,7 @@ def near_name_warnings(
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Path, key and value of every text that stands at a key; not in parameters, which are their driver's."""
+    """Yields path, key and value of each text in a mapping, except in parameters, whose form only their driver knows."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             where = f"{path}.{key}" if path else str(key)

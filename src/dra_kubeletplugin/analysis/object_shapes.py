@@ -1,6 +1,7 @@
-"""Whether an object has the form that questions rely on: what comes from files or from another program may be anything.
+"""Validates the form of objects from files or other programs, as far as the analysis relies on it.
 
-A server has judged its own objects; those of DRA are read by the types of resource.k8s.io, the others by what is looked at here.
+An API server has validated its own objects. Objects of resource.k8s.io are decoded with their types, others with the
+types here.
 """
 
 from __future__ import annotations
@@ -231,8 +232,12 @@ RULES: Mapping[str, Callable[..., list[FieldError]]] = {
 _FORMS: Mapping[str, Any] = {"Pod": _Pod, "Node": _Node, "Event": _Event}
 
 
-def settled(obj: JSON) -> JSON:
-    """The object, in the form that questions rely on. Raises one of :data:`FAULTS` where it has another."""
+def validated(obj: JSON) -> JSON:
+    """Returns the object in the form that the analysis relies on.
+
+    Raises:
+        one of :data:`FAULTS`: the object has another form.
+    """
     kind = str(obj["kind"])
     if not str(obj["apiVersion"]).startswith(f"{GROUP}/"):
         msgspec.convert(obj, _FORMS.get(kind, _Other))
@@ -244,14 +249,18 @@ def settled(obj: JSON) -> JSON:
     msgspec.convert(obj, _Other)
     decoded = schema.decode(obj, kind, strict=False)
     if kind == "ResourceSlice":
-        _computable(decoded)
+        _check_amounts(decoded)
     elif missing := [str(f) for f in RULES[kind](decoded) if f.reason == "FieldValueRequired"]:
         raise ValueError("; ".join(missing))
     return decoded
 
 
-def _computable(sl: JSON) -> None:
-    """Raises ``ValueError`` where an amount or a version in a slice is none."""
+def _check_amounts(sl: JSON) -> None:
+    """Checks that all amounts and versions in a slice can be parsed.
+
+    Raises:
+        ValueError: one cannot be parsed.
+    """
     driver, _ = key_of(sl)
     for device in sl["spec"].get("devices") or []:
         cel.Device(driver, device)

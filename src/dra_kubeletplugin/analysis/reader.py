@@ -1,4 +1,4 @@
-"""A snapshot from an API server: in pages, in whichever version it serves, with a name for each permission that is missing."""
+"""Reads a snapshot from an API server: in pages, in the served version, with a text for each missing permission."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ JSON = dict[str, Any]
 Progress = Callable[[str, int], None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
 _WHAT_FOR = {
-    PODS: "what runs where is not known: nodes look emptier than they are",
+    PODS: "pods of nodes are not known: nodes look emptier than they are",
     NODES: "labels, taints and free resources of nodes are not known",
     NAMESPACES: "labels of namespaces are not known",
     CLAIMS: "devices that claims hold look free",
     TEMPLATES: "whether a claim's template exists is not known",
     CLASSES: "selectors of classes are not known: more devices seem to fit than do",
     SLICES: "no device is known",
-    EVENTS: "what the cluster said is not known",
+    EVENTS: "events of the cluster are not known",
 }
 
 
 async def served(client: KubeClient) -> str:
-    """The version of resource.k8s.io that is asked for.
+    """Returns the version of resource.k8s.io to use.
 
-    Raises :class:`QuestionError` where the cluster does not serve the group, :class:`ApiError` where it does not answer.
+    Raises:
+        QuestionError: the cluster does not serve the group.
+        ApiError: the API server failed or could not be reached.
     """
     try:
         return await client.dra_version()
@@ -51,13 +53,15 @@ async def take(
     kinds: Collection[Resource] = EVERYTHING,
     progress: Progress = lambda plural, count: None,
 ) -> Snapshot:
-    """What the cluster has now. What may not be read is in ``gaps``.
+    """Reads the cluster's current objects. Kinds that may not be read are in ``gaps``.
 
     Args:
-        namespace: what is tried alone where a list of all namespaces is refused; templates are read of it alone.
-        progress: hears how many objects of a resource were read.
+        namespace: read this namespace only if a list of all namespaces is refused. Templates are read from it only.
+        progress: called with the plural name of a resource and the number of objects read.
 
-    Raises :class:`QuestionError` where the cluster has no DRA, :class:`ApiError` where it does not answer.
+    Raises:
+        QuestionError: the cluster has no DRA.
+        ApiError: the API server failed or could not be reached.
     """
     version = await served(client)
     reading = [_all(client, r, version, namespace, progress) for r in kinds]
@@ -67,7 +71,7 @@ async def take(
 
 
 async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, uid: str) -> Snapshot:
-    """The snapshot with what the cluster said of one object."""
+    """Returns the snapshot with the events about one object."""
     try:
         events = await _list(client, EVENTS, "v1", namespace, lambda plural, count: None, f"involvedObject.uid={uid}")
     except ApiError as e:
@@ -80,7 +84,7 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
 async def _all(
     client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress
 ) -> tuple[list[JSON], Gap | None]:
-    """Of all namespaces, or of one where that is all that may be read."""
+    """Lists all namespaces, or one if only that may be read."""
     scope = namespace if resource is TEMPLATES else ""
     try:
         return await _list(client, resource, version, scope, progress), None
@@ -101,11 +105,11 @@ async def _all(
 async def _list(
     client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress, fields: str = ""
 ) -> list[JSON]:
-    asked = replace(resource, version=version) if resource.group == GROUP else resource
-    head = {"apiVersion": asked.api_version, "kind": kind_named(resource)}
+    versioned = replace(resource, version=version) if resource.group == GROUP else resource
+    head = {"apiVersion": versioned.api_version, "kind": kind_named(resource)}
     return await read_all(
         client,
-        asked,
+        versioned,
         lambda item: read({**head, **as_json(item)}, resource),
         namespace,
         fields=fields,
@@ -114,7 +118,7 @@ async def _list(
 
 
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
-    """What it means that a list was refused, or is not served."""
+    """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
     consequence = _WHAT_FOR[resource]
     if error.status == 404:

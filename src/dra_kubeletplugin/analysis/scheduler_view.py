@@ -1,4 +1,4 @@
-"""A snapshot as a scheduler would hold it: nodes with their pods, claims with their devices, slices by node."""
+"""A snapshot in the form that a scheduler uses: nodes with their pods, claims with their devices, slices by node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "10
 
 
 class SchedulerView:
-    """Where nodes or classes may not be read, others stand in: as many nodes as slices name, classes that take any device."""
+    """The scheduler's caches, filled from a snapshot.
+
+    If nodes or classes may not be read, it uses substitutes: one node for each name in slices, classes that select any
+    device.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -54,7 +58,7 @@ class SchedulerView:
             self.cache.nominate(info, info.nominated)
 
     def seen_with(self, snapshot: Snapshot) -> SchedulerView:
-        """The same, of a snapshot that differs in events alone."""
+        """Returns a view with the same caches for a snapshot that differs only in events."""
         out = copy.copy(self)
         out.snapshot = snapshot
         return out
@@ -68,7 +72,7 @@ class SchedulerView:
         return self._claims.values()
 
     def set_claim(self, claim: JSON) -> None:
-        """The claim is new, or is so now."""
+        """Adds or replaces a claim."""
         self._claims[str(claim["metadata"]["uid"])] = claim
         self._holders = None
         self.cache.claims.observe(claim)
@@ -79,12 +83,12 @@ class SchedulerView:
         self.cache.claims.forget(claim)
 
     def allocations(self, limit: float = TIME_LIMIT) -> NodeAllocator:
-        """For one look at all nodes. ``limit``: seconds for one of them."""
+        """Returns an allocator for one pass over all nodes. ``limit``: seconds for one node."""
         nodes = len(self.snapshot.nodes) or 1
         return NodeAllocator(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
 
     def holders(self, device: DeviceId) -> list[JSON]:
-        """Claims that have a device, or a share of it."""
+        """Returns the claims that have a device or a share of it."""
         if self._holders is None:
             self._holders = {}
             for claim in self.claims:
@@ -100,18 +104,18 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
 
 
 def name_of(obj: Mapping[str, Any]) -> str:
-    """``namespace/name``."""
+    """Returns ``namespace/name``."""
     return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
 
 
-def told(claim: JSON) -> str:
-    """``claim ml/a of pod ml/a-0``."""
+def describe_claim(claim: JSON) -> str:
+    """Describes a claim and its users, for example ``claim ml/a of pod ml/a-0``."""
     users = users_of(claim)
     return f"claim {name_of(claim)} " + (f"of {join_names(users, 1)}" if users else "that no pod uses")
 
 
 def users_of(claim: JSON) -> list[str]:
-    """Who has a claim reserved: ``pod ml/a-0``."""
+    """Returns the users for which a claim is reserved, for example ``pod ml/a-0``."""
     namespace = claim["metadata"]["namespace"]
     return [
         f"{str(r.get('resource', 'pods')).removesuffix('s')} {namespace}/{r.get('name')}" for r in reserved_for(claim)
@@ -119,7 +123,7 @@ def users_of(claim: JSON) -> list[str]:
 
 
 def _by_node(slices: Iterable[JSON]) -> Slices:
-    """As the scheduler's own store, made in one go."""
+    """Sorts slices as the scheduler's own cache does, in one pass."""
     local: dict[str, list[JSON]] = {}
     wide: list[JSON] = []
     by_pool: dict[PoolKey, list[JSON]] = {}
@@ -140,12 +144,12 @@ def _named_by_slices(slices: Iterable[JSON]) -> Iterator[JSON]:
 
 def _named_by(claims: Iterable[JSON], templates: Iterable[JSON]) -> Iterator[JSON]:
     specs = [*(c["spec"] for c in claims), *(t["spec"]["spec"] for t in templates)]
-    for name in sorted({str(one["deviceClassName"]) for spec in specs for _, one in asked(spec)}):
+    for name in sorted({str(one["deviceClassName"]) for spec in specs for _, one in named_requests(spec)}):
         yield {"metadata": {"name": name}, "spec": {}}
 
 
-def asked(spec: Mapping[str, Any]) -> Iterator[tuple[str, JSON]]:
-    """Requests of a claim's spec with their names; each alternative is one."""
+def named_requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, JSON]]:
+    """Yields the requests of a claim's spec with their names, and each alternative separately."""
     for request in (spec.get("devices") or {}).get("requests") or []:
         if request.get("exactly"):
             yield str(request["name"]), request["exactly"]

@@ -1,4 +1,4 @@
-"""What questions about a cluster are asked of: its objects as plain JSON, and what of them could not be had."""
+"""The input of all questions about a cluster: its objects as plain JSON, and which of them could not be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import QuestionError, describe
 from ..kube import Resource
 from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
 from ..resourceapi.conversion import GROUP, VERSIONS, convert
-from .object_shapes import FAULTS, settled
+from .object_shapes import FAULTS, validated
 
 JSON = dict[str, Any]
 
@@ -30,9 +30,11 @@ _UNREAD_OF_NODES = ("images", "volumesInUse", "volumesAttached", "nodeInfo", "co
 
 @dataclass(frozen=True)
 class Gap:
-    """A kind of object that could not be read. ``why`` is a sentence with what to ask for; ``read`` is how far it was.
+    """A kind of object that could not be read completely.
 
-    ``read`` is empty where nothing is known, or the one namespace that is.
+    Args:
+        why: a sentence with the consequence and the permission to ask for.
+        read: the only namespace that was read; empty if none was.
     """
 
     resource: str
@@ -42,7 +44,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Unread:
-    """An object that has not the form of its kind, and counts as not there."""
+    """An object that is malformed; it is ignored."""
 
     kind: str
     namespace: str
@@ -56,10 +58,12 @@ class Unread:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The objects of one moment, DRA's in ``resource.k8s.io/v1``.
+    """The objects of a cluster at one moment, DRA's in ``resource.k8s.io/v1``.
 
-    ``gaps`` are kinds that are not all there, ``unread`` objects that have no object's form. ``live`` says that the moment is now:
-    what depends on the clock is judged then.
+    Args:
+        gaps: kinds that were not read completely.
+        unread: objects that are malformed.
+        live: whether the moment is now, so that time limits can be evaluated.
     """
 
     pods: tuple[JSON, ...] = ()
@@ -76,11 +80,12 @@ class Snapshot:
 
     @classmethod
     def of(cls, objects: Iterable[Mapping[str, Any]], *, gaps: Iterable[Gap] = (), live: bool = False) -> Snapshot:
-        """From objects of any kinds, in any order; those that no question is about are passed over.
+        """Builds a snapshot from objects of any kind, in any order. Ignores kinds that no question needs.
 
-        What a server would have set is set where it is missing: a UID, and the namespace ``default``.
+        Sets fields that a server would have set if they are missing: a UID, and the namespace ``default``.
 
-        Raises :class:`QuestionError` for what has no kind or no name.
+        Raises:
+            QuestionError: an object has no kind or no name.
         """
         found: dict[str, list[JSON]] = {r.plural: [] for r in KINDS.values()}
         unread = []
@@ -90,7 +95,7 @@ class Snapshot:
                 continue
             known = read(obj, resource)
             try:
-                found[resource.plural].append(settled(known))
+                found[resource.plural].append(validated(known))
             except FAULTS as e:
                 meta = known["metadata"]
                 unread.append(Unread(known["kind"], str(meta.get("namespace") or ""), str(meta["name"]), describe(e)))
@@ -105,7 +110,7 @@ class Snapshot:
         *,
         live: bool = False,
     ) -> Snapshot:
-        """From objects that were read (:func:`read`) and have their kind's form, by the plural name of their resource."""
+        """Builds a snapshot from objects that :func:`read` returned and that were validated, by plural name of their resource."""
 
         def of(resource: Resource) -> tuple[JSON, ...]:
             return tuple(found.get(resource.plural, ()))
@@ -126,7 +131,7 @@ class Snapshot:
 
     @property
     def objects(self) -> Mapping[str, tuple[JSON, ...]]:
-        """By the plural name of their resource."""
+        """The objects by plural name of their resource."""
         found = (
             self.pods,
             self.nodes,
@@ -145,12 +150,16 @@ class Snapshot:
 
 
 def kind_named(resource: Resource) -> str:
-    """``Pod`` for pods."""
+    """Returns the kind of a resource, for example ``Pod`` for pods."""
     return next(kind for kind, known in KINDS.items() if known.plural == resource.plural)
 
 
 def kind_of(obj: Mapping[str, Any]) -> str:
-    """Raises :class:`QuestionError` for what is no object."""
+    """Returns the kind of an object.
+
+    Raises:
+        QuestionError: it is no Kubernetes object.
+    """
     kind, meta = (obj.get("kind"), obj.get("metadata")) if isinstance(obj, Mapping) else (None, None)
     name = (meta.get("name") or meta.get("generateName")) if isinstance(meta, Mapping) else None
     if not isinstance(kind, str) or not isinstance(name, str) or not isinstance(obj.get("apiVersion"), str):
@@ -159,9 +168,10 @@ def kind_of(obj: Mapping[str, Any]) -> str:
 
 
 def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
-    """The object as questions look at it: in the version that they know, without what they never read.
+    """Returns the object in the version that the analysis uses, without fields that it never reads.
 
-    Raises :class:`QuestionError`.
+    Raises:
+        QuestionError: the version is not known, or the object cannot be converted.
     """
     api = str(obj["apiVersion"])
     if resource.group == GROUP and api != f"{GROUP}/v1":

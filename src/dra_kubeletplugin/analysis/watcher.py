@@ -1,4 +1,4 @@
-"""The objects of a cluster as they are now, kept by watches: a :class:`Snapshot` at any moment, and what is wrong with it."""
+"""Watches the objects of a cluster. Returns a :class:`Snapshot` at any moment, with the kinds and objects that cannot be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .reader import EVERYTHING, gap_of, served
 from .snapshot import Gap, Snapshot, kind_named, read
 
 JSON = dict[str, Any]
-_ODD = (QuestionError, TypeError, KeyError, ValueError, AttributeError)
+_MALFORMED = (QuestionError, TypeError, KeyError, ValueError, AttributeError)
 _REFUSED = {403, 404}
 # Finished pods hold nothing and wait for nothing, and a cluster may keep thousands of them.
 _SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
@@ -25,21 +25,22 @@ _SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
 
 @dataclass
 class _Kind:
-    """One kind of object. ``refusal`` is why a list was refused at the start, where it was."""
+    """One kind of object. ``refusal`` is set if a list was refused at the start."""
 
     resource: Resource
     reflector: Reflector
     refusal: Gap | None = None
     objects: dict[str, JSON] = field(default_factory=dict)  # by UID
-    odd: dict[str, str] = field(default_factory=dict)  # what cannot be read, by UID
+    unreadable: dict[str, str] = field(default_factory=dict)  # reasons why objects cannot be read, by UID
     listed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ClusterWatcher:
-    """Follows while :meth:`run` runs. ``version`` grows with whatever changes.
+    """Follows the cluster while :meth:`run` runs. ``version`` grows with each change.
 
     Args:
-        namespace: what is tried alone where a list of all namespaces is refused.
+        namespace: read this namespace only if a list of all namespaces is refused.
+        kinds: the resources to follow.
     """
 
     def __init__(self, client: KubeClient, namespace: str = "", kinds: Collection[Resource] = EVERYTHING) -> None:
@@ -48,23 +49,25 @@ class ClusterWatcher:
         self._namespace = namespace
         self._wanted = kinds
         self._kinds: list[_Kind] = []
-        self._lost = 0.0  # unix seconds; 0 while the server answers
+        self._lost = 0.0  # unix seconds since when the API server is away; 0 while it responds
 
     async def start(self) -> None:
-        """Asks what may be read.
+        """Checks which kinds may be read.
 
-        Raises :class:`QuestionError` where the cluster has no DRA, :class:`ApiError` where it does not answer.
+        Raises:
+            QuestionError: the cluster has no DRA.
+            ApiError: the API server failed or could not be reached.
         """
         await served(self.client)
         self._kinds = list(await asyncio.gather(*map(self._kind, self._wanted)))
 
     async def run(self) -> None:
-        """Never ends; :meth:`start` comes before it."""
+        """Watches all kinds. Never ends; call :meth:`start` first."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self._kinds:
                 tasks.create_task(self._follow(kind), name=f"following {kind.resource.plural}")
 
-    async def looked(self) -> None:
+    async def wait_listed(self) -> None:
         """Waits until each kind was read once, or refused."""
         await asyncio.gather(*(k.listed.wait() for k in self._kinds if k.refusal is None or k.refusal.read))
 
@@ -73,17 +76,17 @@ class ClusterWatcher:
         return Snapshot.by_plural(found, self.gaps, live=True)
 
     def objects(self, resource: Resource) -> Mapping[str, JSON]:
-        """Of one kind, by UID, as they are now."""
+        """Returns the current objects of one kind, by UID."""
         return next(k.objects for k in self._kinds if k.resource.plural == resource.plural)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What cannot be read though it may be."""
-        return tuple(why for k in self._kinds for why in k.odd.values())
+        """Reasons why single objects cannot be read."""
+        return tuple(why for k in self._kinds for why in k.unreadable.values())
 
     @property
     def away(self) -> tuple[str, float]:
-        """Why the API server is not heard now, and since when (unix seconds); empty and 0 while it is."""
+        """Why the API server cannot be reached now, and since when in unix seconds; empty and 0 if it responds."""
         faults = [k.reflector for k in self._kinds if k.reflector.fault and k.reflector.fault_status not in _REFUSED]
         if not faults:
             self._lost = 0.0
@@ -94,16 +97,16 @@ class ClusterWatcher:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What may not be read now. Permissions come and go without a change of any object."""
+        """Kinds that may not be read now. Permissions may change without a change of any object."""
         out = []
         for kind in self._kinds:
             if kind.reflector.fault and kind.reflector.fault_status in _REFUSED:
                 if kind.reflector.heard:
                     name = kind.resource.plural
                     why = (
-                        f'cannot list {name} any more: they are shown as they last were; ask for the verb "list" on them'
+                        f'cannot list {name} any more: their last known state is shown; ask for the verb "list" on them'
                         if kind.reflector.fault_of_list
-                        else f'cannot watch {name}: they are read anew every 30 s at most; ask for the verb "watch" on them'
+                        else f'cannot watch {name}: they are listed again every 30 s at most; ask for the verb "watch" on them'
                     )
                     out.append(Gap(name, why, kind.reflector.namespace or "all"))
                 else:
@@ -114,17 +117,17 @@ class ClusterWatcher:
         return tuple(out)
 
     async def _kind(self, resource: Resource) -> _Kind:
-        """Of all namespaces, or of one where that is all that may be read."""
-        asked = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
+        """Checks access to a kind: in all namespaces, or in one if only that may be read."""
+        versioned = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
         try:
-            await self.client.page(asked, limit=1)
+            await self.client.page(versioned, limit=1)
         except ApiError as e:
             if e.status not in _REFUSED:
                 raise
             gap = gap_of(resource, "", e)
             if resource.namespaced and self._namespace:
                 with contextlib.suppress(ApiError):
-                    await self.client.page(asked, self._namespace, limit=1)
+                    await self.client.page(versioned, self._namespace, limit=1)
                     return self._made(resource, self._namespace, replace(gap, read=self._namespace))
             return self._made(resource, "", gap)
         return self._made(resource, "", None)
@@ -138,11 +141,11 @@ class ClusterWatcher:
             self.version += 1
             if event.type == "SYNCED":
                 kind.listed.set()
-                # One copy of each object: the one that was read.
+                # Keeps one copy of each object: the converted one.
                 kind.reflector.items.update({u: o for u, o in kind.objects.items() if u in kind.reflector.items})
                 continue
             uid = event.object["metadata"]["uid"]
-            kind.odd.pop(uid, None)
+            kind.unreadable.pop(uid, None)
             kind.objects.pop(uid, None)
             if event.type != "DELETED":
                 self._take(kind, uid, event.object)
@@ -153,8 +156,10 @@ class ClusterWatcher:
             head["apiVersion"] = kind.reflector.resource.api_version
         try:
             kind.objects[uid] = kind.reflector.items[uid] = read({**head, **obj}, kind.resource)
-        except _ODD as e:
-            kind.odd[uid] = f"{head['kind']} {obj['metadata']['name']} cannot be read, and is left out: {describe(e)}"
+        except _MALFORMED as e:
+            kind.unreadable[uid] = (
+                f"{head['kind']} {obj['metadata']['name']} cannot be read, and is left out: {describe(e)}"
+            )
 
 
 __all__ = ["ClusterWatcher"]

@@ -371,7 +371,7 @@ def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[
 # Commands that take their arguments whole: module and function, imported when one is run.
 _WHOLE = {
     "dev": ("dev", "dev"),
-    "dev VERB": ("dev_verbs", "said"),
+    "dev VERB": ("dev_client", "said"),
     "new": ("new", "new"),
     "deploy": ("deploy", "deploy"),
     "cleanup": ("cleanup", "cleanup"),

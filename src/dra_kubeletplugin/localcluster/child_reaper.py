@@ -1,7 +1,8 @@
-"""What this process starts ends with it, whatever ends it: a small shell waits for our end, and for theirs.
+"""Kills the processes that this process starts when this process ends, however it ends.
 
-The shell is there before what it guards, so there is no moment in between. It sees our end at a pipe, which the kernel closes; a
-process that is being started holds the pipe until it runs, and has the mark by which the shell knows it from then on.
+A small shell waits for the end of a pipe that the kernel closes. It starts before the guarded processes, so there is no
+gap. A process that is just starting keeps the pipe open until it runs; from then on the shell finds it by a mark in its
+environment.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import secrets
 from collections.abc import Mapping
 
 _LOOK = 0.1  # seconds between looks
-_KILLING = 20.0  # seconds for what is killed to end: all but what a device's driver holds in the kernel
+_KILLING = 20.0  # seconds for killed processes to end; only a device driver in the kernel can hold one longer
 _MARK = "DRA_GUARDED_BY"
 _NOW = b"now\n"
-# Between its start and its environment a process shows none for some microseconds, hence two looks in a row.
+# During exec a process shows no environment for some microseconds, so the shell looks twice in a row.
 _SCRIPT = """
 trap "" INT TERM HUP
-read -r said
+read -r line
 mark=$1 looks=$2 most=$3 none=0
 shift 3
-[ "$said" != now ] || most=$((most - looks)) looks=0
+[ "$line" != now ] || most=$((most - looks)) looks=0
 tidy() { :; }
 %s
 while [ $none -lt 2 ] && [ $most -gt 0 ]; do
@@ -35,8 +36,11 @@ done
 
 
 class Guard:
-    """Made by :meth:`start`, before what it guards is. What is started with :attr:`mark` in its environment has until ``patience``
-    seconds after our end to end by itself, and so has what it starts; then it is killed."""
+    """A guard; create it with :meth:`start` before the processes that it guards.
+
+    It guards processes with :attr:`mark` in their environment and their children. They have ``patience`` seconds to end
+    by themselves after this process ended; then the guard kills them.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, mark: Mapping[str, str]) -> None:
         self._process = process
@@ -44,8 +48,13 @@ class Guard:
 
     @classmethod
     async def start(cls, patience: float, tidy: str = "", *arguments: str) -> Guard:
-        """``tidy`` is what is done at each look besides, as the body of a shell's function with ``arguments``: it prints something
-        while there is something left to do."""
+        """Starts the guard.
+
+        Args:
+            patience: seconds that guarded processes have to end by themselves.
+            tidy: the body of a shell function that runs at each look. It prints a text while it has work left.
+            arguments: arguments of that function.
+        """
         identity = secrets.token_hex(16)
         looks = round(patience / _LOOK)
         most = looks + round(_KILLING / _LOOK)
@@ -62,7 +71,7 @@ class Guard:
         return self._process.returncode is None
 
     async def close(self) -> None:
-        """Ends what is left, at once."""
+        """Kills the remaining processes now."""
         assert self._process.stdin
         if self.alive:
             self._process.stdin.write(_NOW)

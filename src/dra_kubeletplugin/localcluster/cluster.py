@@ -1,4 +1,4 @@
-"""A whole cluster in one process: what runs here runs on Kubernetes."""
+"""A whole cluster in one process. Drivers and manifests that work here work on Kubernetes."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
-_LOOK = 0.01  # seconds between looks at what is waited for
-_LONGEST = 60.0  # seconds until it is given up: a machine may be busy
+_LOOK = 0.01  # seconds between two looks of :meth:`LocalCluster.wait`
+_LONGEST = 60.0  # seconds before a wait fails; long, because the machine may be busy
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node's folders; a plugin is pointed at them by its settings."""
+    """One node and its directories, for the settings of a plugin."""
 
     name: str
     root: Path
@@ -60,26 +60,29 @@ class Node:
 
 
 class LocalCluster:
-    """API server, controllers, scheduler and one kubelet a node. Use with ``async with``.
+    """API server, controllers, scheduler and one kubelet per node. Use with ``async with``.
 
     Args:
-        nodes: their names.
-        state: where everything is kept, objects too; a temporary folder, removed at the end, when left out. Keep it short:
-            sockets live there.
-        address: of the API server.
-        certificate: files with a certificate for that address and its key; one is made when left out.
-        kubeconfig: leads to an API server that runs already and takes the place of the local one; see :attr:`api`.
-        cdi_root: for a real runtime's folder; each node has its own below ``state`` otherwise.
-        timers: of the kubelets.
-        runtimes: makes a node's runtime from its name, a folder of its own and the folders of CDI specs; simulated when left out.
-        binding_timeout: seconds in which the binding conditions of an allocated claim must become true (KEP-5007).
-        kubernetes: the release that it behaves as, from 1.34 to 1.37; that of DRA_KUBERNETES when left out, else 1.36.
-        feature_gates: those that are not as the release has them: name → whether it is on.
-        runtime_config: versions of resource.k8s.io that are served though they are not by default, or the other way round:
+        nodes: names of the nodes.
+        state: the directory for everything, objects too. Keep its path short, because it contains sockets. By default a
+            temporary directory that is removed at the end.
+        address: address of the API server.
+        certificate: files of a certificate for that address and of its key; created by default.
+        kubeconfig: of a running API server to use instead of the local one; see :attr:`api`.
+        cdi_root: a directory of a real container runtime for all nodes; by default each node has its own below
+            ``state``.
+        timers: intervals and limits of the kubelets.
+        runtimes: creates a node's runtime from its name, a directory of its own and the directories of CDI specs;
+            simulated by default.
+        binding_timeout: seconds until the binding conditions of an allocated claim must be true (KEP-5007).
+        kubernetes: the release to behave as, 1.34 to 1.37; by default the one in DRA_KUBERNETES, else 1.36.
+        feature_gates: gates that differ from the release's defaults: name → whether it is on.
+        runtime_config: versions of resource.k8s.io that are switched on or off against the default:
             ``{"resource.k8s.io/v1beta1": True}``.
-        features: the last three together, where they were made before.
+        features: the last three in one object.
 
-    Raises :class:`SettingsError` for a release or gates that there are not.
+    Raises:
+        SettingsError: the release or a gate does not exist.
     """
 
     def __init__(
@@ -100,18 +103,18 @@ class LocalCluster:
         features: Features | None = None,
     ) -> None:
         self.features = features or Features.of(kubernetes, feature_gates, runtime_config)
-        if twice := sorted({n for n in nodes if list(nodes).count(n) > 1}):
-            raise ValueError(f"nodes: {', '.join(twice)} is there twice: each node needs a name of its own")
+        if duplicates := sorted({n for n in nodes if list(nodes).count(n) > 1}):
+            raise ValueError(f"nodes: {', '.join(duplicates)} is listed twice: each node needs its own name")
         self._names = nodes
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
-        if state is None:  # also where nobody enters it: what follows may fail, here and at the caller's
+        if state is None:  # also removes the directory if the constructor or the caller fails before __aenter__
             weakref.finalize(self, _remove, self.state, os.getpid())
         self._cdi_root = cdi_root
         self._timers = timers or Timers()
         self._runtimes = runtimes or simulated
         self._binding_timeout = binding_timeout
-        self._given = kubeconfig
+        self._given_kubeconfig = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
         self._certificate = certificate or make_certificate(self.state, _hosts(address))
         self._journal: PersistentStorage | None = None
@@ -123,9 +126,9 @@ class LocalCluster:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._clean_up)
             self.state.mkdir(parents=True, exist_ok=True)
-            if self._given:
-                self.kubeconfig = self._given
-                self.config = load_config(str(self._given))
+            if self._given_kubeconfig:
+                self.kubeconfig = self._given_kubeconfig
+                self.config = load_config(str(self._given_kubeconfig))
             else:
                 await self._start_api(stack)
             self.client = KubeClient(self.config)
@@ -146,7 +149,7 @@ class LocalCluster:
         return self
 
     def _component(self, stack: contextlib.AsyncExitStack, name: str, *groups: str) -> KubeClient:
-        """What a component of the cluster asks the API server through, under its own name; under ours where another one serves."""
+        """Creates the API client of a component with an identity of its own; returns ``client`` if the API server is not the local one."""
         if not self.has_own_api:
             return self.client
         token = Token(self.api.tokens.of_component(name, groups))
@@ -165,7 +168,11 @@ class LocalCluster:
         self.config = self.api.config_with(Tls(TlsFiles(ca=self._certificate[0])))
 
     def _server(self, address: str, *, own: bool) -> ApiServer:
-        """With a certificate of its user it serves there only; else what runs in this process has a port without TLS."""
+        """Creates the API server.
+
+        With the user's certificate it listens on TLS only. Else it has a second port without TLS for clients in this
+        process.
+        """
         tls = _server_tls(self._certificate)
         storage = None
         if self._keep:
@@ -198,12 +205,15 @@ class LocalCluster:
 
     @property
     def api(self) -> ApiServer:
-        """The local API server, with its memory and its faults.
+        """The local API server, with its storage and its faults.
 
-        Raises ``RuntimeError`` where another one takes its place.
+        Raises:
+            RuntimeError: the cluster uses another API server.
         """
         if self._api is None:
-            raise RuntimeError(f"the API server of {self._given} is in use: it is reached through `client` only")
+            raise RuntimeError(
+                f"the API server of {self._given_kubeconfig} is in use: it is reached through `client` only"
+            )
         return self._api
 
     @property
@@ -212,12 +222,12 @@ class LocalCluster:
 
     @property
     def access(self) -> Mapping[str, str]:
-        """What leads a driver's process to the API server, as environment variables: those of a pod, or the kubeconfig given."""
-        if self._given:
-            return {"KUBECONFIG": str(self._given)}
+        """Environment variables with which a driver's process reaches the API server: those of a pod, or the kubeconfig."""
+        if self._given_kubeconfig:
+            return {"KUBECONFIG": str(self._given_kubeconfig)}
         at = urlsplit(self.api.public_url)
         return {
-            "KUBECONFIG": "",  # the user's own leads elsewhere
+            "KUBECONFIG": "",  # the user's kubeconfig is for another cluster
             "KUBERNETES_SERVICE_HOST": str(at.hostname),
             "KUBERNETES_SERVICE_PORT": str(at.port),
             "SERVICE_ACCOUNT": str(self._account),
@@ -225,7 +235,7 @@ class LocalCluster:
 
     @property
     def has_own_api(self) -> bool:
-        """Whether there is :attr:`api`."""
+        """Whether the cluster has its own API server, :attr:`api`."""
         return self._api is not None
 
     @property
@@ -233,10 +243,10 @@ class LocalCluster:
         """The first node."""
         return next(iter(self.nodes.values()))
 
-    # --- what a user does -----------------------------------------------------------------------
+    # --- actions of a user ----------------------------------------------------------------------
 
     async def apply(self, *documents: JSON) -> list[JSON]:
-        """Creates objects, or replaces those that exist, as ``kubectl apply`` would."""
+        """Creates objects or patches existing ones, like ``kubectl apply``."""
         out = []
         for doc in documents:
             resource = resource_of(doc)
@@ -253,13 +263,18 @@ class LocalCluster:
         return out
 
     async def apply_file(self, path: Path) -> list[JSON]:
-        """Every object of a file. Raises :class:`ManifestError`."""
+        """Applies all objects of a file.
+
+        Raises:
+            ManifestError: the file is invalid.
+        """
         return await self.apply(*(m.value for m in objects([path])))
 
     async def wait(self, what: str, check: Any, timeout: float = _LONGEST) -> Any:
-        """Waits until ``await check()`` answers something true, and answers that.
+        """Waits until ``await check()`` returns a true value, and returns that value.
 
-        Raises ``TimeoutError`` that says what was waited for.
+        Raises:
+            TimeoutError: the time is over; the text contains ``what``.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -289,12 +304,12 @@ class LocalCluster:
             events: list[JSON] = []
             with contextlib.suppress(ApiError):
                 events = (await self.client.list(EVENTS, namespace))["items"]
-            told = [f"{v['reason']}: {v['message']}" for v in events if v["involvedObject"]["name"] == name]
-            raise TimeoutError(f"{e}; events: {told}") from None
+            messages = [f"{v['reason']}: {v['message']}" for v in events if v["involvedObject"]["name"] == name]
+            raise TimeoutError(f"{e}; events: {messages}") from None
         return found
 
     async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> None:
-        """Deletes a pod and waits until it has gone."""
+        """Deletes a pod and waits until it is removed."""
         await self.client.delete(PODS, name, namespace)
 
         async def check() -> bool:
@@ -302,10 +317,10 @@ class LocalCluster:
 
         await self.wait(f"pod {name} to go", check, timeout)
 
-    # The next three read the memory of the local API server; where another one takes its place they raise as `api` does.
+    # The next three methods read the storage of the local API server. With another API server they raise like `api`.
 
     def events(self, name: str = "") -> list[str]:
-        """Events as ``reason: message``, about one object or all, oldest first."""
+        """Returns events as ``reason: message``, about one object or all, oldest first."""
         found = self.api.storage.list("events")
         found.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
         return [f"{e['reason']}: {e['message']}" for e in found if not name or e["involvedObject"]["name"] == name]
@@ -323,9 +338,13 @@ class LocalCluster:
     # --- faults ---------------------------------------------------------------------------------
 
     async def reboot(self, name: str = "", sysfs: Path | None = None) -> None:
-        """A node's reboot: everything in memory is gone (CDI files, sockets stay as stale files), a new boot id.
+        """Reboots a node: deletes its CDI files, keeps stale socket files, changes the boot id.
 
-        Kill the driver before, start it after. ``sysfs`` is the described host whose boot id changes.
+        Kill the driver before the call and start it after the call.
+
+        Args:
+            name: the node; empty for the first one.
+            sysfs: sysfs of the described host whose boot id changes.
         """
         node = self.nodes[name] if name else self.node
         await node.kubelet.stop()
@@ -337,7 +356,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def api_away(self) -> Any:
-        """While inside, the API server answers nothing useful."""
+        """Makes the API server unavailable inside the context."""
         self.api.faults.down = True
         self.api.drop_connections()
         try:
@@ -347,18 +366,22 @@ class LocalCluster:
 
 
 def state_root() -> Path:
-    """Where temporary state folders are made, ``dra-*``: sockets live in them, so it is short, whatever TMPDIR says."""
+    """Returns the parent of temporary state directories ``dra-*``. It ignores TMPDIR, because paths of sockets must be short."""
     return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Unless this is a process that its owner has forked."""
+    """Deletes the directory, but not in a forked child of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def resource_of(doc: JSON) -> Resource:
-    """Raises ``ValueError`` for a kind that the local cluster does not serve."""
+    """Returns the resource of an object.
+
+    Raises:
+        ValueError: the local cluster does not serve the kind.
+    """
     group, _, version = doc["apiVersion"].rpartition("/")
     for (g, v, plural), kind in BY_PLURAL.items():
         if (g, v, kind.kind) == (group, version, doc["kind"]):
@@ -367,21 +390,21 @@ def resource_of(doc: JSON) -> Resource:
 
 
 def simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
-    """A node's runtime where no other is given."""
+    """Creates the default runtime of a node."""
     return SimulatedRuntime(folder, cdi_dirs)
 
 
 def _hosts(address: str) -> list[str]:
-    """The names and addresses by which a server at HOST:PORT is reached."""
+    """Returns names and addresses of a server at HOST:PORT."""
     host, own_name = address.rpartition(":")[0].strip("[]"), socket.gethostname().lower()
     own = [] if host in {"", "0.0.0.0", "::"} else [host]
     return [*own, "127.0.0.1", "::1", "localhost", *([own_name] if SUBDOMAIN.fullmatch(own_name) else [])]
 
 
 def _write_private(path: Path, text: str) -> None:
-    """For its owner alone: it is replaced, so that nobody reads it through a file that was open to them."""
+    """Writes a file that only its owner can read. Replaces the old file, so other users' open descriptors do not see the content."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # of one that was killed
+    temporary.unlink(missing_ok=True)  # left by a killed process
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(text)
     temporary.replace(path)
@@ -394,7 +417,7 @@ def _server_tls(certificate: tuple[Path, Path]) -> ssl.SSLContext:
 
 
 def _kubeconfig(url: str, certificate: Path, token: str) -> str:
-    """JSON, which kubectl takes as well as YAML."""
+    """Returns a kubeconfig in JSON, which kubectl accepts like YAML."""
     cluster = {"server": url, "certificate-authority": str(certificate.absolute())}
     config = {
         "apiVersion": "v1",

@@ -1,7 +1,6 @@
-"""Events about objects, as client-go records them: repeats are counted, similar ones combined, a flood is cut.
-
-Source: client-go tools/record. Ten messages that differ only in their text within ten minutes become "(combined from similar
-events)"; of one object a source may tell 25 at once and one more every five minutes.
+"""Records events about objects like client-go: counts repeats, combines similar events, limits floods.
+Source: client-go tools/record. Ten messages that differ only in their text within ten minutes become "(combined from
+similar events)". One source may write 25 events at once about an object, and one more every five minutes.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _SIMILAR = 10
 _WINDOW = 600.0  # seconds
 _BURST = 25.0
 _REFILL = 1 / 300  # events a second
-_AT_ONCE = 4  # objects about which events are told together
-_QUEUED = 1000  # what is more than this gets lost, as in client-go
-_KNOWN = 4096  # keys that are kept
+_AT_ONCE = 4  # objects whose events are written in parallel
+_QUEUED = 1000  # further events are dropped, as in client-go
+_KNOWN = 4096  # keys kept in each cache
 _LONGEST = 1024  # characters of a message
 
 
@@ -57,13 +56,13 @@ class _Seen:
 
 
 class EventRecorder:
-    """Tells events in the name of one component, in the background, of each object in order, while :meth:`run` runs.
+    """Writes the events of one component in the background, in order for each object, while :meth:`run` runs.
 
     Args:
-        component: e.g. ``kubelet``.
-        host: the node on which it runs, where there is one.
-        combine: whether similar events are combined and a flood is cut. The recorder of events.k8s.io, which a scheduler
-            has, counts repeats and does no more.
+        component: for example ``kubelet``.
+        host: the node on which it runs, if any.
+        combine: combine similar events and limit floods. The recorder of events.k8s.io, which schedulers use, only
+            counts repeats.
     """
 
     def __init__(self, client: KubeClient, component: str, host: str = "", *, combine: bool = True) -> None:
@@ -72,13 +71,13 @@ class EventRecorder:
         self.host = host
         self.combine = combine
         self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
-        self._lost = 0  # events, since the queue was full
+        self._lost = 0  # events dropped because the queue was full
         self._similar: dict[tuple[str, ...], _Similar] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._seen: dict[tuple[str, ...], _Seen] = {}
 
     def event(self, obj: Mapping[str, Any], kind: str, type: str, reason: str, message: str, api: str = "v1") -> None:
-        """An event about an object of ``kind`` in version ``api``. Never raises: an object without a name has no events."""
+        """Queues an event about an object of ``kind`` in version ``api``. Never raises: ignores an object without a name."""
         meta = obj.get("metadata")
         if not isinstance(meta, Mapping) or not meta.get("name"):
             return
@@ -91,14 +90,14 @@ class EventRecorder:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             if not self._lost:
-                log.warning("%s: more than %d events wait: others are lost", self.component, _QUEUED)
+                log.warning("%s: more than %d events are queued: further ones are dropped", self.component, _QUEUED)
             self._lost += 1
 
     def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
         self.event(obj, kind, "Warning", reason, message)
 
     async def run(self) -> None:
-        """Never returns."""
+        """Writes queued events. Never returns."""
         while True:
             about: dict[tuple[str, ...], list[JSON]] = {}
             event = await self._queue.get()
@@ -106,20 +105,21 @@ class EventRecorder:
             while len(about) < _AT_ONCE and not self._queue.empty():
                 event = self._queue.get_nowait()
                 about.setdefault(_identity(event), []).append(event)
-            await asyncio.gather(*(self._tell(events) for events in about.values()))
+            await asyncio.gather(*(self._write(events) for events in about.values()))
             if self._lost and self._queue.empty():
-                log.warning("%s: %d events were lost", self.component, self._lost)
+                log.warning("%s: %d events were dropped", self.component, self._lost)
                 self._lost = 0
 
-    async def _tell(self, events: list[JSON]) -> None:
-        """Events about one object, in order."""
+    async def _write(self, events: list[JSON]) -> None:
+        """Writes events about one object, in order."""
         for event in events:
             try:
                 await self._send(event)
             except ApiError as e:
-                log.debug("%s: event lost: %s", self.component, e)  # the object's namespace is gone, or the server away
+                # The object's namespace was deleted, or the API server is away
+                log.debug("%s: event lost: %s", self.component, e)
             except Exception:
-                log.exception("%s: an event cannot be told", self.component)
+                log.exception("%s: an event cannot be written", self.component)
 
     async def _send(self, event: JSON) -> None:
         moment = time.monotonic()
@@ -167,7 +167,7 @@ class EventRecorder:
 
 
 def _identity(event: JSON) -> tuple[str, ...]:
-    """Of the object that an event is about."""
+    """Returns the identity of the object that an event is about."""
     about = event["involvedObject"]
     return tuple(str(about.get(k, "")) for k in ("apiVersion", "kind", "namespace", "name", "uid"))
 

@@ -1,4 +1,4 @@
-"""What the cluster's components share: copies of objects, one wake-up for all changes, events, writes that may lose a race."""
+"""Watches resources for the cluster's components: cached objects, indexes, change handlers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JSON = dict[str, Any]
 
 
 def taint_rules(features: Features) -> Resource | None:
-    """DeviceTaintRules, where the release follows them."""
+    """Returns the resource of DeviceTaintRules, or None if the release does not support them."""
     version = features.followed_rules
     return Resource(GROUP, version, "devicetaintrules") if version else None
 
@@ -29,7 +29,7 @@ POD_GROUPS = {v: Resource(podgroups.GROUP, v, podgroups.RESOURCE, namespaced=Tru
 
 
 def pod_groups(features: Features) -> Resource | None:
-    """PodGroups, where the release has them."""
+    """Returns the resource of PodGroups, or None if the release does not have them."""
     return POD_GROUPS.get(features.pod_groups)
 
 
@@ -39,7 +39,7 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
 @dataclass(frozen=True)
 class ObjectChange:
-    """What happened to an object: ``before`` is None where it is new, ``gone`` says that it was deleted."""
+    """A change of an object. ``before`` is None for a new object; ``gone`` is True for a deleted one."""
 
     object: JSON
     before: JSON | None
@@ -51,7 +51,7 @@ Index = Callable[[JSON], Iterable[Hashable]]
 
 
 class Informers:
-    """Copies of some resources. ``changed`` is set whenever one of them changes; handlers hear of each change."""
+    """Cached copies of some resources. ``changed`` is set after each change; handlers are called for each change."""
 
     def __init__(self, client: KubeClient, resources: Mapping[Resource, str]) -> None:
         self.client = client
@@ -67,22 +67,22 @@ class Informers:
         return all(c.synced.is_set() for c in self._copies.values())
 
     async def wait_synced(self, *resources: Resource) -> None:
-        """Until these (or all) were listed once."""
+        """Waits until these resources (by default all) were listed once."""
         for resource in resources or self._copies:
             await self._copies[resource].synced.wait()
 
     async def wait_watching(self) -> None:
-        """Until all are followed: from then on the order of what happens is about the order in which it is heard."""
+        """Waits until all watches are open. From then on changes arrive approximately in the order in which they happen."""
         for copies in self._copies.values():
             while not copies.reflector.heard:  # noqa: ASYNC110 - a reflector says it in no other way
                 await asyncio.sleep(0.005)
 
     def on(self, resource: Resource, handler: Handler) -> None:
-        """Calls ``handler`` for each change from now on; what it raises is logged, and concerns nobody else."""
+        """Calls ``handler`` for each later change. Its exceptions are logged and do not affect other handlers."""
         self._copies[resource].handlers.append(handler)
 
     def index(self, resource: Resource, name: str, keys: Index) -> None:
-        """Keeps objects by what ``keys`` says of them, for :meth:`by`. An object that it cannot read has none."""
+        """Indexes objects by the result of ``keys``, for :meth:`by`. An object for which ``keys`` fails is not indexed."""
         self._copies[resource].add_index(name, keys)
 
     def by(self, resource: Resource, index: str, key: Hashable) -> list[JSON]:
@@ -109,7 +109,7 @@ class Informers:
             try:
                 await reconcile()
             except ApiError as e:
-                # A lost race shows as a conflict; the next event or resync brings the newer object.
+                # A lost race is a conflict; the next event or resync brings the newer object.
                 log.debug("%s, trying again", e)
                 await asyncio.sleep(0.02)
                 self.changed.set()
@@ -144,7 +144,7 @@ class _IndexOf:
 
 
 class _Copies:
-    """Of one resource, by UID, by name, and by what indexes say."""
+    """The cached objects of one resource, by UID, by name and by indexes."""
 
     def __init__(self, reflector: Reflector) -> None:
         self.reflector = reflector
@@ -171,7 +171,7 @@ class _Copies:
         meta = obj["metadata"]
         uid = meta["uid"]
         before = self.by_uid.pop(uid, None)
-        if gone and "name" not in meta:  # only a list showed it
+        if gone and "name" not in meta:  # only a list showed the deletion, so the object's content is from the cache
             obj, meta = (before, before["metadata"]) if before else (obj, meta)
         name = (meta.get("namespace") or "", meta.get("name", ""))
         if not gone:
@@ -189,7 +189,7 @@ class _Copies:
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
-    """Name in the pod → name of the ResourceClaim; None while it is not made, empty where none is needed."""
+    """Maps the pod's names of claims to names of ResourceClaims: None if not created yet, empty if none is needed."""
     made = {s["name"]: s.get("resourceClaimName") for s in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out: dict[str, str | None] = {}
     for entry in pod["spec"].get("resourceClaims") or []:
@@ -211,5 +211,5 @@ def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
 
 
 def words_of(e: ApiError) -> str:
-    """What the API server said, without our own words around it."""
+    """Returns the API server's message without this package's prefix."""
     return str(e.details.get("message") or e)

@@ -1,4 +1,4 @@
-"""Who owns what runs: one task group, in which each component lives until it is stopped. One that ends by itself ends all."""
+"""Runs the components of the local cluster in one task group. If one of them ends by itself, all end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 
 class ComponentEnded(Exception):
-    """A component of the local cluster ended by itself, which none may. Its cause, if there is one, is chained."""
+    """A component of the local cluster ended by itself. Its cause, if there is one, is chained."""
 
 
 class Supervisor:
-    """Use with ``async with``, in one task: where a component fails, that task is cancelled, as by a task group, and
-    :class:`ComponentEnded` comes out of the block."""
+    """Owns the tasks of components. Use with ``async with`` in one task.
+
+    If a component fails, that task is cancelled, and the block raises :class:`ComponentEnded`.
+    """
 
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
@@ -28,7 +30,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         if not isinstance(exc[1], asyncio.CancelledError):
-            exc = (None, None, None)  # what went wrong in the block goes its own way
+            exc = (None, None, None)  # an exception of the block propagates by itself
         try:
             await self._group.__aexit__(*exc)
         except BaseExceptionGroup as group:
@@ -38,7 +40,7 @@ class Supervisor:
             raise
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Runs a component. Cancel the task, or :meth:`stop` it, to end it."""
+        """Starts a component. Cancel its task, or :meth:`stop` it, to end it."""
 
         async def guarded() -> None:
             try:
@@ -54,7 +56,7 @@ class Supervisor:
 
     @staticmethod
     async def stop(task: asyncio.Task[None]) -> None:
-        """Returns once it has ended."""
+        """Cancels a component and waits until it has ended."""
         task.cancel()
         with contextlib.suppress(ComponentEnded):
             await asyncio.wait([task])

@@ -1,6 +1,5 @@
-"""Keys that have to be worked on: each once, never two workers on one, with a pause of its own after each failure.
-
-Source: client-go's workqueue, whose rules these are.
+"""A work queue: each key is in it once, one worker at a time processes a key, and failed keys are retried with back-off.
+Source: client-go's workqueue, whose rules it follows.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds. The pause before a key is tried again doubles with each failure in a row.
+    """The pause in seconds before a key is retried. It doubles with each consecutive failure.
 
-    ``longest`` is 1,000 s in Kubernetes; who develops does not want to wait for that.
+    ``longest`` is 1,000 s in Kubernetes, which is too long for development.
     """
 
     first: float = 0.005
@@ -29,31 +28,31 @@ class Backoff:
 
 
 class WorkQueue(Generic[K]):
-    """Must be made and used in one event loop. Keys come out in the order in which they went in."""
+    """A queue for one event loop. Keys are returned in the order in which they were added."""
 
     def __init__(self, backoff: Backoff | None = None) -> None:
         self.backoff = backoff or Backoff()
         self._waiting: deque[K] = deque()
-        self._dirty: set[K] = set()  # to be worked on
+        self._dirty: set[K] = set()  # keys to be processed
         self._working: set[K] = set()
         self._failures: dict[K, int] = {}
         self._later: dict[K, asyncio.TimerHandle] = {}
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """A key that is being worked on is worked on again afterwards."""
+        """Adds a key. A key that is being processed is processed again afterwards."""
         if key in self._dirty:
             return
         self._dirty.add(key)
         if key not in self._working:
             self._waiting.append(key)
-            self._news.set()
+            self._added.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Adds the key later; the earliest of several times counts."""
+        """Adds the key after some seconds; of several times the earliest counts."""
         if seconds <= 0:
             self.add(key)
             return
@@ -63,14 +62,14 @@ class WorkQueue(Generic[K]):
             if known.when() <= due:
                 return
             known.cancel()
-        self._later[key] = loop.call_at(due, self._ripe, key)
+        self._later[key] = loop.call_at(due, self._add_due, key)
 
-    def _ripe(self, key: K) -> None:
+    def _add_due(self, key: K) -> None:
         self._later.pop(key, None)
         self.add(key)
 
     def retry(self, key: K) -> float:
-        """Adds the key after its pause, and answers that."""
+        """Adds the key after its pause. Returns the pause in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         pause = self.backoff.pause(failures)
@@ -78,17 +77,17 @@ class WorkQueue(Generic[K]):
         return pause
 
     def forget(self, key: K) -> None:
-        """The key has no failures any more."""
+        """Resets the failures of a key."""
         self._failures.pop(key, None)
 
     def failures(self, key: K) -> int:
         return self._failures.get(key, 0)
 
     async def get(self) -> K:
-        """The next key; :meth:`done` must follow."""
+        """Waits for the next key; :meth:`done` must follow."""
         while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
+            self._added.clear()
+            await self._added.wait()
         key = self._waiting.popleft()
         self._dirty.discard(key)
         self._working.add(key)
@@ -98,10 +97,10 @@ class WorkQueue(Generic[K]):
         self._working.discard(key)
         if key in self._dirty:
             self._waiting.append(key)
-            self._news.set()
+            self._added.set()
 
     def close(self) -> None:
-        """Forgets what was to come later."""
+        """Cancels keys that were to be added later."""
         for handle in self._later.values():
             handle.cancel()
         self._later.clear()
@@ -109,9 +108,10 @@ class WorkQueue(Generic[K]):
     async def work(
         self, reconcile: Callable[[K], Awaitable[None]], failed: Callable[[K, Exception], None], workers: int = 5
     ) -> None:
-        """Never returns. A key whose ``reconcile`` raises is told to ``failed`` and tried again after its pause.
+        """Processes keys. Never returns; only cancellation ends it.
 
-        Only the end of the task ends it: what a key does to ``reconcile`` concerns no other key.
+        If ``reconcile`` raises, ``failed`` is called with the key and the error, and the key is retried after its
+        pause. An error of one key does not affect other keys.
         """
 
         async def worker() -> None:

@@ -1,4 +1,4 @@
-"""What is broken: findings about a node, its runtime, its drivers and their cluster, each with what to do. Nothing is changed."""
+"""``dra doctor``: findings about a node, its runtime, its drivers and their cluster, each with a remedy. It changes nothing."""
 
 from .examination import Examination, examine
 from .findings import Finding, Level

@@ -1,6 +1,6 @@
-"""The cluster from here: whether it answers, what it serves, what this account may do, and whether the clocks agree.
-
-Sources: KEP-4381 (versions), the API server's metric ``kubernetes_feature_enabled``, authorization.k8s.io/v1 SelfSubjectAccessReview.
+"""Checks the cluster: whether the API server responds, its versions, this account's permissions, clock drift.
+Sources: KEP-4381 (versions), the API server's metric ``kubernetes_feature_enabled``, authorization.k8s.io/v1
+SelfSubjectAccessReview.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .findings import Finding, failure, ok, unknown, warning
 JSON = Mapping[str, Any]
 GROUP = "resource.k8s.io"
 _GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
-_DRIFT, _APART = 5.0, 60.0  # seconds of clocks apart that are worth a word, and with which tokens and certificates fail
+# Clock drift in seconds for a warning, and for a failure, because tokens and certificates fail then
+_DRIFT, _APART = 5.0, 60.0
 
 
 @dataclass(frozen=True)
 class Permission:
-    """``needed`` for what; where it is optional, what is missing without it is named in ``otherwise``."""
+    """A permission that an account needs. If it is optional, ``otherwise`` is the consequence of its absence."""
 
     verb: str
     resource: str
@@ -42,24 +43,24 @@ READER = tuple(
         ("pods", ""), ("nodes", ""), ("namespaces", ""), ("events", ""),
     )
 )  # fmt: skip
-"""What whoever explains and examines a cluster has to read."""
+"""Permissions that ``explain`` and ``doctor`` need to read a cluster."""
 
 PLUGIN = (
     Permission("get", "resourceclaims"),
     Permission("get", "nodes", ""),
     *(Permission(v, "resourceslices") for v in ("list", "watch", "create", "update", "delete")),
-    Permission("create", "events", "", "what is wrong with devices is told in log and readiness only"),
-    Permission("patch", "events", "", "repeated events are told once"),
-    Permission("patch", "resourceclaims/status", GROUP, "the status of devices is not told in claims"),
+    Permission("create", "events", "", "faults of devices are only in the log and in readiness"),
+    Permission("patch", "events", "", "the count of repeated events is not updated"),
+    Permission("patch", "resourceclaims/status", GROUP, "the status of devices is not written to claims"),
 )
-"""What a node's plugin does."""
+"""Permissions of a node's plugin."""
 
 
 async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
-    asked = time.time()
+    before = time.time()
     try:
         answer = await client.raw("/version")
-        answered = time.time()
+        after = time.time()
         version = await client.call("GET", "/version")
     except ApiError as e:
         yield failure(
@@ -69,7 +70,7 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         )
         return
     yield ok("API server", f"{client.config.server} is Kubernetes {version.get('gitVersion', '?')}")
-    yield _clock(answer.header(b"date"), asked, answered)
+    yield _clock(answer.header(b"date"), before, after)
     async for finding in _served(client):
         yield finding
     yield await _gates(client)
@@ -77,13 +78,18 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         yield finding
 
 
-def _clock(date: str, asked: float, answered: float) -> Finding:
-    """``date`` is what the server said between the two, by our clock: what an answer takes is no drift."""
+def _clock(date: str, before: float, after: float) -> Finding:
+    """Compares the clocks.
+
+    Args:
+        date: the server's time, from its response.
+        before, after: this machine's time before and after the request. The duration of the request is no drift.
+    """
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
-        return unknown("clock", "the API server tells no time", "compare `date` on both by hand")
-    apart = asked - there if there < asked else min(answered - there, 0.0)
+        return unknown("clock", "the API server sent no valid Date header", "compare `date` on both machines by hand")
+    apart = before - there if there < before else min(after - there, 0.0)
     if abs(apart) > _DRIFT:
         text = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the API server's"
         todo = "keep time with chrony or systemd-timesyncd: tokens, Leases and taints depend on it"
@@ -99,7 +105,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
             yield failure(
                 "API versions",
                 f"this cluster does not serve {GROUP}",
-                "1.34 and later do; before, switch on DynamicResourceAllocation and its API",
+                "use Kubernetes 1.34 or later, or enable DynamicResourceAllocation and its API",
             )
         else:
             yield failure("API versions", e.message)
@@ -115,11 +121,11 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
 
 
 async def _gates(client: KubeClient) -> Finding:
-    """What the API server says of itself; scheduler and kubelets have gates of their own."""
+    """Reports the feature gates of the API server. Scheduler and kubelets have gates of their own."""
     try:
         answer = await client.raw("/metrics")
     except ApiError as e:
-        todo = "a cluster's administrator may see them: nonResourceURLs [/metrics], verb get"
+        todo = "to read them, an account needs nonResourceURLs [/metrics], verb get"
         return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
     gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(answer.body)}
     if not gates:
@@ -133,22 +139,22 @@ async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> Asy
     missing = []
     for p in permissions:
         resource, _, sub = p.resource.partition("/")
-        asked = {"verb": p.verb, "group": p.group, "resource": resource, "subresource": sub}
+        attributes = {"verb": p.verb, "group": p.group, "resource": resource, "subresource": sub}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {k: v for k, v in asked.items() if v}},
+            "spec": {"resourceAttributes": {k: v for k, v in attributes.items() if v}},
         }
         try:
-            said = await client.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+            result = await client.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         except ApiError as e:
             yield unknown("permissions", f"{p}: {e.message}")
             return
-        if not (said.get("status") or {}).get("allowed"):
+        if not (result.get("status") or {}).get("allowed"):
             missing.append(p)
     for p in missing:
         if p.otherwise:
-            yield warning("permissions", f"this account may not {p}: {p.otherwise}", "grant it where that is wanted")
+            yield warning("permissions", f"this account may not {p}: {p.otherwise}", "grant it if you need that")
         else:
             yield failure(
                 "permissions",

@@ -1,4 +1,4 @@
-"""All that is looked at, in order, with what is known of the place."""
+"""Runs all checks of ``dra doctor`` in order."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from .findings import Finding, failure, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What to look at.
+    """What to check, and where.
 
     Args:
-        api: how the API server is asked; a sentence where that is not known.
-        permissions: what the account has to be allowed.
-        host: whether this machine is looked at: a node is, a laptop is not.
-        host_root: where the host's file system is seen from here.
-        node: name of the Node object; all nodes' slices are looked at where it is empty.
-        devices: by driver, what its code finds on this machine.
-        mute: why drivers do not say what they find.
+        api: configuration of the API server; a sentence with the reason if it is unknown.
+        permissions: the permissions that the account must have.
+        host: whether to check this machine; true on a node, false on a laptop.
+        host_root: where the host's file system is mounted here.
+        node: name of the Node object; empty checks all nodes' slices.
+        devices: by driver, the devices that its code finds on this machine.
+        mute: reasons why drivers could not report their devices.
+        timeout: seconds for a request to the API server.
     """
 
     api: ApiConfig | str
@@ -43,14 +44,14 @@ class Examination:
 
 
 async def examine(what: Examination) -> AsyncIterator[Finding]:
-    """Findings as they are made. Never raises: what cannot be looked at is a finding too."""
+    """Yields findings as they are made. Never raises: a check that fails yields a finding."""
     if what.host:
         async for finding in _of_host(what):
             yield finding
     for why in what.mute:
-        yield failure("driver", why, "mend what it names; `dra inspect DRIVER` shows where it was raised")
+        yield failure("driver", why, "fix the error; `dra inspect DRIVER` shows where it was raised")
     if isinstance(what.api, str):
-        yield unknown("API server", what.api)  # which says what to give
+        yield unknown("API server", what.api)  # the text contains the options to use
         if what.host:
             async for finding in _safely("records", lambda: records.look(what.kubelet_root, what.cdi_root, None)):
                 yield finding
@@ -89,11 +90,11 @@ async def _in_thread(look: Callable[[], Iterator[Finding]]) -> AsyncIterator[Fin
 
 
 async def _safely(topic: str, look: Callable[[], AsyncIterator[Finding]]) -> AsyncIterator[Finding]:
-    """A node is odd in ways that nobody thought of: one look that breaks leaves the others."""
+    """Runs one check. If it breaks, the other checks still run."""
     try:
         async for finding in look():
             yield finding
     except DraError as e:
         yield unknown(topic, e.message)
     except Exception as e:
-        yield unknown(topic, f"it could not be looked at: {describe(e)}", "please report this")
+        yield unknown(topic, f"this check failed: {describe(e)}", "please report this")

@@ -1,4 +1,4 @@
-"""What a look at something finds."""
+"""The findings of checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import printable
 
 
 class Level(StrEnum):
-    """``UNKNOWN``: it could not be looked at from here, by this user; the finding says who can."""
+    """The severity of a finding. ``UNKNOWN``: this user cannot check it from here; the finding names who can."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -23,9 +23,9 @@ class Finding:
     """One line of a report.
 
     Args:
-        topic: what was looked at: ``kernel``, ``sockets``, ``CDI``.
-        text: what is so.
-        todo: what to do about it; empty where nothing has to be done.
+        topic: the subject of the check: ``kernel``, ``sockets``, ``CDI``.
+        text: the state that was found.
+        todo: the remedy; empty if nothing has to be done.
     """
 
     level: Level
@@ -54,7 +54,7 @@ def failure(topic: str, text: str, todo: str = "") -> Finding:
 
 
 def denied(topic: str, e: OSError) -> Finding:
-    """What this user may not look at."""
+    """A finding for a file that this user may not read."""
     return unknown(
         topic, f"{e.filename or topic}: {e.strerror or e}", "run it as root, on the node or in a pod that mounts this"
     )

@@ -1,5 +1,4 @@
-"""The kubelet's folders, and who listens in them: every driver of the node, of any vendor.
-
+"""Checks the kubelet's directories and the plugins that listen in them, of any vendor.
 Source: the plugin registration of the kubelet (pluginregistration/v1), unix(7).
 """
 
@@ -22,18 +21,18 @@ from .processes import Process
 ROOTS = (
     "/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/rancher/k3s/agent/kubelet",
 )  # fmt: skip
-_PATIENCE = 2.0  # seconds for one answer; the kubelet itself waits for one
+_TIMEOUT = 2.0  # seconds for one response; the kubelet itself waits for one second
 
 
 def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Finding]:
-    """The kubelet's process and folders."""
+    """Checks the kubelet's process and directories."""
     kubelets = [p for p in seen if p.name in {"kubelet", "kubelite"} or p.arguments[:1] == ("kubelet",)]
     for kubelet in kubelets:
         asked = kubelet.option("--root-dir") or "/var/lib/kubelet"
         if kubelet.name == "kubelet" and Path(asked) != kubelet_root:
             yield failure(
                 "kubelet",
-                f"runs with --root-dir {asked}, and {kubelet_root} was looked at",
+                f"runs with --root-dir {asked}, but {kubelet_root} was checked",
                 f"use --kubelet-root {asked} (KUBELET_ROOT)",
             )
     try:
@@ -56,7 +55,7 @@ def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Findin
 
 
 def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
-    """Everybody who registers at the kubelet: by socket, with process, driver and services."""
+    """Reports every plugin that registers at the kubelet: socket, process, driver and services."""
     registry = kubelet_root / "plugins_registry"
     if not registry.is_dir():
         return
@@ -71,7 +70,7 @@ def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
             owner = _owner(root, path)
             if owner is None:
                 yield failure(
-                    "sockets", f"nobody listens at {path}", f"its driver was killed or uninstalled: rm {path}"
+                    "sockets", f"no process listens at {path}", f"its driver was killed or uninstalled: rm {path}"
                 )
                 continue
             info = _info(path)
@@ -86,7 +85,7 @@ def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
             why = e.details() if isinstance(e, grpc.Call) else str(e)
             yield failure(
                 "sockets",
-                f"{path}, of {owner}, does not answer GetInfo: {why}",
+                f"{path}, of {owner}, does not respond to GetInfo: {why}",
                 "restart that driver; the kubelet cannot use it",
             )
             continue
@@ -97,7 +96,7 @@ def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
             yield warning(
                 "sockets",
                 f"{count} instances of {name} are registered",
-                "more than an old and a new one at an update: see their pods",
+                "an update needs two at most: see their pods",
             )
     if not sockets:
         yield warning(
@@ -119,7 +118,7 @@ def _driver(root: Path, path: Path, owner: str, info: pb.PluginInfo) -> Iterator
     except OSError:
         serves = False
     if not serves:
-        yield failure("sockets", f"{shown}: nobody listens at its endpoint {endpoint}", "restart that driver")
+        yield failure("sockets", f"{shown}: no process listens at its endpoint {endpoint}", "restart that driver")
     elif info.type == "DRAPlugin" and not any(s.endswith(".DRAPlugin") for s in info.supported_versions):
         yield failure(
             "sockets", f"{shown}: it offers no DRA service", "the kubelet of 1.34 and later wants v1.DRAPlugin"
@@ -129,9 +128,13 @@ def _driver(root: Path, path: Path, owner: str, info: pb.PluginInfo) -> Iterator
 
 
 def _owner(root: Path, path: Path) -> str | None:
-    """Who listens, as far as it can be told; None where nobody does. Raises ``OSError`` where it may not be asked."""
+    """Returns a description of the process that listens on a socket; None if no process does.
+
+    Raises:
+        OSError: this user may not connect.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.settimeout(_PATIENCE)
+        s.settimeout(_TIMEOUT)
         try:
             s.connect(os.fsencode(path))
         except (ConnectionRefusedError, FileNotFoundError):
@@ -148,7 +151,11 @@ def _owner(root: Path, path: Path) -> str | None:
 
 
 def _info(path: Path) -> pb.PluginInfo:
-    """Raises ``grpc.RpcError``."""
+    """Calls GetInfo of a plugin.
+
+    Raises:
+        grpc.RpcError: the plugin did not respond.
+    """
     with grpc.insecure_channel(f"unix:{path}") as channel:
-        info: pb.PluginInfo = pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=_PATIENCE)
+        info: pb.PluginInfo = pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=_TIMEOUT)
         return info

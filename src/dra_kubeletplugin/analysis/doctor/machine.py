@@ -1,5 +1,4 @@
-"""The node's kernel: its release, and whether devices can be handed to virtual machines and to programs of a container.
-
+"""Checks the node's kernel: its release, PCI, IOMMU and VFIO, which pass devices to virtual machines and user-space drivers.
 Sources: Documentation/ABI/testing/sysfs-kernel-iommu_groups, Documentation/driver-api/vfio.rst of the kernel.
 """
 
@@ -12,11 +11,11 @@ from ...base.text import counted
 from ...host import Host
 from .findings import Finding, denied, ok, unknown, warning
 
-_OLDEST = (5, 10)  # of the distributions that current Kubernetes releases are tested on
+_OLDEST = (5, 10)  # the oldest kernel of the distributions on which current Kubernetes releases are tested
 
 
 def look(root: Path, sysfs: Path, dev: Path) -> Iterator[Finding]:
-    """``root`` is where the host's file system is seen from here."""
+    """Runs the checks. ``root`` is where the host's file system is mounted here."""
     yield from _kernel(root / "proc/sys/kernel/osrelease")
     try:
         yield from _iommu(sysfs, dev)

@@ -1,4 +1,4 @@
-"""Processes of a node by name, from /proc. Source: proc(5)."""
+"""Finds processes of a node by name in /proc. Source: proc(5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Process:
     arguments: tuple[str, ...]
 
     def option(self, name: str) -> str | None:
-        """The value of ``--name value`` or ``--name=value``; the last where it stands more than once."""
+        """Returns the value of ``--name value`` or ``--name=value``; the last one if the option is repeated."""
         found = None
         for i, argument in enumerate(self.arguments):
             key, equals, value = argument.partition("=")
@@ -25,7 +25,7 @@ class Process:
 
 
 def running(root: Path) -> Iterator[Process]:
-    """Those that can be seen below ``root``: all of the node on the node, in a pod those of its process namespace."""
+    """Yields the processes that are visible below ``root``: all of the node, or those of a pod's process namespace."""
     proc = root / "proc"
     for folder in proc.iterdir() if proc.is_dir() else []:
         if folder.name.isdigit():
@@ -34,7 +34,11 @@ def running(root: Path) -> Iterator[Process]:
 
 
 def at(root: Path, pid: int) -> Process:
-    """Raises ``OSError`` where it has ended."""
+    """Reads one process.
+
+    Raises:
+        OSError: it has ended.
+    """
     folder = root / "proc" / str(pid)
     arguments = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
     return Process(pid, (folder / "comm").read_text(errors="replace").strip(), tuple(arguments))

@@ -1,6 +1,5 @@
-"""ResourceSlices as the scheduler sees them: pools that are not whole, nodes that are gone, devices that their driver has not published.
-
-Source: KEP-4381, ``ResourcePool``: a pool counts only while all slices of its newest generation are there.
+"""Checks published ResourceSlices: incomplete pools, slices of deleted nodes, devices that their driver has not published.
+Source: KEP-4381, ``ResourcePool``: the scheduler uses a pool only if all slices of its newest generation exist.
 """
 
 from __future__ import annotations
@@ -24,9 +23,11 @@ JSON = Mapping[str, Any]
 async def look(
     client: KubeClient, node: str = "", devices: Mapping[str, frozenset[str]] | None = None
 ) -> AsyncIterator[Finding]:
-    """Args:
-    node: the only one that is looked at; all where it is empty.
-    devices: by driver, what its code finds on this machine now.
+    """Checks the slices of the cluster or of one node.
+
+    Args:
+        node: the node to check; empty for all nodes.
+        devices: by driver, the devices that its code finds on this machine now.
     """
     try:
         resource = await client.dra("resourceslices")
@@ -58,7 +59,11 @@ async def look(
 
 
 def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
-    """What is wrong with pools; ``nodes`` are the cluster's, None where they are not known."""
+    """Yields problems of pools.
+
+    Args:
+        nodes: names of the cluster's nodes; None if they are not known.
+    """
     pools: dict[tuple[str, str], list[JSON]] = {}
     for s in slices:
         pools.setdefault((s["spec"]["driver"], s["spec"]["pool"]["name"]), []).append(s)
@@ -69,9 +74,9 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         if len(now) != wanted:
             yield failure(
                 "slices",
-                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} are there: none of its devices is "
+                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} exist, so none of its devices is "
                 "allocated",
-                "its driver publishes the rest, or takes back what is too much; if this stays, see its log for what is refused",
+                "its driver corrects this; if it stays, see the driver's log for rejected slices",
             )
         if old := len(members) - len(now):
             yield warning(
@@ -100,7 +105,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         yield warning(
             "slices",
             f"slices for nodes that do not exist: {join_names(lost)}",
-            "they go with their owner; without one, delete them",
+            "they are deleted with their owner; delete slices without an owner",
         )
     tainted = [
         f"{d['name']} of {s['spec']['driver']}: {t.get('key')}={t.get('value', '')}:{t.get('effect')}"
@@ -110,7 +115,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         yield warning(
             "slices",
             f"{counted(len(tainted), 'taint')} on devices: {join_names(tainted)}",
-            "each is of the driver's report of health, where its log says why, or one that the driver always gives",
+            "a taint comes from a health report, whose reason is in the driver's log, or the driver always sets it",
         )
 
 
@@ -120,13 +125,13 @@ def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Ite
         yield failure(
             "slices",
             f"{driver} finds {join_names(missing)} here, and has not published them",
-            "see its readiness (/readyz): what is left out is named there",
+            "see its readiness (/readyz), which names devices that are left out",
         )
     if gone := sorted(published - there):
         yield warning(
             "slices",
             f"{driver} has published {join_names(gone)}, and does not find them here",
-            "it takes them back, unless a claim uses them",
+            "it unpublishes them unless a claim uses them",
         )
 
 

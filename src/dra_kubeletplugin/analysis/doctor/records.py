@@ -1,4 +1,4 @@
-"""Records of prepared claims against claims and CDI files: what would leak, and what a container would not get."""
+"""Compares the records of prepared claims with claims and CDI files, to find leaks and missing devices of containers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...errors import ApiError, RecordsError
 from ...kube import KubeClient
 from .findings import Finding, denied, failure, ok, unknown, warning
 
-_LONG = 600.0  # seconds in which a claim is prepared, unprepared, or noticed to be gone
-_WAIT = 2.0  # seconds for an instance that writes
-_AT_ONCE = 8  # claims that are asked for at the same time
+_LONG = 600.0  # seconds that preparing, unpreparing, or noticing a deleted claim may take
+_WAIT = 2.0  # seconds to wait for a plugin instance that writes
+_AT_ONCE = 8  # claims that are read in parallel
 JSON = dict[str, Any]
 
 
 async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) -> AsyncIterator[Finding]:
-    """``client`` is None where the API server cannot be asked."""
+    """Checks the records of all drivers of the node. ``client`` is None if the API server cannot be reached."""
     plugins = kubelet_root / "plugins"
     try:
         found = sorted(p.parent.name for p in plugins.glob("*/records.db"))
@@ -45,7 +45,7 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
         except (OSError, ValueError) as e:
             yield denied("records", e) if isinstance(e, OSError) else unknown("records", f"{path}: {e}")
             continue
-        faults = [*_alone(driver, rows, files, specs)]
+        faults = [*_check_records(driver, rows, files, specs)]
         records = [r for r in rows if isinstance(r, Record)]
         if client is not None:
             faults += await _against_claims(client, driver, records)
@@ -56,13 +56,15 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
             yield ok("records", f"{driver}: {counted(len(records), 'claim')}, with CDI files{beside}")
 
 
-def _alone(driver: str, rows: list[Record | UnreadableRecord], files: set[str], specs: ClaimSpecs) -> Iterator[Finding]:
+def _check_records(
+    driver: str, rows: list[Record | UnreadableRecord], files: set[str], specs: ClaimSpecs
+) -> Iterator[Finding]:
     for r in rows:
         if isinstance(r, UnreadableRecord):
             yield failure(
                 "records",
                 f"{driver}: the record of claim {r.shown} cannot be read: {r.reason}",
-                f"its devices are held: dra claims forget {r.uid}, once nobody uses them",
+                f"its devices are held: dra claims forget {r.uid}, once no process uses them",
             )
             continue
         age = time.time() - r.updated
@@ -98,7 +100,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
         resource = await client.dra("resourceclaims")
     except ApiError as e:
         return [unknown("records", f"{driver}: not compared with claims: {e.message}")]
-    turn = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_AT_ONCE)
 
     async def one(r: Record) -> Finding | None:
         if not r.name:
@@ -107,7 +109,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
                 f"{driver}: claim {r.uid} has no name on record",
                 "it was rebuilt from its CDI file: its name comes with the kubelet's next call",
             )
-        async with turn:
+        async with limit:
             try:
                 claim: JSON | None = await client.get(resource, r.name, r.namespace)
             except ApiError as e:
@@ -134,7 +136,7 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
         return failure(
             "records",
             f"{driver}: claim {r.shown} holds {_names(held)} and is allocated {_names(given)}",
-            "delete its pods: the next prepare begins anew",
+            "delete its pods: the next prepare starts again",
         )
     return None
 

@@ -1,6 +1,6 @@
-"""Whether the node's container runtime resolves CDI devices, and from which folders.
-
-Sources: containerd docs/cri/config.md (``enable_cdi``, off by default before 2.0, and ``cdi_spec_dirs``); crio.conf(5) ``cdi_spec_dirs``.
+"""Checks whether the node's container runtime resolves CDI devices, and in which directories it looks.
+Sources: containerd docs/cri/config.md (``enable_cdi``, off by default before 2.0, and ``cdi_spec_dirs``); crio.conf(5)
+``cdi_spec_dirs``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTAINERD = (
     "var/snap/microk8s/current/args/containerd.toml",
 )  # fmt: skip
 _CRIO = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*.conf")
-# The CRI plugin's section, by the version of the configuration: containerd 1.x has 2, containerd 2.x has 3.
+# The section of the CRI plugin by version of the configuration file: containerd 1.x has 2, containerd 2.x has 3.
 _SECTIONS = {2: ("io.containerd.grpc.v1.cri",), 3: ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")}
 
 
@@ -33,7 +33,7 @@ class _Setting:
 
 
 def look(root: Path, cdi_root: Path, seen: Sequence[Process]) -> Iterator[Finding]:
-    """``root`` is where the host's file system is seen; ``cdi_root`` where drivers write their specs."""
+    """Checks the configuration files. ``root`` is where the host's file system is mounted; ``cdi_root`` is where drivers write specs."""
     names = {p.name for p in seen}
     configured = [root / name for name in _CONTAINERD if (root / name).is_file()]
     crio = sorted(path for pattern in _CRIO for path in root.glob(pattern) if path.is_file())
@@ -42,7 +42,7 @@ def look(root: Path, cdi_root: Path, seen: Sequence[Process]) -> Iterator[Findin
             for path in configured:
                 yield from _containerd(path, cdi_root)
         elif crio or "crio" in names:
-            yield _told(_of_crio(crio), "CRI-O", cdi_root)
+            yield _finding_of(_of_crio(crio), "CRI-O", cdi_root)
         elif "containerd" in names:
             yield unknown(
                 "runtime",
@@ -80,7 +80,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
     folders = section.get("cdi_spec_dirs")
     enabled = section.get("enable_cdi", version == 3)
     setting = _Setting(enabled is True, _folders(folders))
-    yield _told(setting, f"containerd ({path})", cdi_root)
+    yield _finding_of(setting, f"containerd ({path})", cdi_root)
 
 
 def _of_crio(paths: Sequence[Path]) -> _Setting:
@@ -94,8 +94,8 @@ def _of_crio(paths: Sequence[Path]) -> _Setting:
     return _Setting(enabled=True, folders=folders)
 
 
-def _folders(given: object, otherwise: tuple[Path, ...] = DEFAULT_FOLDERS) -> tuple[Path, ...]:
-    return tuple(Path(str(g)) for g in given) if isinstance(given, list) else otherwise
+def _folders(value: object, otherwise: tuple[Path, ...] = DEFAULT_FOLDERS) -> tuple[Path, ...]:
+    return tuple(Path(str(g)) for g in value) if isinstance(value, list) else otherwise
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _told(setting: _Setting, name: str, cdi_root: Path) -> Finding:
+def _finding_of(setting: _Setting, name: str, cdi_root: Path) -> Finding:
     if not setting.enabled:
         return failure(
             "runtime",
@@ -123,5 +123,5 @@ def _told(setting: _Setting, name: str, cdi_root: Path) -> Finding:
 
 
 def _plain(path: Path) -> str:
-    """``/var/run`` is ``/run``, as a rule."""
+    """Returns a path for comparison. ``/var/run`` is normally a link to ``/run``."""
     return str(path).replace("/var/run/", "/run/")

@@ -1,6 +1,6 @@
-"""CDI specs of the node, of all drivers: which cannot be read, and which names stand for two devices.
-
-Source: the Container Device Interface specification, "Spec directories"; the Go library's cache, whose rules ``CdiCache`` has.
+"""Checks the CDI specs of all drivers on the node: unreadable files, and names that stand for two devices.
+Source: the Container Device Interface specification, "Spec directories"; ``CdiCache`` follows the rules of the Go
+library's cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .findings import Finding, denied, failure, ok, unknown, warning
 
 
 def look(folders: Sequence[Path]) -> Iterator[Finding]:
-    """``folders`` as the runtime reads them, lowest priority first."""
+    """Checks the specs. ``folders`` are the directories as the runtime reads them, lowest priority first."""
     there = [f for f in folders if f.is_dir()]
     if not there:
         yield unknown(
@@ -31,13 +31,13 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
         for fault in faults:
             twice = fault.startswith("conflicting")
             todo = (
-                "the runtime gives neither to a container: remove one of the two"
+                "the runtime uses neither of them: remove one"
                 if twice
                 else "the runtime skips it: remove it, or restart its driver"
             )
             yield failure("CDI", f"{path}: {fault}", todo)
     for name, paths in sorted(_hidden(there, cache).items()):
-        yield warning("CDI", f"{name} stands in {paths}: the last hides the others", "remove the one that is not meant")
+        yield warning("CDI", f"{name} is in {paths}: the last hides the others", "remove the one that is not meant")
     kinds: dict[str, int] = {}
     for name in cache.devices:
         kind = name.partition("=")[0]
@@ -47,7 +47,7 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _hidden(folders: Sequence[Path], cache: CdiCache) -> dict[str, str]:
-    """Names in more than one folder, with their files."""
+    """Returns names that are in more than one directory, with their files."""
     found: dict[str, list[str]] = {}
     for folder in folders:
         for name, (path, _, _) in CdiCache([folder]).devices.items():

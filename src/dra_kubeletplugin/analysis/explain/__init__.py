@@ -1,1 +1,1 @@
-"""Why a pod or a claim waits, and what would have to change."""
+"""Explains why a pod or a claim waits, and which changes would help."""

@@ -1,4 +1,4 @@
-"""Explanations of pods while somebody looks: beside the event loop, one at a time, and in a bounded share of the time."""
+"""Explains pods in the background of a live display: in a thread, one pod at a time, in a limited share of the time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .explain import explain, explain_pod
 from .model import Explanation
 
 JSON = Mapping[str, Any]
-_REST = 4.0  # for a second of explaining so many seconds of rest: at most a fifth of one core
-_PAUSE = 0.2  # seconds, at least
-_OLD = 5.0  # seconds after which what changed meanwhile is looked at again
+_REST = 4.0  # seconds of rest for each second of work, so at most a fifth of one core
+_PAUSE = 0.2  # seconds of rest at least
+_OLD = 5.0  # seconds after which a reason is found again if the cluster changed
 _MOST = 1000  # reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
@@ -34,75 +34,80 @@ _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"
 @dataclass(frozen=True)
 class _Found:
     line: str
-    version: int  # of the cluster
+    version: int  # version of the cluster
     at: float  # monotonic
 
 
 class BackgroundExplainer:
-    """While :meth:`run` runs, ``lines`` gets the reasons of the pods that :meth:`show` named last, by UID."""
+    """Finds the reasons of the pods that :meth:`show` set last, while :meth:`run` runs. ``lines`` maps a pod's UID to its reason."""
 
     def __init__(self, follower: ClusterWatcher) -> None:
         self.lines: dict[str, str] = {}
         self.version = 0
         """Grows with each change of ``lines``."""
         self._follower = follower
-        self._found: dict[str, _Found] = {}  # by likeness
+        self._found: dict[str, _Found] = {}  # keys are results of _group_key, or UIDs
         self._shown: tuple[PodRow, ...] = ()
         self._claims: Mapping[tuple[str, str], JSON] = {}
-        self._claims_of = -1  # the version of the cluster
-        self._scene: SchedulerView | None = None
-        self._scene_of, self._scene_at = -1, 0.0  # the version of the cluster, and when
-        self._turn = asyncio.Lock()
+        self._claims_of = -1  # version of the cluster for which _claims was built
+        self._view: SchedulerView | None = None
+        # Version of the cluster for which _view was built, and the monotonic time
+        self._view_version, self._view_time = -1, 0.0
+        self._lock = asyncio.Lock()
 
     def show(self, pods: Iterable[PodRow]) -> None:
-        """These are on the screen."""
+        """Sets the pods that are on the screen."""
         self._shown = tuple(pods)
 
     async def run(self) -> None:
-        """Never ends."""
+        """Finds reasons. Never ends."""
         while True:
             started = time.monotonic()
-            likes = {pod.uid: self._likeness(pod) for pod in self._shown}
-            pod = self._next(likes, started)
+            keys = {pod.uid: self._group_key(pod) for pod in self._shown}
+            pod = self._next(keys, started)
             if pod is not None:
-                await self._look(pod, likes[pod.uid])
-            self._tell(likes)
+                await self._look(pod, keys[pod.uid])
+            self._update_lines(keys)
             await asyncio.sleep(max(_PAUSE, _REST * (time.monotonic() - started)))
 
     async def whole(self, pod: PodRow) -> Explanation:
-        """As `dra explain` has it, of now. Raises :class:`QuestionError` where the pod is no longer there."""
-        async with self._turn:
+        """Explains a pod in full, like `dra explain`.
+
+        Raises:
+            QuestionError: the pod does not exist any more.
+        """
+        async with self._lock:
             snapshot = await self._with_events(self._follower.snapshot(), pod)
             return await asyncio.to_thread(explain, snapshot, f"pod/{pod.name}", pod.namespace)
 
     async def _line(self, pod: PodRow) -> str:
-        """The summary of it: what would be enough is not tried, and the scene serves several pods."""
-        async with self._turn:
-            if self._scene is None or (
-                self._scene_of != self._follower.version and time.monotonic() - self._scene_at > _OLD
+        """Returns the summary of a pod's explanation. It tries no changes, and it reuses one scheduler view for several pods."""
+        async with self._lock:
+            if self._view is None or (
+                self._view_version != self._follower.version and time.monotonic() - self._view_time > _OLD
             ):
                 snapshot = self._follower.snapshot()
-                self._scene_of, self._scene_at = self._follower.version, time.monotonic()
-                self._scene = await asyncio.to_thread(SchedulerView, snapshot)
+                self._view_version, self._view_time = self._follower.version, time.monotonic()
+                self._view = await asyncio.to_thread(SchedulerView, snapshot)
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
                 return "it is no longer there"
-            scene = self._scene.seen_with(await self._with_events(self._scene.snapshot, pod))
-            found = await asyncio.to_thread(explain_pod, scene, pod_info.read(dict(obj)), changes=False)
+            view = self._view.seen_with(await self._with_events(self._view.snapshot, pod))
+            found = await asyncio.to_thread(explain_pod, view, pod_info.read(dict(obj)), changes=False)
             return clip(found.summary)
 
     async def _with_events(self, snapshot: Snapshot, pod: PodRow) -> Snapshot:
-        """What the kubelet says is in events alone."""
+        """Adds events to the snapshot for a pod with a node, because the kubelet reports only in events."""
         if pod.node:
             try:
                 return await with_events(self._follower.client, snapshot, pod.namespace, pod.uid)
-            except ApiError:  # the server is away, which is shown: what is known is explained
+            except ApiError:  # the API server is away, which is shown; explain what is known
                 pass
         return snapshot
 
-    def _next(self, likes: Mapping[str, str], now: float) -> PodRow | None:
-        """Whom nothing was said of yet; else the one whose reason is oldest, where the cluster has changed since."""
-        known = [(self._of(pod.uid, likes), pod) for pod in self._shown]
+    def _next(self, keys: Mapping[str, str], now: float) -> PodRow | None:
+        """Returns the next pod to explain: one without a reason, else the one with the oldest reason if the cluster changed since."""
+        known = [(self._of(pod.uid, keys), pod) for pod in self._shown]
         if fresh := next((pod for found, pod in known if found is None), None):
             return fresh
         due = [
@@ -112,30 +117,30 @@ class BackgroundExplainer:
         ]
         return min(due, key=lambda d: d[0])[1] if due else None
 
-    async def _look(self, pod: PodRow, like: str) -> None:
+    async def _look(self, pod: PodRow, key: str) -> None:
         version = self._follower.version
         try:
             line = await self._line(pod)
-        except Exception as e:  # a pod that cannot be explained must not end what is shown of all others
+        except Exception as e:  # one pod that cannot be explained must not end the display of the others
             line = f"this could not be explained: {describe(e)}"
         own = any(name in line for name in (pod.name, *self._claim_names(pod)))
-        if own:  # what names the pod, or a claim of it, is true of this one alone
-            self._found.pop(like, None)
-        self._found[pod.uid if own else like] = _Found(line, version, time.monotonic())
-        if not own and like != pod.uid:
+        if own:  # a line that names the pod or its claims is valid for this pod only
+            self._found.pop(key, None)
+        self._found[pod.uid if own else key] = _Found(line, version, time.monotonic())
+        if not own and key != pod.uid:
             self._found.pop(pod.uid, None)
 
-    def _of(self, uid: str, likes: Mapping[str, str]) -> _Found | None:
-        return self._found.get(likes[uid]) or self._found.get(uid)
+    def _of(self, uid: str, keys: Mapping[str, str]) -> _Found | None:
+        return self._found.get(keys[uid]) or self._found.get(uid)
 
-    def _tell(self, likes: Mapping[str, str]) -> None:
+    def _update_lines(self, keys: Mapping[str, str]) -> None:
         lines = dict(self.lines)
-        for uid in likes:
-            if found := self._of(uid, likes):
+        for uid in keys:
+            if found := self._of(uid, keys):
                 lines[uid] = found.line
-        if max(len(lines), len(self._found)) > _MOST:  # a pod that waits may change for ever
-            lines = {uid: line for uid, line in lines.items() if uid in likes}
-            kept = {*likes, *likes.values()}
+        if max(len(lines), len(self._found)) > _MOST:  # a waiting pod may change forever, so the memory is limited
+            lines = {uid: line for uid, line in lines.items() if uid in keys}
+            kept = {*keys, *keys.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}
         if lines != self.lines:
             self.lines = lines
@@ -143,8 +148,8 @@ class BackgroundExplainer:
 
     # --- pods of one template -------------------------------------------------------------------
 
-    def _likeness(self, pod: PodRow) -> str:
-        """The same for pods that a scheduler would treat alike: their reason is looked for once."""
+    def _group_key(self, pod: PodRow) -> str:
+        """Returns a key that is equal for pods that a scheduler treats alike, so that their reason is found once."""
         obj = self._follower.objects(PODS).get(pod.uid)
         if obj is None or pod.node:
             return pod.uid
@@ -156,14 +161,14 @@ class BackgroundExplainer:
         if any(claim is None or is_allocated(claim) for claim in wants):
             return pod.uid
         spec = obj["spec"]
-        said = [
+        parts = [
             pod.namespace,
             obj["metadata"].get("labels"),
             {k: v for k, v in spec.items() if k not in _NOT_SCHEDULED_BY},
             [(c.get("resources"), c.get("ports")) for k in ("initContainers", "containers") for c in spec.get(k) or []],
             [claim["spec"] for claim in wants if claim is not None],
         ]
-        return msgspec.json.encode(said).decode()
+        return msgspec.json.encode(parts).decode()
 
     def _claim_names(self, pod: PodRow) -> list[str]:
         obj = self._follower.objects(PODS).get(pod.uid)

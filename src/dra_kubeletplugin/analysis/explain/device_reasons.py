@@ -1,4 +1,4 @@
-"""Why a request does not take a device: every reason that holds for one device and one request, whatever else is asked for."""
+"""Finds every reason why a request cannot have a device, independent of other requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...scheduling.allocator.taints import tolerates
 from ...scheduling.cel.parts import unmet
 from ...scheduling.framework.claim_cache import UNUSED, DeviceUse
 from ...scheduling.framework.node_info import NodeInfo
-from ..scheduler_view import SchedulerView, told
+from ..scheduler_view import SchedulerView, describe_claim
 from .model import ReasonKind
 
 JSON = Mapping[str, Any]
@@ -28,10 +28,12 @@ _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 @dataclass(frozen=True)
 class DeviceFault:
-    """One reason against one device. ``detail`` is what differs from device to device.
+    """One reason against one device.
 
-    ``subject`` is what a trial would change: a selector's part, a taint, a constraint, a capacity. ``parts`` are the reasons that
-    stand against one device together.
+    Args:
+        detail: the part of the reason that differs from device to device.
+        subject: the part that a trial would change: a part of a selector, a taint, a constraint, a capacity.
+        parts: the single reasons, if this one combines several.
     """
 
     kind: ReasonKind
@@ -46,12 +48,12 @@ _NO_AMOUNT = DeviceFault(ReasonKind.CAPACITY, "its policy allows no amount that 
 
 
 class NodeDevices:
-    """The devices that one node sees, and what is left of them."""
+    """The devices that are visible from one node, and their remaining capacity."""
 
-    def __init__(self, scene: SchedulerView, node: NodeInfo) -> None:
-        self.scene = scene
+    def __init__(self, view: SchedulerView, node: NodeInfo) -> None:
+        self.view = view
         self.node = node
-        self.pools: list[AllocatorPool] = scene.memory.pools.pools(node, scene.slices)
+        self.pools: list[AllocatorPool] = view.memory.pools.pools(node, view.slices)
         self._by_key = {p.key: p for p in self.pools}
         self._left: dict[PoolKey, dict[tuple[str, str], Quantity]] = {}
 
@@ -60,7 +62,7 @@ class NodeDevices:
         return [c for p in self.pools if not (p.invalid or p.incomplete) for c in p.candidates]
 
     def broken(self) -> Iterator[DeviceFault]:
-        """Pools of the node that cannot be used now."""
+        """Yields pools of the node that cannot be used now."""
         known = {p.key for p in self.pools}
         for pool in self.pools:
             if pool.invalid:
@@ -69,22 +71,22 @@ class NodeDevices:
                     ReasonKind.POOL_INVALID, "a pool contradicts itself", change, f"pool {pool}: {pool.invalid}"
                 )
             elif pool.incomplete:
-                yield _incomplete(pool.key, self.scene)
-        for key in {key for sl in self.scene.slices.local.get(self.node.name, ()) if (key := _key(sl)) not in known}:
-            if _is_incomplete(key, self.scene):
-                yield _incomplete(key, self.scene)
+                yield _incomplete(pool.key, self.view)
+        for key in {key for sl in self.view.slices.local.get(self.node.name, ()) if (key := _key(sl)) not in known}:
+            if _is_incomplete(key, self.view):
+                yield _incomplete(key, self.view)
 
     # --- one device -----------------------------------------------------------------------------
 
     def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
-        """Empty where the request could have the device, if it were the only one."""
+        """Returns the reasons against a device; empty if the device fits the request, regarded alone."""
         try:
             if not selection.takes(claim, request, candidate):
                 return self._not_taken(request, candidate)
         except AllocationError:
             return list(_selectors(request, candidate))
         held = list(self._held(request, candidate))
-        taken = held or self._exhausted(request, candidate)  # the counters of what is held are its holder's
+        taken = held or self._exhausted(request, candidate)  # counters of a device that is held belong to its holder
         return [*_taints(request, candidate), *taken]
 
     @staticmethod
@@ -95,19 +97,19 @@ class NodeDevices:
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
     def _use(self, candidate: Candidate) -> DeviceUse:
-        return self.scene.cache.claims.use.get((candidate.id.driver, candidate.id.pool), UNUSED)
+        return self.view.cache.claims.use.get((candidate.id.driver, candidate.id.pool), UNUSED)
 
     def _held(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
         if not request.admin and candidate.id in self._use(candidate).devices:
             yield DeviceFault(
                 ReasonKind.HELD,
                 "another claim holds it",
-                "claims that hold such devices have to go",
+                "claims that hold such devices must be deleted",
                 self._holders(candidate.id),
             )
 
     def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
-        """Capacity that is shared out, and counters."""
+        """Yields exhausted capacity of shared devices, and exhausted counters."""
         used = self._use(candidate).shares.get(candidate.id)
         if candidate.multiple:
             amounts = capacity.consumed(candidate.device, request.spec.get("capacity")) or {}
@@ -118,13 +120,13 @@ class NodeDevices:
                     left = canonical(has - taken) if taken is not None else canonical(has)
                     detail = f"{left} of {canonical(has)} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {canonical(amount)}"
-                    change = f"ask for less {_short(name)}, or a claim that shares it has to go"
+                    change = f"ask for less {_short(name)}, or delete a claim that shares it"
                     yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name)
         if used is None and (candidate.multiple or not request.admin):
             yield from self._counters(candidate)
 
     def _counters(self, candidate: Candidate) -> Iterator[DeviceFault]:
-        """One reason for each set of counters: which of them are short differs from device to device."""
+        """Yields one reason for each counter set. The exhausted counters in it differ from device to device."""
         left = self._counters_left(candidate)
         for consumed in candidate.device.get("consumesCounters") or []:
             counter_set, short = consumed["counterSet"], {}
@@ -137,7 +139,7 @@ class NodeDevices:
                 holders = self._takers(candidate, counter_set, short)
                 detail = f"of {counter_set} it needs {join_names(short.values(), 2)}; {holders}"
                 yield DeviceFault(
-                    ReasonKind.COUNTERS, text, "claims that hold devices of the same counters have to go", detail
+                    ReasonKind.COUNTERS, text, "claims that hold devices of the same counters must be deleted", detail
                 )
 
     def _counters_left(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
@@ -155,35 +157,37 @@ class NodeDevices:
         return self._left[pool.key]
 
     def _takers(self, candidate: Candidate, counter_set: str, counters: Collection[str]) -> str:
-        """Who has devices that consume one of the counters."""
+        """Returns the holders of devices that consume one of the counters."""
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
         ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counters))
-        claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.scene.holders(i)}
-        return join_names([told(c) for c in claims.values()]) or "no claim holds any of it"
+        claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.view.holders(i)}
+        return join_names([describe_claim(c) for c in claims.values()]) or "no claim holds any of it"
 
     def _holders(self, device: DeviceId) -> str:
-        return join_names([told(c) for c in self.scene.holders(device)]) or "a claim that is not known holds it"
+        return (
+            join_names([describe_claim(c) for c in self.view.holders(device)]) or "a claim that is not known holds it"
+        )
 
 
 def _key(sl: JSON) -> PoolKey:
     return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
 
 
-def _newest(key: PoolKey, scene: SchedulerView) -> tuple[int, int, int]:
-    """Generation of a pool, how many slices of it there are, and how many there should be."""
-    slices = scene.slices.by_pool.get(key, ())
+def _newest(key: PoolKey, view: SchedulerView) -> tuple[int, int, int]:
+    """Returns the newest generation of a pool, the number of its slices, and the number that there should be."""
+    slices = view.slices.by_pool.get(key, ())
     newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
     current = [s for s in slices if int(s["spec"]["pool"].get("generation", 0)) == newest]
     return newest, len(current), int(current[0]["spec"]["pool"]["resourceSliceCount"])
 
 
-def _is_incomplete(key: PoolKey, scene: SchedulerView) -> bool:
-    _, there, wanted = _newest(key, scene)
+def _is_incomplete(key: PoolKey, view: SchedulerView) -> bool:
+    _, there, wanted = _newest(key, view)
     return there != wanted
 
 
-def _incomplete(key: PoolKey, scene: SchedulerView) -> DeviceFault:
-    generation, there, wanted = _newest(key, scene)
+def _incomplete(key: PoolKey, view: SchedulerView) -> DeviceFault:
+    generation, there, wanted = _newest(key, view)
     detail = f"pool {key[0]}/{key[1]}, generation {generation}: {there} of {wanted} slices"
     change = "the driver has to publish the rest of the pool: see its log where that takes long"
     return DeviceFault(
@@ -192,7 +196,7 @@ def _incomplete(key: PoolKey, scene: SchedulerView) -> DeviceFault:
 
 
 def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
-    """What of the class's selectors is not true; where all is, what of the request's own."""
+    """Yields the false parts of the class's selectors; if there are none, those of the request's selectors."""
     name = request.device_class["metadata"]["name"]
     change = f"devices that class {name} selects, or another class"
     of_class = DeviceFault(ReasonKind.CLASS_SELECTOR, f"class {name} does not select it", change)
@@ -215,7 +219,7 @@ def _parts(expression: str, fault: DeviceFault, candidate: Candidate) -> Iterato
         if part.error:
             change = "a selector that can be evaluated for every device"
             if part.asks:
-                change = f"a selector that asks first: {' && '.join(part.asks)} && ..."
+                change = f"a selector that checks first: {' && '.join(part.asks)} && ..."
             text = f"a selector fails: {_line(part.expression)}: {part.error}"
             yield DeviceFault(ReasonKind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return
@@ -267,14 +271,14 @@ def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFaul
             tolerates(t, taint) for t in request.spec.get("tolerations") or []
         ):
             shown = taint_text(taint)
-            change = f"the request has to tolerate {shown}, or the driver has to take the taint back"
+            change = f"the request has to tolerate {shown}, or the driver has to remove the taint"
             yield DeviceFault(
                 ReasonKind.DEVICE_TAINT, f"it has the taint {shown}, which is not tolerated", change, subject=shown
             )
 
 
 def taint_text(taint: JSON) -> str:
-    """As kubectl writes it: ``key=value:effect``."""
+    """Formats a taint like kubectl: ``key=value:effect``."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
 
@@ -290,7 +294,7 @@ def _takes(device: JSON, counter_set: str, counters: Collection[str]) -> bool:
 
 
 def _short(name: str) -> str:
-    """A capacity without its domain."""
+    """Returns a capacity's name without its domain."""
     return name.rpartition("/")[2]
 
 

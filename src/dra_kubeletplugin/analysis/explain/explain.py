@@ -1,4 +1,4 @@
-"""``explain``: why a pod or a claim waits and what would have to change, or what it has."""
+"""``explain``: why a pod or a claim waits and which changes would help, or which devices it has."""
 
 from __future__ import annotations
 
@@ -24,33 +24,38 @@ JSON = dict[str, Any]
 Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
 _CLAIMS = {"claim", "claims", "resourceclaim", "resourceclaims"}
-_GOES_ON = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # nodes are worth a look all the same
+_NOT_BLOCKING = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # reasons after which nodes are examined too
 
 
 def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explanation:
-    """Why ``what`` waits and what would have to change; or which devices it has.
+    """Explains why ``what`` waits and which changes would help, or which devices it has.
 
     Args:
-        what: ``pod/NAME`` or ``claim/NAME``; a name alone is a pod's.
-        namespace: where it is.
+        what: ``pod/NAME`` or ``claim/NAME``; a name without a kind is a pod's.
+        namespace: namespace of the object.
 
-    Raises :class:`QuestionError` where there is no such object, or a pod asks for no devices.
+    Raises:
+        QuestionError: there is no such object, or the pod asks for no devices.
     """
     kind, name = parse(what)
-    scene = SchedulerView(snapshot)
+    view = SchedulerView(snapshot)
     if kind == "pod":
         pod = find(snapshot.pods, "pod", name, namespace, snapshot, PODS.plural)
-        return _finished(scene, _pod(scene, pod))
+        return _finished(view, _pod(view, pod))
     claim = find(snapshot.claims, "claim", name, namespace, snapshot, CLAIMS.plural)
-    return _finished(scene, _claim(scene, claim))
+    return _finished(view, _claim(view, claim))
 
 
 def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda done, of: None) -> list[Explanation]:
-    """All pods that ask for devices and have no node, each explained; of all namespaces, where none is named.
+    """Explains all pods that ask for devices and have no node.
 
-    What would be enough is not tried: :func:`explain` says it. ``progress`` hears how many were explained, and of how many.
+    Changes are not tried; :func:`explain` does that.
+
+    Args:
+        namespace: the namespace of the pods; empty for all.
+        progress: called with the number of explained pods and the number of all.
     """
-    scene = SchedulerView(snapshot)
+    view = SchedulerView(snapshot)
     asking = []
     for obj in snapshot.pods:
         if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
@@ -60,18 +65,22 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
             asking.append(pod)
     out = []
     for number, pod in enumerate(asking, 1):
-        out.append(_finished(scene, explain_pod(scene, pod, changes=False)))
+        out.append(_finished(view, explain_pod(view, pod, changes=False)))
         progress(number, len(asking))
     return out
 
 
 def asks(pod: PodInfo) -> bool:
-    """Whether a pod asks for devices, or for what could be one."""
+    """Returns whether a pod asks for devices or for an extended resource, which a device may provide."""
     return bool(cluster_reasons.entries(pod)) or any(map(is_extended, pod.requests))
 
 
 def parse(what: str) -> tuple[str, str]:
-    """``pod`` or ``claim``, and the name. Raises :class:`QuestionError`."""
+    """Splits ``what`` into ``pod`` or ``claim`` and the name.
+
+    Raises:
+        QuestionError: the text has another form.
+    """
     kind, slash, name = what.partition("/")
     if not slash:
         kind, name = "pod", what
@@ -82,8 +91,12 @@ def parse(what: str) -> tuple[str, str]:
 
 
 def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot: Snapshot, plural: str) -> JSON:
-    """The object. Raises :class:`QuestionError` with names like it."""
-    elsewhere, here = [], []
+    """Returns the object.
+
+    Raises:
+        QuestionError: there is no such object; the text contains similar names.
+    """
+    other_namespaces, here = [], []
     for obj in objects:
         meta = obj["metadata"]
         if meta["namespace"] == namespace:
@@ -91,16 +104,16 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
                 return obj
             here.append(str(meta["name"]))
         elif meta["name"] == name:
-            elsewhere.append(str(meta["namespace"]))
-    for odd in snapshot.unread:
-        if (KINDS[odd.kind].plural, odd.namespace, odd.name) == (plural, namespace, name):
-            raise QuestionError(f"{kind} {namespace}/{name} cannot be read: {odd.why}")
+            other_namespaces.append(str(meta["namespace"]))
+    for unread in snapshot.unread:
+        if (KINDS[unread.kind].plural, unread.namespace, unread.name) == (plural, namespace, name):
+            raise QuestionError(f"{kind} {namespace}/{name} cannot be read: {unread.why}")
     gap = next((g for g in snapshot.gaps if g.resource == plural and g.read != namespace), None)
     if gap:
-        raise QuestionError(f"{kind} {namespace}/{name} cannot be looked for: {gap.why}")
+        raise QuestionError(f"{kind} {namespace}/{name} cannot be searched for: {gap.why}")
     more = (
-        f"; there is one in namespace {', '.join(sorted(elsewhere)[:3])} (-n)"
-        if elsewhere
+        f"; there is one in namespace {', '.join(sorted(other_namespaces)[:3])} (-n)"
+        if other_namespaces
         else cluster_reasons.near(name, here)
     )
     raise QuestionError(f"there is no {kind} {name} in namespace {namespace}{more}")
@@ -109,43 +122,43 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
 # --- a pod ----------------------------------------------------------------------------------------
 
 
-def _pod(scene: SchedulerView, obj: JSON) -> Explanation:
+def _pod(view: SchedulerView, obj: JSON) -> Explanation:
     pod = pod_info.read(obj)
     if not asks(pod):
         raise QuestionError(
             f"pod {pod.key} asks for no devices: it has no resourceClaims, and requests no extended resource"
         )
-    return explain_pod(scene, pod)
+    return explain_pod(view, pod)
 
 
-def explain_pod(scene: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Explanation:
-    """As :func:`explain`, of a pod that need not be among the scene's."""
-    claims = tuple(_states(scene, pod))
+def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Explanation:
+    """Explains a pod like :func:`explain`. The pod does not have to be in the view's snapshot."""
+    claims = tuple(_states(view, pod))
     known = Explanation(
-        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, said=_said(scene, pod)
+        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, said=_cluster_message(view, pod)
     )
     phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
     if is_finished(pod.pod):
         return replace(known, state=ExplanationState.ENDED, summary=f"it has ended: {phase}")
-    reasons = tuple(cluster_reasons.reasons(scene, pod))
+    reasons = tuple(cluster_reasons.reasons(view, pod))
     lost = any(r.kind is ReasonKind.NODE_GONE for r in reasons)
     if phase == "Running" and not pod.terminating and not lost:
         return replace(known, state=ExplanationState.RUNS, summary=f"it runs on {pod.node}")
     if pod.node:
         return _placed(known, reasons)
-    if any(r.kind not in _GOES_ON for r in reasons):
+    if any(r.kind not in _NOT_BLOCKING for r in reasons):
         return replace(known, reasons=reasons, summary=reasons[0].text)
-    gap = scene.snapshot.gap(CLAIMS)
+    gap = view.snapshot.gap(CLAIMS)
     if gap and gap.read != pod.namespace and cluster_reasons.entries(pod):
         return undecided(replace(known, reasons=reasons))
-    verdict = examine_nodes(scene, pod, changes=changes)
+    verdict = examine_nodes(view, pod, changes=changes)
     known = replace(known, reasons=(*reasons, *verdict.reasons), groups=verdict.groups, changes=verdict.changes)
     known = replace(known, notes=verdict.notes)
-    return summarize(known, scene.snapshot.gaps)
+    return summarize(known, view.snapshot.gaps)
 
 
 def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
-    """It has a node and does not run there yet."""
+    """Explains a pod that has a node and does not run there yet."""
     if reasons:
         return replace(known, reasons=reasons, summary=reasons[0].text)
     if known.said:
@@ -162,9 +175,9 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
     )
 
 
-def _said(scene: SchedulerView, pod: PodInfo) -> str:
-    """What Kubernetes says of why the pod waits; empty where it says nothing."""
-    about = [e for e in scene.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
+def _cluster_message(view: SchedulerView, pod: PodInfo) -> str:
+    """Returns the cluster's own message on why the pod waits; empty if there is none."""
+    about = [e for e in view.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
     warnings = [e for e in about if e.get("type") == "Warning"]
     if pod.node:
         warnings = [e for e in warnings if e.get("reason") != "FailedScheduling"]
@@ -176,28 +189,28 @@ def _said(scene: SchedulerView, pod: PodInfo) -> str:
     return str(last.get("message") or "")
 
 
-def _states(scene: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
+def _states(view: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
     for entry in cluster_reasons.entries(pod):
         name = cluster_reasons.claim_name(pod, entry)
-        claim = scene.cache.claims.get(pod.namespace, name)
-        yield _state(scene, str(entry["name"]), name, str(entry.get("resourceClaimTemplateName") or ""), claim)
-    if wanted(pod, scene.cache.extended, scene.cache.classes):
-        claim = scene.cache.claims.extended_of(pod.uid)
+        claim = view.cache.claims.get(pod.namespace, name)
+        yield _state(view, str(entry["name"]), name, str(entry.get("resourceClaimTemplateName") or ""), claim)
+    if wanted(pod, view.cache.extended, view.cache.classes):
+        claim = view.cache.claims.extended_of(pod.uid)
         name = str(claim["metadata"]["name"]) if claim else ""
-        yield _state(scene, "extended resources", name, "", claim)
+        yield _state(view, "extended resources", name, "", claim)
 
 
-def _state(scene: SchedulerView, entry: str, name: str, template: str, claim: JSON | None) -> ClaimState:
+def _state(view: SchedulerView, entry: str, name: str, template: str, claim: JSON | None) -> ClaimState:
     if claim is None:
         return ClaimState(entry, name, template, False, (), ())
-    return ClaimState(entry, name, template, is_allocated(claim), tuple(_devices(scene, claim)), tuple(users_of(claim)))
+    return ClaimState(entry, name, template, is_allocated(claim), tuple(_devices(view, claim)), tuple(users_of(claim)))
 
 
-def _devices(scene: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
+def _devices(view: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
     for r in results_of(claim):
         here = [
             s
-            for s in scene.slices.by_pool.get((r["driver"], r["pool"]), ())
+            for s in view.slices.by_pool.get((r["driver"], r["pool"]), ())
             if any(d["name"] == r["device"] for d in s["spec"].get("devices") or [])
         ]
         newest = max(here, key=lambda s: int(s["spec"]["pool"].get("generation", 0)), default=None)
@@ -213,38 +226,38 @@ def _devices(scene: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
 # --- a claim --------------------------------------------------------------------------------------
 
 
-def _claim(scene: SchedulerView, claim: JSON) -> Explanation:
-    """By way of a pod that has the claim and nothing else."""
+def _claim(view: SchedulerView, claim: JSON) -> Explanation:
+    """Explains a claim with the help of a pod that has this claim and nothing more."""
     namespace, name = str(claim["metadata"]["namespace"]), str(claim["metadata"]["name"])
-    state = _state(scene, name, name, "", claim)
+    state = _state(view, name, name, "", claim)
     known = Explanation(f"claim {namespace}/{name}", ExplanationState.WAITS, "", claims=(state,))
     if is_allocated(claim):
         nodes = sorted({d.node for d in state.devices} - {""})
         users = join_names(users_of(claim)) or "no pod"
         where = f" on {', '.join(nodes)}" if nodes else ""
-        told = f"it is allocated{where} and reserved for {users}"
-        pod = pod_info.read(_stand_in(claim))
+        text = f"it is allocated{where} and reserved for {users}"
+        pod = pod_info.read(_pod_with(claim))
         bad = tuple(
-            r for r in cluster_reasons.reasons(scene, pod) if r.kind in {ReasonKind.BINDING, ReasonKind.CLAIM_DELETED}
+            r for r in cluster_reasons.reasons(view, pod) if r.kind in {ReasonKind.BINDING, ReasonKind.CLAIM_DELETED}
         )
         known = replace(known, node=nodes[0] if len(nodes) == 1 else "", reasons=bad)
         return replace(
-            known, state=ExplanationState.WAITS if bad else ExplanationState.RUNS, summary=bad[0].text if bad else told
+            known, state=ExplanationState.WAITS if bad else ExplanationState.RUNS, summary=bad[0].text if bad else text
         )
-    waiting = [p for p in scene.snapshot.pods if not is_finished(p) and _names(p, name, namespace)]
+    waiting = [p for p in view.snapshot.pods if not is_finished(p) and _names(p, name, namespace)]
     notes = (
         (f"pods that name it: {join_names([name_of(p) for p in waiting])}",)
         if waiting
         else ("no pod names it: a claim is allocated when a pod that names it is scheduled",)
     )
-    pod = pod_info.read(_stand_in(claim))
-    reasons = tuple(cluster_reasons.reasons(scene, pod))
+    pod = pod_info.read(_pod_with(claim))
+    reasons = tuple(cluster_reasons.reasons(view, pod))
     known = replace(known, reasons=reasons, notes=notes)
     if reasons:
         return replace(known, summary=reasons[0].text)
-    verdict = examine_nodes(scene, pod)
+    verdict = examine_nodes(view, pod)
     known = replace(known, reasons=verdict.reasons, groups=verdict.groups, changes=verdict.changes)
-    return summarize(known, scene.snapshot.gaps)
+    return summarize(known, view.snapshot.gaps)
 
 
 def _names(pod: JSON, claim: str, namespace: str) -> bool:
@@ -254,8 +267,8 @@ def _names(pod: JSON, claim: str, namespace: str) -> bool:
     return any(e.get("resourceClaimName") == claim for e in [*(pod["spec"].get("resourceClaims") or []), *made])
 
 
-def _stand_in(claim: JSON) -> JSON:
-    """A pod that any node would take, were it not for the claim. It is none of those that the claim is reserved for."""
+def _pod_with(claim: JSON) -> JSON:
+    """Returns a pod that fits any node except for its claim. If the claim is reserved, the pod has the first consumer's UID."""
     meta = {"name": claim["metadata"]["name"], "namespace": claim["metadata"]["namespace"], "uid": "stand-in"}
     reserved = reserved_for(claim)
     meta["uid"] = str(reserved[0]["uid"]) if reserved else meta["uid"]
@@ -264,8 +277,8 @@ def _stand_in(claim: JSON) -> JSON:
     return {"metadata": meta, "spec": spec}
 
 
-def _finished(scene: SchedulerView, found: Explanation) -> Explanation:
-    return replace(found, gaps=scene.snapshot.gaps, notes=(*found.notes, *map(str, scene.snapshot.unread)))
+def _finished(view: SchedulerView, found: Explanation) -> Explanation:
+    return replace(found, gaps=view.snapshot.gaps, notes=(*found.notes, *map(str, view.snapshot.unread)))
 
 
 __all__ = ["explain", "explain_pod", "find", "parse", "waiting"]

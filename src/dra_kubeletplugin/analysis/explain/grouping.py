@@ -1,4 +1,4 @@
-"""Many nodes folded: those that say the same are one group, with examples of what differs."""
+"""Groups nodes with equal reasons, with examples of the differences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _OF_NODES = {
     ReasonKind.TOO_FEW,
     ReasonKind.POOL_INCOMPLETE,
     ReasonKind.POOL_INVALID,
-}  # they count no devices
+}  # reasons that count nodes, not devices
 
 
 @dataclass(frozen=True)
 class NodeReasons:
-    """One node: whether it takes the pod; else what is said of the node, and of devices by request and alternative."""
+    """The result for one node: the pod fits, or reasons of the node, and of devices by request and alternative."""
 
     node: str
     fits: bool
@@ -30,26 +30,26 @@ class NodeReasons:
 
     @property
     def key(self) -> Hashable:
-        """Equal for nodes that say the same."""
+        """A key that is equal for nodes with equal reasons."""
         if self.fits:
             return True
-        said = tuple((f.kind, f.text) for f in self.faults)
-        asked = tuple(
+        node_keys = tuple((f.kind, f.text) for f in self.faults)
+        request_keys = tuple(
             (r.claim, r.request, r.enough, frozenset((f.kind, f.text) for _, f in r.faults))
             for q in self.requests
             for r in q
         )
-        return said, asked
+        return node_keys, request_keys
 
 
 @dataclass
 class _Folded:
-    """One reason with where it was seen."""
+    """One reason and the places where it was found."""
 
     fault: DeviceFault
     count: int = 0
     details: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)  # where each detail was first seen
+    first: dict[str, str] = field(default_factory=dict)  # the first place of each detail
 
     def add(self, where: str, detail: str) -> None:
         self.count += 1
@@ -64,7 +64,7 @@ class _Folded:
 
 
 def fold(looks: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
-    """Groups with their nodes: those that take the pod first, then those with the fewest reasons against it."""
+    """Returns the groups with their nodes: nodes that fit first, then those with the fewest reasons."""
     by_key: dict[Hashable, list[NodeReasons]] = {}
     for look in looks:
         by_key.setdefault(look.key, []).append(look)
@@ -73,7 +73,7 @@ def fold(looks: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons
 
 
 def _distance(group: NodeGroup) -> tuple[int, int]:
-    """How far its nodes are from taking the pod: reasons of the nodes, and requests that have too few devices."""
+    """A sort key for the distance of a group from fitting: reasons of nodes, and requests with too few devices."""
     short = sum(1 for q in group.requests if q.reasons)
     usable = sum(q.usable for q in group.requests)
     return len(group.reasons) + short, -usable

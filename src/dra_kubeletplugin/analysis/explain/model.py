@@ -1,4 +1,4 @@
-"""What :func:`explain` answers: typed, frozen, and with words that programs can rely on."""
+"""The result types of :func:`explain`: frozen dataclasses with stable values for programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ..snapshot import Gap
 
 
 class ReasonKind(StrEnum):
-    """What stands in the way of a pod. The values are stable: a dashboard may count them."""
+    """The kind of an obstacle for a pod. The values are stable, so a dashboard may count them."""
 
-    # The pod itself, wherever it would go
+    # The pod itself, on any node
     GATED = "scheduling-gates"
     SCHEDULER_NAME = "scheduler-name"
     NODE_GIVEN = "node-name-given"
@@ -56,22 +56,22 @@ class ReasonKind(StrEnum):
     CONSTRAINT = "constraint"
     COMPETITION = "competition"
     TIMEOUT = "timeout"
-    # After a node was found
+    # After a node was selected
     KUBELET = "kubelet"
 
 
 class ExplanationState(StrEnum):
     RUNS = "runs"
-    ENDED = "ended"  # and will not run again; whether well, its summary says
+    ENDED = "ended"  # it does not run again; the summary contains success or failure
     SCHEDULED = "scheduled"
-    FITS = "fits"  # waits, and nothing that can be seen stands in the way
+    FITS = "fits"  # it waits, and no obstacle is visible
     WAITS = "waits"
-    UNKNOWN = "unknown"  # what would have to be read may not be
+    UNKNOWN = "unknown"  # objects that decide it may not be read
 
 
 @dataclass(frozen=True)
 class Example:
-    """One place where a reason was seen, what was seen there, and how many places are like it."""
+    """One place where a reason was found, the detail found there, and the number of equal places."""
 
     where: str
     detail: str
@@ -80,9 +80,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Reason:
-    """Something in the way. ``text`` says what, the same for all nodes; ``change`` what would have to be otherwise.
+    """One obstacle.
 
-    ``devices`` is how many devices of the group it concerns; 0 where it is about nodes or the pod.
+    Args:
+        text: the obstacle; the same for all nodes.
+        change: the change that would remove it.
+        devices: number of devices of the group that it concerns; 0 if it concerns nodes or the pod.
     """
 
     kind: ReasonKind
@@ -96,8 +99,10 @@ class Reason:
 class RequestOnNodes:
     """One request, or one alternative of it, on the nodes of a group.
 
-    ``wanted`` is the number of devices; None for all that match. ``usable`` is the most that a node of the group has, of
-    ``devices`` that were looked at on all of them.
+    Args:
+        wanted: the number of devices; None for all that match.
+        usable: the largest number of usable devices on one node of the group.
+        devices: the number of devices examined on all nodes of the group.
     """
 
     claim: str
@@ -111,7 +116,7 @@ class RequestOnNodes:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that refuse the pod for the same reasons, or take it. The first of ``reasons`` is the scheduler's."""
+    """Nodes that fit the pod, or that refuse it for the same reasons. The first of ``reasons`` is the scheduler's."""
 
     nodes: tuple[str, ...]
     fits: bool
@@ -121,7 +126,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class SuggestedChange:
-    """Something that would be enough: tried on the nodes of a group, with the allocator itself."""
+    """A change that would be enough. It was tried with the allocator on the nodes of a group."""
 
     text: str
     nodes: int
@@ -143,7 +148,7 @@ class HeldDevice:
 
 @dataclass(frozen=True)
 class ClaimState:
-    """A claim of the pod. ``name`` is empty where it has not been made; ``users`` are pods that it is reserved for."""
+    """A claim of the pod. ``name`` is empty if it is not created yet; ``users`` are the pods that it is reserved for."""
 
     entry: str
     name: str
@@ -155,11 +160,14 @@ class ClaimState:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a pod or a claim waits, or what it has.
+    """The explanation of why a pod or a claim waits, or of what it has.
 
-    ``reasons`` hold whatever the node is; ``groups`` are nodes by what they say, those nearest to taking the pod first.
-    ``changes`` were tried, and each would be enough alone. ``said`` is the cluster's own word for it. ``notes`` are what was
-    not looked at.
+    Args:
+        reasons: obstacles on any node.
+        groups: nodes grouped by their reasons, those closest to fitting first.
+        changes: changes that were tried; each one alone would be enough.
+        said: the cluster's own message.
+        notes: parts that were not examined.
     """
 
     subject: str
@@ -176,12 +184,12 @@ class Explanation:
 
     @property
     def kinds(self) -> frozenset[ReasonKind]:
-        """All that stands in the way, anywhere."""
+        """The kinds of all obstacles."""
         found = [*self.reasons, *(r for g in self.groups for r in g.reasons)]
         found += [r for g in self.groups for q in g.requests for r in q.reasons]
         return frozenset(r.kind for r in found)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """That would take it."""
+        """The nodes that fit."""
         return tuple(n for g in self.groups if g.fits for n in g.nodes)

@@ -1,4 +1,4 @@
-"""Why a pod waits, what would have to change, or which devices it has: asked of a snapshot, answered as the scheduler would."""
+"""Examines all nodes for a waiting pod with the scheduler's filters and allocator, and finds changes that would be enough."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .node_reasons import NodeFilters
 from .what_if import NOT_TOGETHER, WhatIf
 
 JSON = dict[str, Any]
-LIMIT = 2.0  # seconds for the devices of one node, where the scheduler gives ten
-TRYING = 2.0  # seconds for all trials together: what is not tried then is not told
+LIMIT = 2.0  # seconds for the devices of one node; the scheduler has ten
+TRYING = 2.0  # seconds for all trials together; trials that do not fit into it are omitted
 _FEWER = "ask for {} in request {} in place of {}"
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """What all nodes say. ``reasons`` end the search for a node at once, whatever the others say."""
+    """The result for all nodes. ``reasons`` end the scheduler's search for all nodes at once."""
 
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
@@ -43,7 +43,7 @@ class Feasibility:
     notes: tuple[str, ...] = ()
 
 
-# What ends a look at all nodes, by the scheduler's words for it, and what mends it.
+# Parts of the scheduler's messages that end the search on all nodes, and the change that would help.
 _FATAL = {
     "CEL ": ReasonKind.SELECTOR_ERROR,
     "currently being updated": ReasonKind.POOL_INCOMPLETE,
@@ -51,7 +51,7 @@ _FATAL = {
     "constraint would not be satisfied": ReasonKind.CONSTRAINT,
     "exceeds the claim limit": ReasonKind.TOO_MANY,
 }
-_MENDS = {
+_REMEDIES = {
     ReasonKind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
     ReasonKind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
     ReasonKind.CONSTRAINT: "a request for all devices has to do without the constraint",
@@ -59,16 +59,17 @@ _MENDS = {
 }
 
 
-def examine_nodes(scene: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Feasibility:
-    """The scheduler's look at every node for a pod whose claims are all there, with what was in the way.
+def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Feasibility:
+    """Examines every node for a pod whose claims all exist.
 
-    ``changes``: also try what would be enough.
+    Args:
+        changes: also try changes that would be enough.
     """
-    return _NodeExamination(scene, pod, changes).verdict()
+    return _NodeExamination(view, pod, changes).verdict()
 
 
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
-    """What a pod asks for that is not judged here, such as volumes."""
+    """Yields features of the pod that are not examined, such as volumes."""
     for why in unsupported.reasons(pod):
         yield why.replace(unsupported.PREFIX, "not looked at: ")
     if pod.group:
@@ -77,40 +78,40 @@ def not_looked_at(pod: PodInfo) -> Iterator[str]:
 
 @dataclass
 class _NodeExamination:
-    scene: SchedulerView
+    view: SchedulerView
     pod: PodInfo
     tries: bool
     until: float = 0.0
     untried: bool = False
 
     def verdict(self) -> Feasibility:
-        scene = self.scene
-        snapshot = scene.cache.snapshot()
+        view = self.view
+        snapshot = view.cache.snapshot()
         notes = list(not_looked_at(self.pod))
         if not snapshot.nodes:
             return Feasibility(
                 reasons=(Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=tuple(notes)
             )
-        claims = pod_devices.read(self.pod, scene.cache.claims, scene.cache.classes, scene.cache.extended, TIMEOUT)
+        claims = pod_devices.read(self.pod, view.cache.claims, view.cache.classes, view.cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
             return Feasibility(
                 reasons=tuple(Reason(ReasonKind.OTHER, why, "") for why in claims.reasons), notes=tuple(notes)
             )
-        cycle = Cycle(self._free_to_go(), snapshot, claims, scene.allocations(LIMIT))
+        cycle = Cycle(self._without_nomination(), snapshot, claims, view.allocations(LIMIT))
         error = ""
         try:
             fitting = {n.name for n in cycle.feasible(len(snapshot.nodes))}
         except SchedulerError as e:
             fitting, error = set(), str(e)
         self.until = time.monotonic() + TRYING
-        filters = NodeFilters(self.pod, list(snapshot.nodes), scene.cache.snapshot().namespaces, claims.by_class)
-        looks = [
+        filters = NodeFilters(self.pod, list(snapshot.nodes), view.cache.snapshot().namespaces, claims.by_class)
+        results = [
             NodeReasons(n.name, True)
             if n.name in fitting
-            else self._look(n, claims, filters, cycle.rejected.get(n.name))
+            else self._examine(n, claims, filters, cycle.rejected.get(n.name))
             for n in snapshot.nodes
         ]
-        folded = fold(looks)
+        folded = fold(results)
         nodes = {n.name: n for n in snapshot.nodes}
         changes = () if error or not self.tries else tuple(self._changes(folded, claims, nodes))
         reasons = (self._fatal(error, claims),) if error else ()
@@ -118,53 +119,55 @@ class _NodeExamination:
             notes.append(_UNTRIED_NODES)
         return Feasibility(tuple(g for g, _ in folded), changes, reasons, tuple(notes))
 
-    def _free_to_go(self) -> PodInfo:
-        """The pod without the node that it was promised, so that the others are looked at too."""
+    def _without_nomination(self) -> PodInfo:
+        """Returns the pod without its nominated node, so that the other nodes are examined too."""
         status = {k: v for k, v in (self.pod.pod.get("status") or {}).items() if k != "nominatedNodeName"}
         return pod_info.read({**self.pod.pod, "status": status})
 
     def _fatal(self, error: str, claims: PodClaims) -> Reason:
-        """What ends the scheduler's look at nodes with an error, for all of them."""
-        said = error.partition("filter plugin: ")[2] or error
-        kind = next((k for words, k in _FATAL.items() if words in said), ReasonKind.OTHER)
-        change = _MENDS.get(kind, "what the message names")
-        if kind is ReasonKind.SELECTOR_ERROR and (found := self._failing(claims, said)):
+        """Builds the reason for an error that ends the scheduler's search on all nodes."""
+        message = error.partition("filter plugin: ")[2] or error
+        kind = next((k for words, k in _FATAL.items() if words in message), ReasonKind.OTHER)
+        change = _REMEDIES.get(kind, "what the message names")
+        if kind is ReasonKind.SELECTOR_ERROR and (found := self._failing(claims, message)):
             where, fault = found
-            said, change = fault.text, f"{fault.change} (seen at {where})"
-        return Reason(kind, f"the scheduler ends with an error for all nodes: {said}", change)
+            message, change = fault.text, f"{fault.change} (seen at {where})"
+        return Reason(kind, f"the scheduler ends with an error for all nodes: {message}", change)
 
-    def _failing(self, claims: PodClaims, said: str) -> request_reasons.Place | None:
-        """A device for which a selector cannot be evaluated, as the scheduler says it."""
-        for node in self.scene.cache.snapshot().nodes:
-            there = NodeDevices(self.scene, node)
-            for where, fault in request_reasons.failing(there, self._open(node, claims), self.scene.cache.classes):
-                if fault.subject in said:
+    def _failing(self, claims: PodClaims, message: str) -> request_reasons.Place | None:
+        """Returns a device for which the selector in the scheduler's message cannot be evaluated."""
+        for node in self.view.cache.snapshot().nodes:
+            there = NodeDevices(self.view, node)
+            for where, fault in request_reasons.failing(there, self._open(node, claims), self.view.cache.classes):
+                if fault.subject in message:
                     return where, fault
         return None
 
     # --- one node -------------------------------------------------------------------------------
 
-    def _look(self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, told: Rejection | None) -> NodeReasons:
+    def _examine(
+        self, node: NodeInfo, claims: PodClaims, filters: NodeFilters, rejection: Rejection | None
+    ) -> NodeReasons:
         faults = list(filters.faults(node))
-        faults += self._elsewhere(node, claims)
+        faults += self._allocated_for_others(node, claims)
         wanted = self._open(node, claims)
-        asked: list[list[request_reasons.RequestReasons]] = []
+        requests: list[list[request_reasons.RequestReasons]] = []
         if wanted:
-            asked = request_reasons.looks(NodeDevices(self.scene, node), wanted, self.scene.cache.classes)
-        enough = all(any(option.enough for option in options) for options in asked)
-        if told and enough and not faults:
-            faults = self._together(node, wanted, told)
-        return NodeReasons(node.name, False, faults, asked)
+            requests = request_reasons.examine(NodeDevices(self.view, node), wanted, self.view.cache.classes)
+        enough = all(any(option.enough for option in options) for options in requests)
+        if rejection and enough and not faults:
+            faults = self._together(node, wanted, rejection)
+        return NodeReasons(node.name, False, faults, requests)
 
     def _open(self, node: NodeInfo, claims: PodClaims) -> list[JSON]:
-        """Claims that would have to be allocated on a node."""
+        """Returns the claims that would have to be allocated on a node."""
         wanted = [c for i, c in enumerate(claims.claims) if not is_allocated(c) and not claims.is_extended(i)]
         missing = {r: c for r, c in claims.by_class.items() if not node.allocatable.get(r)}
         if claims.extended is not None and extended.is_draft(claims.extended) and missing:
             wanted.append(extended.for_node(claims.extended, self.pod, missing)[0])
         return wanted
 
-    def _elsewhere(self, node: NodeInfo, claims: PodClaims) -> Iterator[DeviceFault]:
+    def _allocated_for_others(self, node: NodeInfo, claims: PodClaims) -> Iterator[DeviceFault]:
         for claim in claims.claims:
             if not is_allocated(claim):
                 continue
@@ -172,28 +175,28 @@ class _NodeExamination:
             if selector is not None and not node_selectors.selector_matches(node.node, selector):
                 users = ", ".join(u for u in users_of(claim)[:3])
                 text = f"claim {name_of(claim)} is allocated for other nodes, and {users or 'no pod'} uses it there"
-                change = f"the pod has to go where claim {claim['metadata']['name']} is, or needs a claim of its own"
+                change = f"the pod has to run where claim {claim['metadata']['name']} is, or needs a claim of its own"
                 if not users:
-                    change = "the scheduler takes the allocation back, and tries again"
+                    change = "the scheduler removes the allocation and tries again"
                 yield DeviceFault(ReasonKind.CLAIM_ELSEWHERE, text, change)
 
-    def _together(self, node: NodeInfo, wanted: Sequence[JSON], told: Rejection) -> list[DeviceFault]:
-        """Why a node refuses the pod where nothing stands against it one by one."""
-        if "timed out" in told.reasons[0]:
-            return [_LATE]
-        if told.plugin is not Plugin.DEVICES or not wanted:
-            return [DeviceFault(ReasonKind.OTHER, why, "") for why in told.reasons]
+    def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
+        """Yields reasons why the node refuses the pod although each request alone could be satisfied."""
+        if "timed out" in rejection.reasons[0]:
+            return [_TIMED_OUT]
+        if rejection.plugin is not Plugin.DEVICES or not wanted:
+            return [DeviceFault(ReasonKind.OTHER, why, "") for why in rejection.reasons]
         if time.monotonic() > self.until:
             return [NOT_TOGETHER]
-        return list(WhatIf(NodeDevices(self.scene, node), wanted).together())
+        return list(WhatIf(NodeDevices(self.view, node), wanted).together())
 
-    # --- what would be enough -------------------------------------------------------------------
+    # --- suggested changes ----------------------------------------------------------------------
 
     def _changes(
         self, folded: Sequence[tuple[NodeGroup, list[NodeReasons]]], claims: PodClaims, nodes: Mapping[str, NodeInfo]
     ) -> Iterator[SuggestedChange]:
         found: dict[str, list[str]] = {}
-        # Of each group one after the other, so that each is heard before the time is up.
+        # Takes one node of each group in turn, so that each group is tried before the time is over.
         in_turn = chain.from_iterable(zip_longest(*(members for _, members in folded)))
         for look in in_turn:
             if look is None or look.fits:
@@ -207,12 +210,12 @@ class _NodeExamination:
             yield SuggestedChange(text, len(where), where[0])
 
     def _enough(self, look: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
-        """What alone would let the node take the pod, with an example."""
+        """Yields changes that alone would let the pod fit on the node, with an example."""
         short = [options for options in look.requests if not any(o.enough for o in options)]
         of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
         own = {str(c["metadata"].get("uid")) for c in claims.claims}
-        trials = WhatIf(NodeDevices(self.scene, node), wanted, own)
+        trials = WhatIf(NodeDevices(self.view, node), wanted, own)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
             if len(look.faults) == 1 and not short and tried:
@@ -228,18 +231,18 @@ class _NodeExamination:
                 yield _FEWER.format(option.usable, option.request, option.wanted), ""
 
 
-_LATE = DeviceFault(
+_TIMED_OUT = DeviceFault(
     ReasonKind.TIMEOUT,
-    f"whether there are devices for the claims was not found out within {LIMIT:g} s; the scheduler gives up after {TIME_LIMIT:g} s",
+    f"it was not determined within {LIMIT:g} s whether there are devices for the claims; the scheduler stops after {TIME_LIMIT:g} s",
     "fewer alternatives, constraints or partitions to choose from",
 )
 _UNTRIED_NODES = f"what would be enough was not tried on all nodes, as that took more than {TRYING:g} s"
-_UNTRIED = {ReasonKind.CLAIM_ELSEWHERE, ReasonKind.EXTENDED}  # nobody knows which devices would be had then
+_UNTRIED = {ReasonKind.CLAIM_ELSEWHERE, ReasonKind.EXTENDED}  # the devices after such a change are not known
 _OF_DEVICES = {ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT}
 
 
 def fewer(claims: Sequence[JSON], option: request_reasons.RequestReasons) -> list[JSON]:
-    """The claims with as many devices in a request as there are."""
+    """Returns the claims with the number of devices of a request reduced to the usable devices."""
     out = []
     for claim in claims:
         devices = claim["spec"].get("devices") or {}

@@ -1,4 +1,4 @@
-"""Why a node does not take a pod, devices aside: each of the scheduler's filters, with what it looked at."""
+"""Finds why a node does not fit a pod apart from devices: each of the scheduler's filters with details."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _KINDS = {
 
 
 class NodeFilters:
-    """Args:
-    by_class: extended resources that a DeviceClass provides.
+    """The scheduler's filters for one pod.
+
+    Args:
+        by_class: extended resources that a DeviceClass provides: resource → class.
     """
 
     def __init__(
@@ -47,23 +49,23 @@ class NodeFilters:
         self._spread = Spread(pod, nodes)
 
     def faults(self, node: NodeInfo) -> Iterator[DeviceFault]:
-        """In the scheduler's order; the scheduler itself tells the first alone."""
+        """Yields reasons in the scheduler's order. The scheduler itself reports only the first."""
         pod = self.pod
         cordoned = filters.unschedulable(pod, node)
         if cordoned:
             yield DeviceFault(ReasonKind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
-        # The node controller takes this taint away with the field.
+        # The node controller removes this taint together with the field.
         yield from self._taints(node, without=filters.UNSCHEDULABLE_TAINT["key"] if cordoned else "")
         if pod.has_affinity or pod.spec.get("nodeSelector"):
             if filters.node_affinity(pod, node):
                 yield from self._selection(node)
         if pod.ports and (rejection := filters.ports(pod, node)):
-            yield _told(rejection, "another node, or the pods that have these ports have to go")
+            yield _fault_of(rejection, "another node, or delete the pods that have these ports")
         yield from self._resources(node)
         if self._spread.matters and (rejection := self._spread.rejects(node)):
-            yield _told(rejection, "a topologySpreadConstraint with a larger maxSkew, or fewer pods of it here")
+            yield _fault_of(rejection, "a topologySpreadConstraint with a larger maxSkew, or fewer pods of it here")
         if self._affinity.matters and (rejection := self._affinity.rejects(node)):
-            yield _told(rejection, "other affinity terms, or other pods on the node")
+            yield _fault_of(rejection, "other affinity terms, or other pods on the node")
 
     def _taints(self, node: NodeInfo, without: str) -> Iterator[DeviceFault]:
         for taint in (t for t in node.taints if t["key"] != without):
@@ -96,8 +98,8 @@ class NodeFilters:
         if len(node.pods) + 1 > pods_allowed(node):
             yield DeviceFault(
                 ReasonKind.RESOURCES,
-                "the node has as many pods as it may",
-                "pods have to go",
+                "the node has its maximum number of pods",
+                "delete pods",
                 counted(len(node.pods), "pod"),
             )
         for name, wanted in pod.wanted:
@@ -112,15 +114,15 @@ class NodeFilters:
             else:
                 detail = f"{_amount(name, wanted)} wanted, {_amount(name, max(free, 0))} of {_amount(name, has)} free"
                 ways = [f"less {name}"] if free > 0 or not has else []
-                ways += ["pods have to go"] if wanted <= has else []
-                change = ", or ".join(ways) or f"less {name}, and pods have to go"
+                ways += ["delete pods"] if wanted <= has else []
+                change = ", or ".join(ways) or f"less {name}, and delete pods"
                 yield DeviceFault(ReasonKind.RESOURCES, f"the node has too little {name}", change, detail)
 
 
 _NODE = "NODE"
 
 
-def _told(rejection: Rejection, change: str) -> DeviceFault:
+def _fault_of(rejection: Rejection, change: str) -> DeviceFault:
     return DeviceFault(_KINDS[rejection.plugin], rejection.reasons[0], change)
 
 

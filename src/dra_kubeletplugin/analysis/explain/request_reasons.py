@@ -1,4 +1,4 @@
-"""The requests of a pod's open claims on one node: how many devices each could have, and why not the others."""
+"""Finds, for each request of a pod's open claims on one node, the usable devices and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .device_reasons import DeviceFault, NodeDevices
 from .model import ReasonKind
 
 JSON = dict[str, Any]
-Place = tuple[str, DeviceFault]  # a device, and what is said of it
+Place = tuple[str, DeviceFault]  # a device and one reason against it
 _NONE = DeviceFault(
     ReasonKind.NO_DEVICES,
     "no device is published for the node",
@@ -26,7 +26,7 @@ _NO_MATCH = DeviceFault(ReasonKind.NO_DEVICES, "no device of the node is large e
 
 @dataclass
 class RequestReasons:
-    """One request, or one alternative of it, on one node. ``wanted`` is None for all devices that match."""
+    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None for all devices that match."""
 
     claim: str
     request: str
@@ -38,19 +38,19 @@ class RequestReasons:
     enough: bool = False
 
 
-def looks(
+def examine(
     devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]
 ) -> list[list[RequestReasons]]:
-    """For each request its alternatives, one where it has none."""
+    """Returns for each request its alternatives; one entry if it has none."""
     out = []
     for claim in claims:
         for options in _options(claim, classes):
-            out.append([_look(devices, name_of(claim), option) for option in options])
+            out.append([_examine(devices, name_of(claim), option) for option in options])
     return out
 
 
 def failing(devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
-    """Devices for which a selector cannot be evaluated."""
+    """Yields devices for which a selector cannot be evaluated."""
     for claim in claims:
         for request in (option for options in _options(claim, classes) for option in options):
             for candidate in devices.candidates:
@@ -71,7 +71,7 @@ def _picked(name: str, parent: str, spec: JSON, classes: Mapping[str, Mapping[st
     return PickedRequest(name, parent, spec, classes[spec["deviceClassName"]], int(spec.get("count") or 1))
 
 
-def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestReasons:
+def _examine(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestReasons:
     every = request.spec.get("allocationMode") == "All"
     out = RequestReasons(
         claim, request.full_name, request.device_class["metadata"]["name"], None if every else request.count
@@ -93,7 +93,7 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestRe
     broken = list(devices.broken())
     out.faults += [(devices.node.name, fault) for fault in broken]
     if not out.usable and not out.faults:
-        out.faults = of_class  # devices of other classes matter where there are no others
+        out.faults = of_class  # devices of other classes are shown only if there are no devices of this class
     if every:
         out.enough = matched > 0 and out.usable == matched and not broken
         if not matched and not out.faults:
@@ -111,16 +111,16 @@ def _look(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestRe
     return out
 
 
-def _too_few(devices: NodeDevices, look: RequestReasons, of_others: int) -> bool:
-    """Whether there are not even as many devices of the class as are wanted, so that nothing that keeps them away matters alone.
+def _too_few(devices: NodeDevices, result: RequestReasons, of_others: int) -> bool:
+    """Returns whether the node has fewer devices of the class than wanted, so that no single reason matters.
 
-    A device that is shared out can be had more than once.
+    Returns False if a device can be shared, because a request may use such a device more than once.
     """
-    there = look.devices - of_others
+    there = result.devices - of_others
     return (
         there > 0
-        and look.wanted is not None
-        and there < look.wanted
+        and result.wanted is not None
+        and there < result.wanted
         and not any(c.multiple for c in devices.candidates)
     )
 
@@ -133,7 +133,7 @@ def _matches(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
 
 
 def _one(found: list[DeviceFault]) -> DeviceFault:
-    """Several reasons against one device as one, as each alone would not be enough to mend."""
+    """Combines several reasons against one device, because removing one of them would not be enough."""
     if len(found) == 1:
         return found[0]
     return DeviceFault(

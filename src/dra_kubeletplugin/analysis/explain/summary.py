@@ -1,4 +1,4 @@
-"""State and summary of an explanation, from what the nodes said and what of the cluster could be read."""
+"""Sets state and summary of an explanation, from the results of nodes and from what could be read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
 from ..snapshot import Gap
 from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
 
-_MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}  # without these more seems to fit than does
-_UNREAD = "what may not be read decides it"
+# Without reading these, more seems to fit than does
+_MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
+_UNREAD = "the answer depends on objects that may not be read"
 
 
 def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
-    """What waits for a node, with state and summary."""
+    """Returns the explanation of a waiting pod with its state and summary."""
     unread = {g.resource for g in gaps}
     if known.reasons:
         return replace(known, summary=known.reasons[0].text)
@@ -30,7 +31,7 @@ def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
 
 
 def undecided(known: Explanation) -> Explanation:
-    """Nothing is claimed of what could not be read."""
+    """Returns an explanation without a conclusion, because objects that decide it could not be read."""
     return replace(known, state=ExplanationState.UNKNOWN, summary=_UNREAD, groups=(), changes=())
 
 
@@ -52,7 +53,7 @@ def _refused(groups: tuple[NodeGroup, ...]) -> str:
 
 
 def _main(group: NodeGroup) -> str:
-    """The first of its reasons, as a sentence of its own."""
+    """Returns the first reason of the group as a sentence."""
     for reason in group.reasons:
         return reason.text
     for request in group.requests:

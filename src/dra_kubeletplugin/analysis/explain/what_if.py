@@ -1,6 +1,6 @@
-"""The allocator asked again with something changed: which one thing would be enough.
+"""Repeats an allocation with changed objects, to find the single change that would be enough.
 
-Each change is made to the objects that the allocator is given, so what is answered is what it would decide.
+Changes are made to the objects that the allocator gets, so the result is what the scheduler would decide.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
 from ...scheduling.allocator.search import Search, SearchState, plus
 from ...scheduling.cel.parts import without
 from ...scheduling.framework.claim_cache import UNUSED, results_of, taken_by
-from ..scheduler_view import told
+from ..scheduler_view import describe_claim
 from .device_reasons import DeviceFault, NodeDevices, taint_text
 from .model import ReasonKind
 
 JSON = dict[str, Any]
-LIMIT = 1.0  # seconds for one trial: what takes longer is taken not to help
+LIMIT = 1.0  # seconds for one trial; a trial that takes longer counts as no help
 _VALUES = 4
-_FREED = {ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY}  # what other claims may have taken
-_HOLDERS = 16  # claims that are tried one by one
+_FREED = {ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY}  # reasons that other claims may cause
+_HOLDERS = 16  # number of claims that are tried one by one
 NOT_TOGETHER = DeviceFault(
     ReasonKind.COMPETITION,
     "there are devices for each request alone, and not for all of them together",
@@ -36,12 +36,12 @@ Edit = Callable[[JSON], JSON]
 
 
 class WhatIf:
-    """What one node would say to claims that are not allocated yet."""
+    """Trials on one node for claims that are not allocated yet."""
 
     def __init__(
         self, devices: NodeDevices, claims: Sequence[JSON], own: Collection[str] = (), limit: float = LIMIT
     ) -> None:
-        """``own``: UIDs of the pod's own claims, which cannot make room for it."""
+        """``own``: UIDs of the pod's own claims, which cannot free devices for it."""
         self.devices = devices
         self._own = own
         self.claims = list(claims)
@@ -50,22 +50,26 @@ class WhatIf:
     def fits(
         self, claims: Sequence[JSON] | None = None, *, gone: Collection[str] = (), device: Edit | None = None
     ) -> bool:
-        """``claims`` in place of those of the pod; ``gone``: as if there were no claims with these UIDs; ``device``: as if
-        devices were so.
+        """Returns whether the claims can be allocated.
+
+        Args:
+            claims: claims to use instead of the pod's.
+            gone: UIDs of claims that are treated as deleted.
+            device: a change that is applied to each device.
         """
         in_use: set[DeviceId] = set()
         shares: dict[DeviceId, dict[str, Quantity]] = {}
         if gone:
             uses = [taken_by(results_of(c)) for uid, c in self._holders.items() if uid not in gone]
         else:
-            use = self.devices.scene.cache.claims.use
+            use = self.devices.view.cache.claims.use
             uses = [use.get(pool.key, UNUSED) for pool in self.devices.pools]
         for taken in uses:
             in_use |= taken.devices
             for held, amounts in taken.shares.items():
                 used = shares.setdefault(held, {})
                 used.update({name: plus(used.get(name), amount) for name, amount in amounts.items()})
-        classes = self.devices.scene.cache.classes
+        classes = self.devices.view.cache.classes
         state = SearchState(classes, in_use, shares, lambda: "", self._limit)
         pools = [_changed(p, device) for p in self.devices.pools] if device else self.devices.pools
         try:
@@ -73,10 +77,10 @@ class WhatIf:
         except AllocationError:
             return False
 
-    # --- together -------------------------------------------------------------------------------
+    # --- all requests together ------------------------------------------------------------------
 
     def together(self) -> Iterator[DeviceFault]:
-        """Why devices that would do one by one do not do together."""
+        """Yields reasons why devices suffice for each request alone and not for all requests together."""
         named = list(_constraints(self.claims))
         alone = [(i, k, c) for i, k, c in named if self.fits(_dropped(self.claims, {(i, k)}))]
         for i, _, constraint in alone:
@@ -91,8 +95,10 @@ class WhatIf:
                 "fewer constraints, or fewer devices",
             )
         elif self.fits(device=_without("consumesCounters")):
-            text = "the devices would do one by one, but together they need more of shared counters than there is"
-            change = "fewer or smaller devices at once, or a claim that holds a device of the same counters has to go"
+            text = (
+                "each of the devices would do alone, but together they need more of the shared counters than there is"
+            )
+            change = "fewer or smaller devices at once, or delete a claim that holds a device of the same counters"
             yield DeviceFault(ReasonKind.COUNTERS, text, change)
         else:
             yield NOT_TOGETHER
@@ -105,19 +111,19 @@ class WhatIf:
         )
 
     def _values(self, constraint: JSON) -> str:
-        """How many of the devices that nobody holds have which value of a constraint's attribute."""
+        """Returns how many free devices have which value of a constraint's attribute."""
         name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
-        use = self.devices.scene.cache.claims.use
+        use = self.devices.view.cache.claims.use
         free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
         values = Counter(str(next(iter(v.values()))) for c in free if (v := attribute_of(c, name)))
-        told = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
+        counts = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
         more = ", ..." if len(values) > _VALUES else ""
-        return f"values of the free devices: {told}{more}" if values else "no free device has the attribute"
+        return f"values of the free devices: {counts}{more}" if values else "no free device has the attribute"
 
-    # --- what would help ------------------------------------------------------------------------
+    # --- suggested changes ----------------------------------------------------------------------
 
     def enough(self, fault: DeviceFault) -> Iterator[tuple[str, str]]:
-        """What would let the devices do where a fault stands in the way, each alone, and what is meant by it."""
+        """Yields changes that alone remove a fault and let the claims fit, each with an example."""
         if fault.parts:
             if all(part.kind in _FREED for part in fault.parts):
                 yield from self._freeing
@@ -142,7 +148,7 @@ class WhatIf:
                     yield fault.change, ""
 
     def _without_all(self, parts: Sequence[DeviceFault]) -> bool:
-        """Whether the devices would do without several taints and parts of selectors; of anything else nothing is known."""
+        """Returns whether removing several taints and parts of selectors would be enough; False for other kinds of faults."""
         claims, tainted = self.claims, []
         for part in parts:
             if part.kind is ReasonKind.DEVICE_TAINT:
@@ -156,13 +162,13 @@ class WhatIf:
     @cached_property
     def _holders(self) -> dict[str, JSON]:
         """Claims that hold devices of the node's pools, by UID."""
-        scene = self.devices.scene
+        view = self.devices.view
         ids = (DeviceId(p.driver, p.name, d["name"]) for p in self.devices.pools for d in p.devices)
-        return {str(c["metadata"]["uid"]): c for i in ids for c in scene.holders(i)}
+        return {str(c["metadata"]["uid"]): c for i in ids for c in view.holders(i)}
 
     @cached_property
     def _freeing(self) -> list[tuple[str, str]]:
-        """Claims without which the devices would do: one that suffices, or several of which none can stay."""
+        """Claims to delete so that the devices suffice: one that is enough, or several of which none can stay."""
         every = [uid for uid in self._holders if uid not in self._own]
         if not every or not self.fits(gone=every):
             return []
@@ -171,10 +177,15 @@ class WhatIf:
             fewer = [other for other in gone if other != uid]
             if fewer and self.fits(gone=fewer):
                 gone = fewer
-        return [("claims that hold such devices have to go", " and ".join(told(self._holders[uid]) for uid in gone))]
+        return [
+            (
+                "claims that hold such devices must be deleted",
+                " and ".join(describe_claim(self._holders[uid]) for uid in gone),
+            )
+        ]
 
     def _less(self, name: str) -> Iterator[tuple[str, str]]:
-        """The largest amount of a capacity that could be had, where less than what is asked for would do."""
+        """Yields the largest amount of a capacity that would be available, if that is less than requested."""
         short = name.rpartition("/")[2]
         for amount in self._amounts(name)[:_VALUES]:
             if self.fits([_edited(c, _at_most(name, amount)) for c in self.claims]):
@@ -184,8 +195,8 @@ class WhatIf:
             yield f"ask for no {short}", ""
 
     def _amounts(self, name: str) -> list[Quantity]:
-        """What devices have left of a capacity, the largest first."""
-        use = self.devices.scene.cache.claims.use
+        """Returns what devices have left of a capacity, largest first."""
+        use = self.devices.view.cache.claims.use
         left = set()
         for c in self.devices.candidates:
             if name in (c.device.get("capacity") or {}):
@@ -214,7 +225,7 @@ def _untainted(*taints: str) -> Edit:
 
 
 def _edited(claim: JSON, edit: Edit) -> JSON:
-    """The claim with each of its requests and alternatives changed."""
+    """Returns the claim with ``edit`` applied to each of its requests and alternatives."""
     requests = []
     devices = claim["spec"].get("devices") or {}
     for request in devices.get("requests") or []:

@@ -1,1 +1,1 @@
-"""Whether and where pods would fit."""
+"""Simulates whether and where pods would fit."""

@@ -1,6 +1,6 @@
-"""``simulate``: whether and where pods would fit, how many more would, and what stops the rest. Nothing is written anywhere.
+"""``simulate``: whether and where pods would fit, how many more would, and why the others do not. It writes nothing.
 
-Pods are placed one after the other as the scheduler does it, by priority and then in order, on a snapshot that fills up.
+It places pods one after the other like the scheduler, by priority and then in order, on a snapshot that it fills.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..snapshot import KINDS, Gap, Snapshot
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
 
 JSON = dict[str, Any]
-MOST_MORE = 1000  # pods that are tried beyond those that were asked for
+MOST_MORE = 1000  # pods that are tried in addition to the requested ones
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a pod would go, and which devices it would have: ``request: driver/pool/device``."""
+    """The node of a pod and its devices as ``request: driver/pool/device``."""
 
     pod: str
     node: str
@@ -42,8 +42,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Fit:
-    """One workload. ``more`` is how many pods beyond it would fit, None where that was not asked; ``limited`` that it was not
-    counted further. ``stopped`` is why the first pod that did not fit did not.
+    """The result of one workload.
+
+    Args:
+        more: how many further pods would fit; None if it was not asked.
+        limited: whether counting stopped at the limit.
+        stopped: why the first pod that did not fit did not.
     """
 
     workload: str
@@ -59,13 +63,13 @@ class Fit:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """How many pods each node has of it."""
+        """Number of placed pods by node."""
         return dict(Counter(p.node for p in self.placed))
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """``devices`` are all that are published, ``free`` those of them that nobody has in the end."""
+    """The result. ``devices`` counts all published devices, ``free`` those without a holder after the simulation."""
 
     workloads: tuple[Fit, ...]
     nodes: int
@@ -87,16 +91,17 @@ def simulate(
     fill: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> Simulation:
-    """Whether the pods of ``manifests`` would fit into the cluster of ``snapshot``.
+    """Returns whether the pods of ``manifests`` would fit into the cluster of ``snapshot``.
 
     Args:
-        manifests: pods and workloads (Deployment, StatefulSet, Job, DaemonSet ...), with the claims, templates and classes that
-            they need where the cluster has them not; what both have is as in the manifests.
-        namespace: of manifests that name none.
-        fill: also count how many more pods of each workload would fit, each alone, after all that are asked for.
-        progress: hears how many pods were tried, and of how many.
+        manifests: pods and workloads (Deployment, StatefulSet, Job, DaemonSet ...), with claims, templates and classes
+            that the cluster does not have. An object in the manifests replaces one of the same name in the cluster.
+        namespace: namespace of manifests that name none.
+        fill: also count how many more pods of each workload would fit, each workload alone, after all requested pods.
+        progress: called with the number of pods tried and the number of all.
 
-    Raises :class:`QuestionError` for manifests that a server would refuse, and where there are no pods in them.
+    Raises:
+        QuestionError: a server would refuse a manifest, or there are no pods in the manifests.
     """
     found = sorted(workloads(manifests, namespace), key=lambda w: -int(w.spec.get("priority") or 0))
     if not found:
@@ -106,7 +111,7 @@ def simulate(
 
 
 def _with(snapshot: Snapshot, objects: Iterable[JSON]) -> Snapshot:
-    """The snapshot with objects that take the place of those of the same name."""
+    """Returns the snapshot with objects added; they replace objects of the same name."""
     there: dict[str, dict[tuple[str, str], JSON]] = {}
     for plural, known in snapshot.objects.items():
         there[plural] = {_key(o): o for o in known}
@@ -121,14 +126,14 @@ def _key(obj: JSON) -> tuple[str, str]:
 
 
 class _Simulator:
-    def __init__(self, scene: SchedulerView, progress: Progress) -> None:
-        self.scene = scene
+    def __init__(self, view: SchedulerView, progress: Progress) -> None:
+        self.view = view
         self._progress = progress
-        self._templates = {(t["metadata"]["namespace"], t["metadata"]["name"]): t for t in scene.snapshot.templates}
+        self._templates = {(t["metadata"]["namespace"], t["metadata"]["name"]): t for t in view.snapshot.templates}
         self._done = 0
 
     def run(self, wanted: Sequence[SimulatedWorkload], *, fill: bool) -> Simulation:
-        nodes = self.scene.cache.snapshot().nodes
+        nodes = self.view.cache.snapshot().nodes
         pods = {w.shown: list(w.pods(nodes)) for w in wanted}
         total = sum(map(len, pods.values()))
         fits = [self._place_all(w, pods[w.shown], total) for w in wanted]
@@ -136,18 +141,18 @@ class _Simulator:
             fits = [self._with_more(w, fit) for w, fit in zip(wanted, fits, strict=True)]
         every = {
             (s["spec"]["driver"], s["spec"]["pool"]["name"], d["name"])
-            for s in self.scene.snapshot.slices
+            for s in self.view.snapshot.slices
             for d in s["spec"].get("devices") or []
         }
         held = {
             (r["driver"], r["pool"], r["device"])
-            for c in self.scene.claims
+            for c in self.view.claims
             for r in results_of(c)
             if not r.get("adminAccess")
         }
         unseen = (n for w in wanted for p in pods[w.shown][:1] for n in not_looked_at(pod_info.read(p)))
-        notes = tuple(dict.fromkeys((*map(str, self.scene.snapshot.unread), *unseen)))
-        return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.scene.snapshot.gaps)
+        notes = tuple(dict.fromkeys((*map(str, self.view.snapshot.unread), *unseen)))
+        return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.view.snapshot.gaps)
 
     def _place_all(self, workload: SimulatedWorkload, pods: Sequence[JSON], total: int) -> Fit:
         placed: list[Placement] = []
@@ -156,7 +161,7 @@ class _Simulator:
             self._done += 1
             self._progress(self._done, total)
             if stopped is not None and not workload.per_node:
-                continue  # its pods are alike, and nothing gets free meanwhile
+                continue  # its pods are alike, and no device is freed meanwhile
             found, why = self._place(pod, [])
             if found is not None:
                 placed.append(found)
@@ -164,7 +169,7 @@ class _Simulator:
         return Fit(workload.shown, len(pods), tuple(placed), None, False, stopped)
 
     def _with_more(self, workload: SimulatedWorkload, fit: Fit) -> Fit:
-        """Tries more pods, and takes them back."""
+        """Counts further pods that would fit, and undoes their placement."""
         if workload.per_node:
             return fit
         undo: list[Callable[[], None]] = []
@@ -181,21 +186,21 @@ class _Simulator:
     # --- one pod --------------------------------------------------------------------------------
 
     def _place(self, pod: JSON, undo: list[Callable[[], None]]) -> tuple[Placement | None, Explanation | None]:
-        """Where it goes, or why nowhere. ``undo`` gets what takes it back."""
+        """Places a pod. Returns the placement, or the explanation of why it fits nowhere. Appends functions that undo it to ``undo``."""
         pod = self._with_claims(pod, undo)
         info = pod_info.read(pod)
-        cache = self.scene.cache
+        cache = self.view.cache
         claims = pod_devices.read(info, cache.claims, cache.classes, cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
-            return None, explain_pod(self.scene, info)
+            return None, explain_pod(self.view, info)
         snapshot = cache.snapshot()
-        cycle = Cycle(info, snapshot, claims, self.scene.allocations())
+        cycle = Cycle(info, snapshot, claims, self.view.allocations())
         try:
             feasible = cycle.feasible()
         except SchedulerError:
             feasible = []
         if not feasible:
-            return None, explain_pod(self.scene, info)
+            return None, explain_pod(self.view, info)
         node = scoring.best(info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
         devices = self._take(info, claims, node.name, undo)
         cache.place(info, node.name)
@@ -203,20 +208,20 @@ class _Simulator:
         return Placement(info.key, node.name, tuple(devices)), None
 
     def _with_claims(self, pod: JSON, undo: list[Callable[[], None]]) -> JSON:
-        """The pod with the claims that are made for it."""
+        """Creates the pod's claims from templates. Returns the pod with their names in its status."""
         made = []
         for entry in pod["spec"].get("resourceClaims") or []:
             template = self._templates.get((pod["metadata"]["namespace"], str(entry.get("resourceClaimTemplateName"))))
             if template is None:
                 continue
             claim = claim_for(pod, entry, template)
-            self.scene.set_claim(claim)
-            undo.append(lambda claim=claim: self.scene.remove_claim(claim))  # type: ignore[misc]
+            self.view.set_claim(claim)
+            undo.append(lambda claim=claim: self.view.remove_claim(claim))  # type: ignore[misc]
             made.append({"name": entry["name"], "resourceClaimName": claim["metadata"]["name"]})
         return {**pod, "status": {**pod["status"], "resourceClaimStatuses": made}}
 
     def _take(self, pod: PodInfo, claims: PodClaims, node: str, undo: list[Callable[[], None]]) -> list[str]:
-        """Writes what the node offers into the claims; answers the devices."""
+        """Writes the node's offer into the claims. Returns descriptions of the devices."""
         offer = claims.offers.get(node)
         results = dict(zip(offer.indices, offer.results, strict=True)) if offer else {}
         shown = []
@@ -224,20 +229,20 @@ class _Simulator:
             claim = before
             if extended.is_draft(before):
                 if index not in results or offer is None or offer.extended is None:
-                    continue  # device plugins have it
+                    continue  # a device plugin provides the resource
                 meta = {**before["metadata"], "name": f"{pod.name}-extended-resources"}
                 claim = {**offer.extended, "metadata": meta}
             allocation = results.get(index) or claim["status"]["allocation"]
             after = allocated(claim, allocation, pod)
-            self.scene.set_claim(after)
-            undo.append(self._back(before, after))
+            self.view.set_claim(after)
+            undo.append(self._undo_claim(before, after))
             shown += [f"{r['request']}: {r['driver']}/{r['pool']}/{r['device']}" for r in results_of(after)]
         return shown
 
-    def _back(self, before: JSON, after: JSON) -> Callable[[], None]:
+    def _undo_claim(self, before: JSON, after: JSON) -> Callable[[], None]:
         if extended.is_draft(before):
-            return lambda: self.scene.remove_claim(after)
-        return lambda: self.scene.set_claim(before)
+            return lambda: self.view.remove_claim(after)
+        return lambda: self.view.set_claim(before)
 
 
 def _ignore(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Manifests as pods and claims: what the controllers of workloads and of claims would make of them."""
+"""Converts manifests to pods and claims, as the controllers of workloads and of claims do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...scheduling import cel
 from ...scheduling.framework import filters, pod_info
 from ...scheduling.framework.node_info import NodeInfo
 from ...scheduling.framework.pod_info import PodInfo
-from ..object_shapes import FAULTS, RULES, settled
+from ..object_shapes import FAULTS, RULES, validated
 from ..snapshot import KINDS as READ
 from ..snapshot import kind_of, read
 
 JSON = dict[str, Any]
-_COMPILE = functools.partial(cel.compile_selector, list_attributes=True)  # which gates the cluster has is not known
-# What a DaemonSet's pods tolerate without being told.
+_COMPILE = functools.partial(cel.compile_selector, list_attributes=True)  # the cluster's feature gates are not known
+# Tolerations that the DaemonSet controller adds to pods.
 _DAEMON = [
     {"key": f"node.kubernetes.io/{name}", "operator": "Exists"}
     for name in ("not-ready", "unreachable", "disk-pressure", "memory-pressure", "pid-pressure", "unschedulable")
@@ -30,7 +30,7 @@ _DAEMON = [
 
 @dataclass(frozen=True)
 class SimulatedWorkload:
-    """So many pods of one template; of a DaemonSet, one for each node that it is for."""
+    """A number of pods of one template. A DaemonSet has one pod for each node that matches."""
 
     kind: str
     namespace: str
@@ -45,7 +45,11 @@ class SimulatedWorkload:
         return f"{self.kind} {self.namespace}/{self.name}"
 
     def pods(self, nodes: Iterable[NodeInfo]) -> Iterator[JSON]:
-        """Raises :class:`QuestionError` where the template is no pod's."""
+        """Yields the pods.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: a DaemonSet's pod is malformed, see :func:`pod_info.read`.
+        """
         if self.per_node:
             yield from (p for p in (self._on(n) for n in nodes) if p)
         else:
@@ -66,7 +70,7 @@ class SimulatedWorkload:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Pending"}}
 
     def _on(self, node: NodeInfo) -> JSON | None:
-        """The pod of a node; None where it is not for it."""
+        """Returns the DaemonSet's pod for a node; None if the node does not match."""
         spec = copy.deepcopy(dict(self.spec))
         spec["tolerations"] = [*(spec.get("tolerations") or []), *_DAEMON]
         required = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
@@ -82,14 +86,15 @@ MOST_PODS = 100_000  # of one workload
 _PRIORITIES = {
     "system-cluster-critical": 2_000_000_000,
     "system-node-critical": 2_000_001_000,
-}  # those of every cluster
+}  # every cluster has these
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[SimulatedWorkload]:
-    """Those of ``objects`` that make pods, with the priority that a PriorityClass among them says.
+    """Returns the objects that make pods, with the priority of a PriorityClass in the manifests.
 
-    Raises :class:`QuestionError` for what has a workload's kind and not its form.
+    Raises:
+        QuestionError: an object of a workload's kind is malformed.
     """
     priorities = {o["metadata"].get("name"): o.get("value") for o in objects if kind_of(o) == "PriorityClass"}
     out = []
@@ -109,7 +114,7 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
         spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
         made = SimulatedWorkload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
         try:
-            settled(made.pod(0))
+            validated(made.pod(0))
         except FAULTS as e:
             raise QuestionError(f"{kind} {where}/{name}: its pods cannot be read: {describe(e)}") from None
         out.append(made)
@@ -117,7 +122,7 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
 
 
 def _template(obj: JSON) -> tuple[int, Any] | None:
-    """How many pods at once, and their template; None for what makes none."""
+    """Returns the number of pods that run at once, and their template; None if the object makes no pods."""
     spec = obj.get("spec")
     kind = kind_of(obj)
     if not isinstance(spec, Mapping):
@@ -151,7 +156,7 @@ def _at_once(job: Mapping[str, Any]) -> int:
 
 
 def claim_for(pod: JSON, entry: Mapping[str, Any], template: JSON) -> JSON:
-    """What the claim controller makes of a template for an entry of a pod."""
+    """Returns the claim that the claim controller creates from a template for an entry of a pod."""
     meta = pod["metadata"]
     name = f"{meta['name']}-{entry['name']}"
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
@@ -170,16 +175,17 @@ def claim_for(pod: JSON, entry: Mapping[str, Any], template: JSON) -> JSON:
 
 
 def allocated(claim: JSON, allocation: JSON, pod: PodInfo) -> JSON:
-    """The claim as the scheduler writes it."""
+    """Returns the claim as the scheduler writes it."""
     consumer = {"resource": "pods", "name": pod.name, "uid": pod.uid}
     reserved = [*((claim.get("status") or {}).get("reservedFor") or []), consumer]
     return {**claim, "status": {"allocation": {"allocationTimestamp": now(), **allocation}, "reservedFor": reserved}}
 
 
 def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
-    """Claims, templates, classes and all other objects that questions are about, as a server would store them.
+    """Validates and defaults claims, templates and classes. Returns all objects of known kinds as a server would store them.
 
-    Raises :class:`QuestionError` with the object, the field and the fault, in the server's words.
+    Raises:
+        QuestionError: an object is invalid; the text has the object, the field and the server's error.
     """
     out = []
     for obj in objects:
@@ -190,12 +196,12 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
         if READ[kind].namespaced:
             placed["metadata"].setdefault("namespace", namespace)
         if kind in RULES:
-            placed = _judged(placed, kind)
+            placed = _validated(placed, kind)
         out.append(read(placed, READ[kind]))
     return out
 
 
-def _judged(obj: JSON, kind: str) -> JSON:
+def _validated(obj: JSON, kind: str) -> JSON:
     name = obj["metadata"].get("name")
     try:
         decoded = schema.decode(read(obj, READ[kind]), kind)

@@ -1,1 +1,1 @@
-"""Which devices exist, who holds them, which pods wait."""
+"""The rows of ``dra top``: devices, their holders, and waiting pods."""

@@ -1,4 +1,4 @@
-"""Rows sorted, filtered and put in groups: what `dra top` does with a key, and its table with an option."""
+"""Sorts, filters and groups rows for the screen of `dra top` and for its table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices that have something in common; ``held`` of them are held."""
+    """Devices in one group. ``held`` counts devices with a holder, ``bad`` unhealthy or missing ones."""
 
     title: str
     devices: Sequence[DeviceRow]
@@ -42,7 +42,10 @@ _PARTS = re.compile(r"[0-9][0-9a-f]*|[a-z]+|[^0-9a-z]+")
 
 
 def natural(text: str) -> list[tuple[bool, int, str]]:
-    """A key by which ``gpu-10`` comes after ``gpu-9``, and the PCI address ``0b:00.0`` between ``07:00.0`` and ``13:00.0``."""
+    """Returns a sort key for text with numbers.
+
+    With it ``gpu-10`` comes after ``gpu-9``, and the PCI address ``0b:00.0`` between ``07:00.0`` and ``13:00.0``.
+    """
     found = []
     for part in _PARTS.findall(text.lower()):
         if part.isdecimal():
@@ -80,7 +83,7 @@ _ORDERS: Mapping[Order, Callable[[DeviceRow], object]] = {
 
 
 def words_of(row: DeviceRow) -> str:
-    """All that a filter looks in, in small letters."""
+    """Returns the text that a filter searches, in lower case."""
     parts = [row.node, row.driver, row.pool, row.name, row.use, row.health, row.root, *row.sets, *row.taints]
     parts += [f"numa={row.numa}", *(f"{h.claim} {' '.join(h.pods)}" for h in row.holders)]
     parts += [f"{name}={value}" for name, value in row.attributes.items()]
@@ -88,7 +91,7 @@ def words_of(row: DeviceRow) -> str:
 
 
 def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
-    """Those in which every word of ``text`` stands; a word that begins with ``!`` must not stand there."""
+    """Returns the rows that contain every word of ``text``, and no word that has a leading ``!`` in it."""
     words = text.lower().split()
     if not words:
         return list(rows)
@@ -112,7 +115,7 @@ def matching_pods(pods: Iterable[PodRow], text: str) -> list[PodRow]:
 def arranged(
     rows: Iterable[DeviceRow], grouping: Grouping = Grouping.NODE, order: Order = Order.NAME, *, backwards: bool = False
 ) -> list[Group]:
-    """Groups by title, devices in ``order`` and by name where that is equal."""
+    """Returns groups sorted by title. Devices in a group are sorted by ``order``, then by name."""
     groups: dict[str, list[DeviceRow]] = {}
     for row in rows:
         groups.setdefault(_title(row, grouping), []).append(row)

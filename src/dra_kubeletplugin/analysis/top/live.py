@@ -1,4 +1,4 @@
-"""An overview that stays true: followed by watches, made anew at most once a second, with the reasons of the pods that are shown."""
+"""An overview that watches keep current. It is rebuilt at most once a second, with reasons for the pods on the screen."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from ..snapshot import Gap
 from ..watcher import ClusterWatcher
 from .overview import overview
 
-EVERY = 1.0  # seconds between two that are made
-_FIRST = 60.0  # seconds for the first look at everything
+EVERY = 1.0  # seconds at least between two rebuilds
+_FIRST = 60.0  # seconds for the first read of all objects
 
 
 class LiveOverview:
-    """Args:
-    node: whose devices; of all nodes where it is empty.
-    namespace: what is tried alone where a list of all namespaces is refused.
+    """A live overview.
+
+    Args:
+        node: show the devices of this node; empty for all nodes.
+        namespace: read this namespace only if a list of all namespaces is refused.
     """
 
     def __init__(self, client: KubeClient, node: str = "", namespace: str = "") -> None:
@@ -33,30 +35,32 @@ class LiveOverview:
         self._node = node
         self._tallier = UsageCounter()
         self._made: Overview | None = None
-        # The versions that it was made of, and what could not be read.
+        # The versions from which _made was built, and the gaps at that time.
         self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
         self._next = 0.0  # monotonic
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Inside, everything is read or refused, or has had a minute for it.
+        """Follows the cluster inside the context, which begins when every kind was read or refused, or after a minute.
 
-        Raises :class:`QuestionError` where the cluster has no DRA, :class:`ApiError` where it does not answer.
+        Raises:
+            QuestionError: the cluster has no DRA.
+            ApiError: the API server failed or could not be reached.
         """
         await self.follower.start()
         async with asyncio.TaskGroup() as tasks:
             jobs = [tasks.create_task(job()) for job in (self.follower.run, self.reasons.run)]
             try:
-                with contextlib.suppress(TimeoutError):  # what is there by then is shown, and why there is no more
+                with contextlib.suppress(TimeoutError):  # show what was read in time; the rest is in the notes
                     async with asyncio.timeout(_FIRST):
-                        await self.follower.looked()
+                        await self.follower.wait_listed()
                 yield
             finally:
                 for job in jobs:
                     job.cancel()
 
     def current(self) -> Overview:
-        """The same object as long as nothing has changed that can be seen."""
+        """Returns the overview. It is the same object until something visible changes."""
         now = time.monotonic()
         versions = (self.follower.version, self.reasons.version, self.follower.gaps)
         if self._made is None or (versions != self._of and now >= self._next):
@@ -65,8 +69,8 @@ class LiveOverview:
             self._of, self._next = versions, now + EVERY
         away, since = self.follower.away
         if bool(away) is not bool(self._made.away):
-            told = f"{printable(away)} (since {time.strftime('%H:%M:%S', time.localtime(since))})" if away else ""
-            self._made = replace(self._made, away=told)
+            text = f"{printable(away)} (since {time.strftime('%H:%M:%S', time.localtime(since))})" if away else ""
+            self._made = replace(self._made, away=text)
         return self._made
 
 

@@ -1,4 +1,4 @@
-"""``overview``: who has which device, how devices are, and which pods wait: the rows of `dra top`, from plain objects."""
+"""``overview``: devices, their holders and health, and waiting pods, as the rows of `dra top`, from plain objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..explain.cluster_reasons import entries
 from ..snapshot import Snapshot
 
 JSON = dict[str, Any]
-_ODD = (TypeError, KeyError, ValueError, AttributeError)
+_MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
 _WAITS = {"", "Pending"}
 _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreachable": "unreachable"}
 
@@ -24,12 +24,12 @@ _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreac
 def overview(
     snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: UsageCounter | None = None
 ) -> Overview:
-    """The rows of a cluster, or of one node: devices that reach it, and pods that wait for it or for any node.
+    """Returns the rows of a cluster or of one node: devices that reach it, and pods that wait for it or for any node.
 
     Args:
-        node: its name; one that does not exist has no devices, which a note says.
-        reasons: what :func:`explain` said of pods in one line, by UID.
-        tallier: of the one before, where there are many of the same cluster.
+        node: name of the node; a node that does not exist has no devices, and a note is added.
+        reasons: one line from :func:`explain` for each pod, by UID.
+        tallier: the counter of the previous overview, to reuse its work for the same cluster.
     """
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
@@ -69,13 +69,13 @@ def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collect
 
 def _away(node: Mapping[str, Any]) -> str:
     spec = node.get("spec") or {}
-    told = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
-    told += ["cordoned"] if spec.get("unschedulable") else []
-    return ", ".join(dict.fromkeys(told))
+    states = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
+    states += ["cordoned"] if spec.get("unschedulable") else []
+    return ", ".join(dict.fromkeys(states))
 
 
 def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: list[str]) -> Iterator[PodRow]:
-    """Pods that want devices and do not run, the oldest first."""
+    """Yields pods that want devices and do not run, oldest first."""
     explicit = class_names(snapshot.classes)
     classes = {str(c["metadata"]["name"]) for c in snapshot.classes}
     waiting = [p for p in snapshot.pods if str((p.get("status") or {}).get("phase") or "") in _WAITS]
@@ -84,7 +84,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
         try:
             pod = pod_info.read(obj)
             wants = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
-        except _ODD as e:
+        except _MALFORMED as e:
             notes.append(f"pod {meta['namespace']}/{meta['name']} cannot be read, and is left out: {describe(e)}")
             continue
         if not wants or pod.terminating or (node and pod.node and pod.node != node):
@@ -96,7 +96,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
             node=pod.node,
             since=str(meta.get("creationTimestamp") or ""),
             wants=tuple(wants),
-            said=_said(obj),
+            said=_message(obj),
             reason=reasons.get(pod.uid, ""),
         )
 
@@ -110,10 +110,10 @@ def _entry(entry: Mapping[str, Any]) -> str:
     return str(entry.get("resourceClaimName") or entry.get("resourceClaimTemplateName") or entry["name"])
 
 
-def _said(pod: Mapping[str, Any]) -> str:
+def _message(pod: Mapping[str, Any]) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or []
-    told = [c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"]
-    return clip((told[0].get("message") or told[0].get("reason") or "") if told else "")
+    failed = [c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"]
+    return clip((failed[0].get("message") or failed[0].get("reason") or "") if failed else "")
 
 
 __all__ = ["Overview", "overview"]

@@ -1,1 +1,1 @@
-"""``dra dev``: a local cluster with drivers as processes of their own, described hosts, and verbs for what happens to machines."""
+"""``dra dev``: a local cluster with drivers as separate processes, described hosts, and commands that simulate machine faults."""

@@ -1,4 +1,7 @@
-"""The control socket of a running ``dra dev``, in its state folder and for its own user alone: one request, one answer, in JSON."""
+"""The control socket of a running ``dra dev``, in its state directory and for its own user only.
+
+A client sends one request and receives one response, both in JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,21 @@ from ...base.http_server.server import stop_listening
 from .verbs import AnyVerb, VerbResult
 
 NAME = "control.sock"
-_HIDDEN = "control.bind"  # no longer than that: the length of a socket's path is limited
-_MAX = 1024 * 1024  # bytes of a request, and of an answer
+_HIDDEN = "control.bind"  # not longer than NAME, because the length of a socket's path is limited
+_MAX = 1024 * 1024  # bytes of a request or a response
 
 
 class ControlError(Exception):
-    """A running ``dra dev`` cannot be reached, or refuses; the text says what to do."""
+    """A running ``dra dev`` cannot be reached or refuses the request. The text contains the remedy."""
 
 
 class ControlServer:
-    """Serves ``act`` at ``folder``/control.sock. What it raises of ``refusals`` is the answer's error."""
+    """Serves requests at ``folder``/control.sock.
+
+    Args:
+        act: carries out a request.
+        refusals: exceptions of ``act`` whose text becomes the response's error.
+    """
 
     def __init__(
         self, folder: Path, act: Callable[[AnyVerb], Awaitable[VerbResult]], refusals: tuple[type[Exception], ...]
@@ -36,11 +44,16 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Raises ``OSError`` where the socket cannot be made."""
+        """Starts the server.
+
+        Raises:
+            OSError: the socket cannot be created.
+        """
         hidden = self.path.with_name(_HIDDEN)
         hidden.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, str(hidden), limit=_MAX)
-        # Its mode comes before its name; umask would be that of whatever else this process writes at the moment.
+        # The mode is set before the socket gets its name. A umask would also affect other files that this process
+        # writes at the moment.
         hidden.chmod(0o600)
         hidden.rename(self.path)
 
@@ -56,57 +69,58 @@ class ControlServer:
             try:
                 line = await reader.readline()
             except ValueError:
-                answer = VerbResult(error=f"the request has more than {_MAX} bytes")
+                response = VerbResult(error=f"the request has more than {_MAX} bytes")
             else:
-                answer = await self._answer(line)
-            writer.write(msgspec.json.encode(answer) + b"\n")
+                response = await self._respond(line)
+            writer.write(msgspec.json.encode(response) + b"\n")
             await writer.drain()
         except (OSError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, line: bytes) -> VerbResult:
+    async def _respond(self, line: bytes) -> VerbResult:
         try:
             return await self._act(msgspec.json.decode(line, type=AnyVerb))
         except msgspec.MsgspecError as e:
-            return VerbResult(error=f"the request is no verb: {e}")
+            return VerbResult(error=f"the request is invalid: {e}")
         except self._refusals as e:
             return VerbResult(error=str(e))
 
 
 def _peer(writer: asyncio.StreamWriter) -> int:
-    """The uid of who is on the other side."""
+    """Returns the uid of the process at the other end."""
     found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", found)[1])
 
 
 def ask(folder: Path, verb: AnyVerb) -> VerbResult:
-    """Asks the ``dra dev`` with this state folder, and waits for what it answers.
+    """Sends a request to the ``dra dev`` with this state directory, and waits for the response.
 
-    Raises :class:`ControlError` where it cannot be reached, or refuses.
+    Raises:
+        ControlError: it cannot be reached, or it refused the request.
     """
     path = folder / NAME
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             connection.connect(str(path))
         except OSError as e:
-            raise ControlError(f"no `dra dev` answers at {path} ({e.strerror or e}): is it still running?") from None
+            raise ControlError(f"no `dra dev` responds at {path} ({e.strerror or e}): is it still running?") from None
         connection.sendall(msgspec.json.encode(verb) + b"\n")
         data = b""
         while part := connection.recv(65536):
             data += part
     try:
-        answer = msgspec.json.decode(data, type=VerbResult)
+        response = msgspec.json.decode(data, type=VerbResult)
     except msgspec.MsgspecError:
-        raise ControlError("`dra dev` ended before it answered") from None
-    if answer.error:
-        raise ControlError(answer.error)
-    return answer
+        raise ControlError("`dra dev` ended before it responded") from None
+    if response.error:
+        raise ControlError(response.error)
+    return response
 
 
 def running(root: Path) -> list[Path]:
-    """State folders below ``root``, of this user's, in which a ``dra dev`` without --state runs now."""
+    """Returns the state directories below ``root`` of this user in which a ``dra dev`` without --state is running."""
     found = []
     for path in sorted(root.glob(f"dra-*/{NAME}")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

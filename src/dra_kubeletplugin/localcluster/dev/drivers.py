@@ -1,6 +1,6 @@
-"""A driver as a process of its own on one node, or as the cluster's controller: started, watched, killed, replaced.
+"""Runs a driver as a separate process on one node, or as the cluster's controller: start, watch, kill, upgrade.
 
-What it is told stands in the environment, in the variables of a DaemonSet's pod, so it may be written in any language.
+All input is in the environment, in the variables of a DaemonSet's pod, so the driver may be written in any language.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from pathlib import Path
 
 import msgspec
 
-_KEPT = 20  # lines of a process that are shown where it fails
-_PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again, doubled each time
-_STEADY = 60.0  # seconds after which a process that dies is taken for a first one
-_LOOK = 0.05  # seconds between looks for readiness
-_CODE = re.compile(r" \[DRA-E\d+\]$")  # of its own; ours follows
-_CORRECT = 2  # exit code for what the user has to correct, which is said in lines that begin with "dra: "
-_LAST_WORDS = 1.0  # seconds for what a process wrote that has ended
+_KEPT = 20  # last lines of a process's output that an error contains
+_PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again; doubles each time
+_STEADY = 60.0  # seconds of running after which the pause starts again at its minimum
+_LOOK = 0.05  # seconds between two looks for readiness
+_CODE = re.compile(r" \[DRA-E\d+\]$")  # error code in a driver's own message; the code of ``dra dev`` follows instead
+_CORRECT = 2  # exit code for errors that the user must correct; they are in lines that begin with "dra: "
+_LAST_WORDS = 1.0  # seconds to wait for the rest of an ended process's output
 STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
-    """A driver's process ended, or is not ready in time; the text has its own last words. ``faults``: those of each, of several."""
+    """A driver's process ended or was not ready in time. The text contains its last output.
+
+    Args:
+        faults: one text for each driver that failed.
+    """
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -38,9 +42,12 @@ class DriverFailed(Exception):
 
 
 class DriverState(msgspec.Struct, frozen=True):
-    """What a process says of itself: what it waits for, nothing once it is ready.
+    """The state that a driver process reports about itself.
 
-    ``hopeless``: its driver fails, and waiting is of no use. ``notes``: what is odd of one that is ready.
+    Args:
+        waits: what it waits for; empty when it is ready.
+        hopeless: whether its driver failed and will not become ready.
+        notes: remarks on a driver that is ready.
     """
 
     waits: Sequence[str]
@@ -51,13 +58,18 @@ class DriverState(msgspec.Struct, frozen=True):
 class ProcessPhase(Enum):
     STARTING = "starting"
     READY = "ready"
-    DOWN = "down"  # on purpose, or until its pause is over
-    FAILED = "failed"  # until its file changes
+    DOWN = "down"  # stopped on purpose, or until its pause is over
+    FAILED = "failed"  # until one of its files changes
 
 
 @dataclass(frozen=True)
 class DriverProgram:
-    """What is run. ``files`` are those whose change makes it run anew; ``health`` that it reports devices' health."""
+    """The command of a driver.
+
+    Args:
+        files: a change of one of these files restarts the driver.
+        health: whether the driver reports the health of devices.
+    """
 
     driver: str
     argv: Sequence[str]
@@ -71,7 +83,7 @@ class _Instance:
     process: asyncio.subprocess.Process
     ready: Path
     reading: asyncio.Task[None]
-    said: deque[str]
+    output: deque[str]
 
     @property
     def alive(self) -> bool:
@@ -79,15 +91,21 @@ class _Instance:
 
 
 class DriverProcess:
-    """One program at one place. ``place`` is shown (``node-1``), ``env`` is what the place says; ``tell`` gets its output, a line
-    at a time, and what happens to it.
+    """Runs one program at one place.
 
-    A process says in the file of its variable ``DRA_DEV_READY``, below ``folder``, whether it is ready: :class:`DriverState`, in JSON.
-    ``DRA_DEV_PARENT`` is our process id: whose parent is another when it starts has outlived us, and ends.
+    The process writes its readiness, a :class:`DriverState` in JSON, to the file in its variable ``DRA_DEV_READY``. Its
+    variable ``DRA_DEV_PARENT`` has this process's id: a process that starts with another parent has outlived ``dra
+    dev`` and exits.
+
+    Args:
+        place: the place for messages, for example ``node-1``.
+        env: environment variables of the place.
+        folder: the directory for readiness files.
+        report: receives each line of output, and a line for each event of the process.
     """
 
     def __init__(
-        self, program: DriverProgram, place: str, env: Mapping[str, str], folder: Path, tell: Callable[[str], None]
+        self, program: DriverProgram, place: str, env: Mapping[str, str], folder: Path, report: Callable[[str], None]
     ) -> None:
         self.program = program
         self.place = place
@@ -96,7 +114,7 @@ class DriverProcess:
         self.notes: Sequence[str] = ()
         self._env = env
         self._folder = folder
-        self._tell = tell
+        self._report = report
         self._current: _Instance | None = None
         self._busy = asyncio.Lock()
         self._down_until = 0.0
@@ -110,22 +128,30 @@ class DriverProcess:
     def pid(self) -> int | None:
         return self._current.process.pid if self._current and self._current.alive else None
 
-    # --- verbs --------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------
 
     async def start(self, timeout: float) -> None:
-        """Returns once it is ready. Raises :class:`DriverFailed`."""
+        """Starts the process. Returns when it is ready.
+
+        Raises:
+            DriverFailed: it ended or was not ready in time.
+        """
         async with self._busy:
             await self._begin(timeout)
 
     async def stop(self) -> None:
-        """SIGTERM, and no restart until :meth:`start`."""
+        """Sends SIGTERM. The process is not restarted before :meth:`start`."""
         async with self._busy:
             self._down_until = float("inf")
             await self._end(self._current)
             self.phase = ProcessPhase.DOWN
 
     async def kill(self, down: float) -> None:
-        """SIGKILL; it is started again after ``down`` seconds. Raises :class:`DriverFailed` where nothing runs."""
+        """Sends SIGKILL. The process is started again after ``down`` seconds.
+
+        Raises:
+            DriverFailed: the process is not running.
+        """
         async with self._busy:
             current = self._current
             if current is None or not current.alive:
@@ -137,16 +163,17 @@ class DriverProcess:
         self._changed.set()
 
     async def upgrade(self, timeout: float) -> None:
-        """A second instance beside the first, as in a rolling update; the first ends once the second is ready.
+        """Starts a second instance next to the first, as in a rolling update. Stops the first when the second is ready.
 
-        Raises :class:`DriverFailed` where it does not get ready; the first goes on then.
+        Raises:
+            DriverFailed: the second did not become ready; the first continues to run.
         """
         async with self._busy:
             old, phase = self._current, self.phase
             new = await self._spawn()
             try:
                 await self._until_ready(new, timeout)
-            except BaseException:  # cancelled too: nobody else knows of it yet
+            except BaseException:  # also if cancelled, because no other code knows the new instance yet
                 await self._end(new)
                 if old is not None and old.alive:
                     self.phase = phase
@@ -155,10 +182,10 @@ class DriverProcess:
             await self._end(old)
         self._changed.set()
 
-    # --- life ---------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------
 
-    async def keep(self, timeout: float) -> None:
-        """Starts it again whenever it dies, with growing pauses. Never returns."""
+    async def keep_running(self, timeout: float) -> None:
+        """Restarts the process with growing pauses each time it dies. Never returns."""
         loop = asyncio.get_running_loop()
         pause = _PAUSE
         while True:
@@ -175,10 +202,10 @@ class DriverProcess:
             if self.phase is ProcessPhase.DOWN:
                 wait = self._down_until - loop.time()
             else:
-                self._tell(f"ended with {_code(current)}; started again in {pause:g} s")
+                self._report(f"ended with {_code(current)}; started again in {pause:g} s")
                 self.phase, wait = ProcessPhase.DOWN, pause
             await self._wait_for_change(wait)
-            await self._again(current, timeout)
+            await self._restart(current, timeout)
 
     async def _wait_for_change(self, seconds: float) -> None:
         self._changed.clear()
@@ -186,8 +213,8 @@ class DriverProcess:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
                 await self._changed.wait()
 
-    async def _again(self, dead: _Instance, timeout: float) -> None:
-        """Unless a verb has put another in its place meanwhile, or wants it down."""
+    async def _restart(self, dead: _Instance, timeout: float) -> None:
+        """Restarts a dead process, unless it was replaced meanwhile or must stay down."""
         async with self._busy:
             if self._current is not dead or asyncio.get_running_loop().time() < self._down_until:
                 return
@@ -195,11 +222,11 @@ class DriverProcess:
             try:
                 await self._begin(timeout)
             except DriverFailed as e:
-                self._tell(str(e))
+                self._report(str(e))
 
     async def _begin(self, timeout: float) -> None:
         self._current = await self._spawn()
-        self._changed.set()  # this one is to be kept from now on
+        self._changed.set()  # wakes :meth:`keep_running`, which then watches this instance
         await self._until_ready(self._current, timeout)
 
     async def close(self) -> None:
@@ -208,58 +235,58 @@ class DriverProcess:
     async def _spawn(self) -> _Instance:
         identity = uuid.uuid4().hex[:8]
         ready = self._folder / f"{identity}.ready"
-        ours = {"POD_UID": identity, "DRA_DEV_READY": str(ready), "DRA_DEV_PARENT": str(os.getpid())}
-        env = {**os.environ, **self.program.env, **self._env, **ours}
+        own = {"POD_UID": identity, "DRA_DEV_READY": str(ready), "DRA_DEV_PARENT": str(os.getpid())}
+        env = {**os.environ, **self.program.env, **self._env, **own}
         process = await asyncio.create_subprocess_exec(
             *self.program.argv,
             env=env,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            process_group=0,  # Ctrl-C is for us, and we end it in order
+            process_group=0,  # keeps Ctrl-C away from the driver; this process stops it in order
         )
-        said: deque[str] = deque(maxlen=_KEPT)
+        output: deque[str] = deque(maxlen=_KEPT)
         self.phase = ProcessPhase.STARTING
         self._down_until = 0.0
-        return _Instance(process, ready, asyncio.create_task(self._read(process, said)), said)
+        return _Instance(process, ready, asyncio.create_task(self._read(process, output)), output)
 
-    async def _read(self, process: asyncio.subprocess.Process, said: deque[str]) -> None:
+    async def _read(self, process: asyncio.subprocess.Process, output: deque[str]) -> None:
         assert process.stdout
         rest = b""
         while data := await process.stdout.read(65536):
             *lines, rest = (rest + data).split(b"\n")
-            self._hear(lines, said)
-        if rest:  # its last line may have no end
-            self._hear([rest], said)
+            self._add_output(lines, output)
+        if rest:  # the last line may have no newline
+            self._add_output([rest], output)
 
-    def _hear(self, lines: Sequence[bytes], said: deque[str]) -> None:
+    def _add_output(self, lines: Sequence[bytes], output: deque[str]) -> None:
         for line in lines:
-            said.append(line.decode(errors="replace"))
-            self._tell(said[-1])
+            output.append(line.decode(errors="replace"))
+            self._report(output[-1])
 
     async def _until_ready(self, instance: _Instance, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while instance.alive:
-            said_now = _said(instance.ready)
-            if said_now and not said_now.waits:
-                self.phase, self.notes = ProcessPhase.READY, said_now.notes
+            state = _read_state(instance.ready)
+            if state and not state.waits:
+                self.phase, self.notes = ProcessPhase.READY, state.notes
                 return
-            if said_now and said_now.hopeless:
+            if state and state.hopeless:
                 self.phase = ProcessPhase.FAILED
-                raise DriverFailed(f"{self.name} is not ready: {'; '.join(said_now.waits)}")
+                raise DriverFailed(f"{self.name} is not ready: {'; '.join(state.waits)}")
             if loop.time() > deadline:
                 self.phase = ProcessPhase.FAILED
-                reason = "; ".join(said_now.waits) if said_now else f"it said last:\n{_last(instance)}"
+                reason = "; ".join(state.waits) if state else f"its last output:\n{_last_output(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
             await asyncio.sleep(_LOOK)
-        await _heard(instance)
+        await _drain(instance)
         self.phase = ProcessPhase.FAILED
         if instance.process.returncode == _CORRECT and (
-            said := [line for line in instance.said if line.startswith("dra: ")]
+            output := [line for line in instance.output if line.startswith("dra: ")]
         ):
-            raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in said)}")
-        raise DriverFailed(f"{self.name} ended with {_code(instance)}; it said last:\n{_last(instance)}")
+            raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in output)}")
+        raise DriverFailed(f"{self.name} ended with {_code(instance)}; its last output:\n{_last_output(instance)}")
 
     async def _end(self, instance: _Instance | None) -> None:
         if instance is None:
@@ -274,17 +301,17 @@ class DriverProcess:
                 instance.process.kill()
                 await instance.process.wait()
         instance.ready.unlink(missing_ok=True)
-        await _heard(instance)
+        await _drain(instance)
         instance.reading.cancel()
 
 
-async def _heard(instance: _Instance) -> None:
-    """Until its last words are read: a child of its own that outlives it may hold its output open."""
+async def _drain(instance: _Instance) -> None:
+    """Waits until the output is read. The time is limited because a child process may hold the output open."""
     await asyncio.wait({instance.reading}, timeout=_LAST_WORDS)
 
 
-def _said(file: Path) -> DriverState | None:
-    """None while it has not said anything."""
+def _read_state(file: Path) -> DriverState | None:
+    """Returns the reported state, or None if there is none yet."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=DriverState)
     except FileNotFoundError:
@@ -296,12 +323,12 @@ def _code(instance: _Instance) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _last(instance: _Instance) -> str:
-    return "\n".join(f"  {line}" for line in instance.said) or "  (nothing)"
+def _last_output(instance: _Instance) -> str:
+    return "\n".join(f"  {line}" for line in instance.output) or "  (nothing)"
 
 
 def changed_since(files: Sequence[Path], before: Mapping[Path, int]) -> dict[Path, int]:
-    """Modification times of those files that are there now and have another one than ``before``."""
+    """Returns the modification times of existing files whose time differs from ``before``."""
     now = {}
     for path in files:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A local cluster with everything around it that `dra dev` promises: described hosts, drivers, a control socket."""
+"""The environment of ``dra dev``: a local cluster with described hosts, drivers and a control socket."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from .verbs import ALL
 
 T = TypeVar("T")
 JSON = dict[str, Any]
-NAMESPACE = "default"  # of controllers
-_RELOAD = 0.5  # seconds between looks at the drivers' files
+NAMESPACE = "default"  # namespace of controllers
+_RELOAD = 0.5  # seconds between two looks at the drivers' files
 
 
 class EnvironmentRefused(Exception):
-    """What a verb asks cannot be done; the text says what could."""
+    """A request cannot be carried out. The text lists what is possible."""
 
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """Who is told what.
+    """Callbacks for output.
 
-    ``say`` gets lines about the cluster, ``log`` those of a driver with its place in front, ``ready`` how many drivers are, and of
-    how many.
+    Args:
+        say: receives lines about the cluster.
+        log: receives a driver's place and a line of its output.
+        ready: receives how many drivers are ready, and how many there are.
     """
 
     say: Callable[[str], None]
@@ -44,25 +46,29 @@ class EnvironmentOptions:
 
 @dataclass
 class DevEnvironment:
-    """What runs; made by :func:`environment`."""
+    """The running environment; create it with :func:`environment`."""
 
     cluster: LocalCluster
     hosts: Mapping[str, NodeHost]
     drivers: list[DriverProcess]
-    around: EnvironmentOptions
+    callbacks: EnvironmentOptions
     timeout: float
     health: Path
     guard: Guard
     asked_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
-    """Makes a link to the page that shows the cluster, good for one browser; empty where there is no page."""
-    _told: dict[str, dict[str, JSON]] = field(default_factory=dict)
+    """Creates a link to the page that shows the cluster, valid for one browser; empty if there is no page."""
+    _overrides: dict[str, dict[str, JSON]] = field(default_factory=dict)
 
-    # --- who is meant -------------------------------------------------------------------------------------
+    # --- selection ----------------------------------------------------------------------------------------
 
     def node(self, name: str) -> Node:
-        """Raises :class:`EnvironmentRefused` where it is not there, or not said."""
-        return self.cluster.nodes[_chosen("node", name, self.cluster.nodes)]
+        """Returns a node by name; an empty name selects the only node.
+
+        Raises:
+            EnvironmentRefused: there is no such node, or the name is empty and there are several.
+        """
+        return self.cluster.nodes[_select("node", name, self.cluster.nodes)]
 
     def nodes(self, name: str) -> list[Node]:
         return list(self.cluster.nodes.values()) if name == ALL else [self.node(name)]
@@ -71,48 +77,50 @@ class DevEnvironment:
         return self.hosts[self.node(name).name]
 
     def processes(self, driver: str, node: str) -> list[DriverProcess]:
-        """Raises :class:`EnvironmentRefused` where none of those that we started is meant."""
+        """Selects processes that ``dra dev`` started; :data:`ALL` selects every driver or node.
+
+        Raises:
+            EnvironmentRefused: no process matches.
+        """
         if not self.drivers:
-            raise EnvironmentRefused(
-                "`dra dev` started no driver; one that you started yourself is yours to kill and start"
-            )
+            raise EnvironmentRefused("`dra dev` started no driver; kill and start a driver that you started yourself")
         found = self.drivers
         if driver != ALL:
-            name = _chosen("driver", driver, {p.program.driver for p in self.drivers})
+            name = _select("driver", driver, {p.program.driver for p in self.drivers})
             found = [p for p in found if p.program.driver == name]
         if node != ALL:
-            place = _chosen("node", node, {p.place for p in found})
+            place = _select("node", node, {p.place for p in found})
             found = [p for p in found if p.place == place]
         return found
 
-    # --- what happens to it -------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------------------
 
-    def set_health(self, process: DriverProcess, device: str, told: JSON | None) -> None:
-        """From the driver's next report on; None: what it says itself."""
+    def set_health(self, process: DriverProcess, device: str, override: JSON | None) -> None:
+        """Overrides the health of a device from the driver's next report on; None removes the override."""
         file = self.health / f"{process.place}-{process.program.driver}.json"
-        known = self._told.setdefault(file.name, {})
-        if told is None:
+        known = self._overrides.setdefault(file.name, {})
+        if override is None:
             known.pop(device, None)
         else:
-            known[device] = told
+            known[device] = override
         temporary = file.with_suffix(".tmp")
         temporary.write_bytes(msgspec.json.encode(known))
         temporary.rename(file)
 
     async def devices(self, driver: str, node: str) -> list[str]:
-        """What the driver publishes for the node."""
+        """Returns the names of devices that the driver publishes for the node."""
         resource = await self.cluster.client.dra("resourceslices")
         slices = await self.cluster.client.list(resource, fields=f"spec.driver={driver},spec.nodeName={node}")
         return [d["name"] for s in slices["items"] for d in s["spec"].get("devices") or []]
 
     async def reboot(self, name: str) -> None:
-        """Drivers are killed, containers end, CDI files go, kubelet and drivers come back."""
+        """Reboots a node: kills its drivers, ends containers, deletes CDI files, then starts the kubelet and the drivers."""
         node = self.node(name)
         own = [p for p in self.drivers if p.place == node.name]
         for process in own:
             try:
                 await process.kill(float("inf"))
-            except DriverFailed:  # it is down already, and to stay so
+            except DriverFailed:  # it is down already; keep it down
                 await process.stop()
         host = self.hosts[node.name]
         await self.cluster.reboot(node.name, host.sysfs if host.description else None)
@@ -120,7 +128,7 @@ class DevEnvironment:
             await process.start(self.timeout)
 
 
-def _chosen(what: str, name: str, known: Iterable[str]) -> str:
+def _select(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not name and len(names) == 1:
         return names[0]
@@ -139,18 +147,25 @@ async def environment(
     hosts: Mapping[str, NodeHost],
     programs: Sequence[DriverProgram],
     controllers: Sequence[DriverProgram],
-    around: EnvironmentOptions,
+    callbacks: EnvironmentOptions,
     *,
     timeout: float,
     reload: bool = True,
 ) -> AsyncIterator[DevEnvironment]:
-    """Starts the drivers on every node of a running cluster, and their controllers; inside, all are ready, and kept so.
+    """Starts drivers on each node of a running cluster, and their controllers. Inside the context all are ready.
 
-    Raises :class:`DriverFailed` with the faults of all that do not get there.
+    Drivers that die are restarted.
+
+    Args:
+        timeout: seconds until a driver must be ready.
+        reload: whether a driver is replaced when its files change.
+
+    Raises:
+        DriverFailed: at least one driver did not become ready; the text has the fault of each.
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
-    made = DevEnvironment(cluster, hosts, [], around, timeout, health, await Guard.start(STOP))
+    made = DevEnvironment(cluster, hosts, [], callbacks, timeout, health, await Guard.start(STOP))
     made.drivers += [_on_node(made, program, node) for program in programs for node in cluster.nodes.values()]
     made.drivers += [_controller(made, program) for program in controllers]
     tasks: set[asyncio.Task[None]] = set()
@@ -160,20 +175,21 @@ async def environment(
 
     async def start(process: DriverProcess) -> None:
         try:
-            await process.start(timeout + len(made.drivers))  # each takes its time of the machine
+            # Drivers that start at once share the machine, so each one adds a second
+            await process.start(timeout + len(made.drivers))
         except DriverFailed as e:
             failed[process.name] = e
         else:
-            around.ready(next(count), len(made.drivers))
+            callbacks.ready(next(count), len(made.drivers))
 
     try:
-        around.ready(0, len(made.drivers))
+        callbacks.ready(0, len(made.drivers))
         async with asyncio.TaskGroup() as starting:
             for process in made.drivers:
                 starting.create_task(start(process))
         if failed:
             raise DriverFailed(*(str(failed[p.name]) for p in made.drivers if p.name in failed))
-        tasks |= {asyncio.create_task(p.keep(timeout), name=p.name) for p in made.drivers}
+        tasks |= {asyncio.create_task(p.keep_running(timeout), name=p.name) for p in made.drivers}
         if reload:
             tasks |= {asyncio.create_task(_reload(made, p), name=f"reload {p.name}") for p in made.drivers}
         yield made
@@ -198,7 +214,7 @@ def _on_node(made: DevEnvironment, program: DriverProgram, node: Node) -> Driver
         **made.guard.mark,
     }
     return DriverProcess(
-        program, node.name, env, made.health, lambda line: made.around.log(f"{node.name} {program.driver}", line)
+        program, node.name, env, made.health, lambda line: made.callbacks.log(f"{node.name} {program.driver}", line)
     )
 
 
@@ -206,12 +222,12 @@ def _controller(made: DevEnvironment, program: DriverProgram) -> DriverProcess:
     env = {**made.cluster.access, "POD_NAMESPACE": NAMESPACE, "SYSFS_ROOT": "/nonexistent", **made.guard.mark}
     place = "controller"
     return DriverProcess(
-        program, place, env, made.health, lambda line: made.around.log(f"{place} {program.driver}", line)
+        program, place, env, made.health, lambda line: made.callbacks.log(f"{place} {program.driver}", line)
     )
 
 
 async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
-    """Replaces the process whenever its files change, as an upgrade does. Never returns."""
+    """Replaces the process like an upgrade when its files change. Never returns."""
     before = changed_since(process.program.files, {})
     while True:
         await asyncio.sleep(_RELOAD)
@@ -219,17 +235,17 @@ async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
             continue
         before |= changed
         names = ", ".join(sorted(p.name for p in changed))
-        made.around.say(f"{names} changed: {process.name} is replaced")
+        made.callbacks.say(f"{names} changed: {process.name} is replaced")
         try:
             await process.upgrade(made.timeout)
-            made.around.say(f"{process.name} is ready again")
+            made.callbacks.say(f"{process.name} is ready again")
         except DriverFailed as e:
             stays = (
-                "the one before goes on"
+                "the previous process continues"
                 if process.phase is ProcessPhase.READY
-                else "it is tried again when the file changes"
+                else "it is started again when the file changes"
             )
-            made.around.say(f"{e}\n{stays}")
+            made.callbacks.say(f"{e}\n{stays}")
 
 
 __all__ = ["DevEnvironment", "EnvironmentOptions", "EnvironmentRefused", "environment"]

@@ -1,4 +1,4 @@
-"""What each verb does."""
+"""Carries out requests to ``dra dev``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,15 @@ from .verbs import (
 
 JSON = dict[str, Any]
 REFUSALS = (EnvironmentRefused, HostError, DriverFailed)
-_LONGEST = 3600.0  # seconds
+_LONGEST = 3600.0  # the longest time of a request, in seconds
 
 
 async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
-    """Raises one of :data:`REFUSALS` where it cannot be done."""
+    """Carries out a request.
+
+    Raises:
+        EnvironmentRefused, HostError, DriverFailed: it cannot be carried out; see :data:`REFUSALS`.
+    """
     match verb:
         case Status():
             return await _status(on)
@@ -155,14 +159,12 @@ def _hardware(on: DevEnvironment, verb: Plug | Unplug | Write) -> VerbResult:
 
 async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
     if verb.effect and verb.health != "unhealthy":
-        raise EnvironmentRefused("--effect is of the taint on an unhealthy device")
+        raise EnvironmentRefused("--effect sets the taint of an unhealthy device: use it with unhealthy only")
     if ALL in {verb.driver, verb.node}:
-        raise EnvironmentRefused(f"health is of one device, on one node: no `{ALL}` here")
+        raise EnvironmentRefused(f"health is set for one device on one node, so `{ALL}` is not possible")
     (process,) = on.processes(verb.driver, verb.node)
     if not process.program.health:
-        raise EnvironmentRefused(
-            f"{process.program.driver} reports no health: it has no health() that could say otherwise"
-        )
+        raise EnvironmentRefused(f"{process.program.driver} reports no health, because it has no method health()")
     published = await on.devices(process.program.driver, process.place)
     if verb.device not in published:
         near = difflib.get_close_matches(verb.device, published, 1)
@@ -174,8 +176,8 @@ async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
         healthy = {"healthy": True, "unhealthy": False, "unknown": None}[verb.health]
         on.set_health(process, verb.device, {"healthy": healthy, "message": verb.message, "effect": verb.effect})
     data = {"driver": process.program.driver, "node": process.place, "device": verb.device, "health": verb.health}
-    said = "what it says itself" if verb.health == "reported" else f"{verb.health}, whatever it says,"
-    return VerbResult(text=f"{verb.device} is {said} from the driver's next report on", data=data)
+    result = "as the driver reports it" if verb.health == "reported" else f"{verb.health}, whatever the driver reports,"
+    return VerbResult(text=f"{verb.device} is {result} from the driver's next report on", data=data)
 
 
 async def _node(on: DevEnvironment, verb: RestartKubelet | Reboot) -> VerbResult:
@@ -227,7 +229,7 @@ async def _server(
             )
         case ServeVersions():
             _fault(faults.serve, verb.versions)
-            on.cluster.api.drop_connections()  # a watch of a version that is gone
+            on.cluster.api.drop_connections()  # ends watches of a version that is not served any more
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
         case Conflict():
             faults.conflicts = _count(verb.count)
@@ -243,7 +245,7 @@ async def _server(
             )
         case Slow():
             faults.delay = _seconds("SECONDS", verb.seconds)
-            text = f"the API server answers after {verb.seconds:g} s"
+            text = f"the API server responds after {verb.seconds:g} s"
         case Away():
             seconds = _seconds("SECONDS", verb.seconds)
             with on.cluster.api_away():
@@ -259,13 +261,13 @@ async def _end(on: DevEnvironment, verb: End) -> VerbResult:
         raise EnvironmentRefused(words_of(e)) from None
     node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
     if node is None:
-        raise EnvironmentRefused(f"pod {verb.pod} runs on none of our nodes")
+        raise EnvironmentRefused(f"pod {verb.pod} runs on no node of this cluster")
     if not isinstance(node.runtime, SimulatedRuntime):
         raise EnvironmentRefused(f"containers of {node.name} really run: `kubectl exec {verb.pod} -- kill 1` ends one")
     names = [c["name"] for c in pod["spec"]["containers"]]
     name = verb.container or names[0]
     if not 0 <= verb.exit_code <= 255:
-        raise EnvironmentRefused(f"--exit-code {verb.exit_code} is none: from 0 to 255")
+        raise EnvironmentRefused(f"--exit-code {verb.exit_code} is not from 0 to 255")
     try:
         node.runtime.end(pod["metadata"]["uid"], name, verb.exit_code)
     except KeyError:

@@ -1,4 +1,4 @@
-"""The machine that a node is: this one, or a described host whose functions come and go."""
+"""The hardware of a node: this machine, or a described host whose PCI functions can be added and removed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...host.fake import sysfs as described
 
 
 class HostError(ValueError):
-    """What is asked cannot be done to this machine; the text says why, and what could be."""
+    """The hardware cannot be changed as requested. The text contains the reason and the possibilities."""
 
 
 @dataclass
 class NodeHost:
-    """``description`` is what was given for a described host, empty for this machine."""
+    """The hardware of a node. ``description`` is the description of a described host; empty for this machine."""
 
     sysfs: Path
     dev: Path
@@ -33,7 +33,11 @@ class NodeHost:
 
     @classmethod
     def build(cls, folder: Path, description: str) -> NodeHost:
-        """A described host in ``folder``, which is made anew. Raises :class:`SettingsError`."""
+        """Builds a described host in ``folder``. Deletes previous content.
+
+        Raises:
+            SettingsError: the description is invalid.
+        """
         machine = described.load(described.find(description))
         shutil.rmtree(folder, ignore_errors=True)
         sysfs = described.build(folder, machine)
@@ -41,26 +45,34 @@ class NodeHost:
 
     @property
     def addresses(self) -> list[str]:
-        """Of all PCI functions that are there."""
+        """Addresses of all present PCI functions."""
         return [fn.address for fn in Host(self.sysfs, self.dev).pci()]
 
     def plug(self, what: str) -> str:
-        """Adds a function: one that was unplugged, by its address, or a new one, in YAML. Answers its address.
+        """Adds a PCI function and returns its address.
 
-        Raises :class:`HostError`.
+        Args:
+            what: the address of a function that was unplugged, or a new function's description in YAML.
+
+        Raises:
+            HostError: the function cannot be added.
         """
         self._check()
-        given = self.unplugged.get(what) or _function(what, self)
+        spec = self.unplugged.get(what) or _function(what, self)
         try:
-            described.add_function(self.sysfs, given)
+            described.add_function(self.sysfs, spec)
         except SettingsError as e:
             raise HostError(str(e)) from None
-        address = str(given["address"])
+        address = str(spec["address"])
         self.unplugged.pop(address, None)
         return address
 
     def unplug(self, address: str) -> None:
-        """Takes a function away, with its virtual ones and what hangs below it. Raises :class:`HostError`."""
+        """Removes a PCI function with its virtual functions and the devices below it.
+
+        Raises:
+            HostError: there is no such function.
+        """
         self._check()
         self._need(address)
         function = described.function(self.sysfs, address)
@@ -69,7 +81,11 @@ class NodeHost:
             self.unplugged[address] = function
 
     def write(self, path: str, text: str) -> None:
-        """A write to a file of sysfs, with the kernel's effect. Raises :class:`HostError`."""
+        """Writes to a file of sysfs, with the same effect as in the kernel.
+
+        Raises:
+            HostError: the file is outside sysfs or cannot be written.
+        """
         self._check()
         if not (self.sysfs / path).resolve().is_relative_to(self.sysfs.resolve()):
             raise HostError(f"{path} is not below {self.sysfs}")
@@ -79,14 +95,14 @@ class NodeHost:
             raise HostError(f"{path}: {e.strerror or e}") from None
 
     def reboot(self) -> None:
-        """A new boot id; drivers are bound as after a power cycle. This machine stays up."""
+        """Sets a new boot id and binds drivers as after a power cycle. Does nothing for this machine."""
         if self.description:
             described.reboot(self.sysfs)
 
     def _check(self) -> None:
         if not self.description:
             raise HostError(
-                "the node shows this machine's own hardware, which is left alone: start `dra dev` with --host for a described one"
+                "the node shows this machine's own hardware, which is never changed: start `dra dev` with --host for a described one"
             )
 
     def _need(self, address: str) -> None:
@@ -103,7 +119,7 @@ def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
     if isinstance(found, dict) and "address" in found:
         return found
     if text.strip() in host.addresses:
-        raise HostError(f"{text.strip()} is there already")
+        raise HostError(f"{text.strip()} is already present")
     away = (
         f"one that was unplugged ({', '.join(host.unplugged)})"
         if host.unplugged

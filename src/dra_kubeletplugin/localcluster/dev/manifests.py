@@ -1,4 +1,4 @@
-"""Manifests as users write them: read whole before anything is applied, and each fault told with its file and object."""
+"""Reads the manifests of ``--apply``. Validates all of them before the first is applied."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _OPTION = "--apply "
 
 
 def read(paths: list[Path], features: Features) -> list[Manifest]:
-    """All objects of all files, lists taken apart.
+    """Returns the objects of all files; lists are split into their items.
 
-    Raises :class:`ManifestError` with everything for which ``kubectl apply`` would refuse them, each with option, file and line.
+    Raises:
+        ManifestError: ``kubectl apply`` would refuse an object. The text has each fault with option, file and line.
     """
     faults: list[str] = []
     try:
@@ -25,19 +26,25 @@ def read(paths: list[Path], features: Features) -> list[Manifest]:
     except OSError as e:
         raise ManifestError(f"{_OPTION}{e.filename}: {e.strerror or e}") from None
     for manifest in found:
-        told, known = offline.told(manifest, features)
+        object_faults, known = offline.told(manifest, features)
         if not known:
             value = manifest.value
-            told.append(manifest.told(f"{value['apiVersion']} {value['kind']} is not served by the local cluster"))
-        faults += map(manifest.sentence, told)
+            object_faults.append(
+                manifest.told(f"{value['apiVersion']} {value['kind']} is not served by the local cluster")
+            )
+        faults += map(manifest.sentence, object_faults)
     if faults:
         raise ManifestError(*(f"{_OPTION}{text}" for text in faults))
     return found
 
 
-async def apply(cluster: LocalCluster, given: list[Manifest]) -> None:
-    """In order. Raises :class:`ManifestError` for the first that the API server refuses; those before it stay."""
-    for manifest in given:
+async def apply(cluster: LocalCluster, objects: list[Manifest]) -> None:
+    """Applies the manifests in order.
+
+    Raises:
+        ManifestError: the API server refused an object. The objects before it stay.
+    """
+    for manifest in objects:
         try:
             await cluster.apply(manifest.value)
         except ApiError as e:

@@ -1,4 +1,4 @@
-"""What can be asked of a running ``dra dev``, as it crosses the control socket: typed, decoded strictly."""
+"""The requests that a running ``dra dev`` accepts on its control socket. Decoding is strict."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ import msgspec
 
 JSON = dict[str, Any]
 ALL = "all"
-"""In place of a node or driver: each of them."""
+"""Selects every node or driver."""
 HealthWord = Literal["healthy", "unhealthy", "unknown", "reported"]
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
-    """Of nodes and drivers an empty name means the only one."""
+    """A request. An empty name of a node or driver selects the only one."""
 
 
 class Status(Verb, frozen=True, kw_only=True, tag="status"):
-    """Nodes, drivers, folders, faults that are on."""
+    """Shows nodes, drivers, directories and active faults."""
 
 
 class Page(Verb, frozen=True, kw_only=True, tag="page"):
-    """A new link to the page that shows the cluster; it counts once."""
+    """Creates a new link to the page that shows the cluster; the link is valid once."""
 
 
 class Plug(Verb, frozen=True, kw_only=True, tag="plug"):
-    """``function``: the address of one that was unplugged, or a new one's description in YAML."""
+    """Adds a PCI function.
+
+    Args:
+        function: the address of an unplugged function, or a new function's description in YAML.
+    """
 
     function: str
     node: str = ""
@@ -38,7 +42,7 @@ class Unplug(Verb, frozen=True, kw_only=True, tag="unplug"):
 
 
 class Write(Verb, frozen=True, kw_only=True, tag="write"):
-    """To a file of a described host's sysfs, with the kernel's effect."""
+    """Writes to a file of a described host's sysfs, with the same effect as in the kernel."""
 
     path: str
     text: str
@@ -46,7 +50,7 @@ class Write(Verb, frozen=True, kw_only=True, tag="write"):
 
 
 class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
-    """What ``health()`` of the driver answers for a device from now on; ``reported``: what it says itself."""
+    """Overrides the result of the driver's ``health()`` for a device; ``reported`` removes the override."""
 
     device: str
     health: HealthWord
@@ -57,20 +61,20 @@ class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
 
 
 class RestartKubelet(Verb, frozen=True, kw_only=True, tag="restart-kubelet"):
-    """``down``: seconds between its end and its start."""
+    """Stops and starts the kubelet. ``down``: seconds between stop and start."""
 
     node: str = ""
     down: float = 0.0
 
 
 class Reboot(Verb, frozen=True, kw_only=True, tag="reboot"):
-    """The node's containers and drivers end as by a power failure, then drivers and kubelet come back."""
+    """Kills the node's containers and drivers like a power failure, then starts kubelet and drivers."""
 
     node: str = ""
 
 
 class Kill(Verb, frozen=True, kw_only=True, tag="kill"):
-    """SIGKILL; started again after ``down`` seconds."""
+    """Sends SIGKILL to a driver, which is started again after ``down`` seconds."""
 
     driver: str = ""
     node: str = ""
@@ -78,7 +82,7 @@ class Kill(Verb, frozen=True, kw_only=True, tag="kill"):
 
 
 class Upgrade(Verb, frozen=True, kw_only=True, tag="upgrade"):
-    """A new instance beside the old one, which ends once the new one is ready."""
+    """Starts a new instance next to the old one, which is stopped when the new one is ready."""
 
     driver: str = ""
     node: str = ""
@@ -89,43 +93,43 @@ class CutWatch(Verb, frozen=True, kw_only=True, tag="cut-watch"):
 
 
 class DropFields(Verb, frozen=True, kw_only=True, tag="drop-fields"):
-    """The API server drops these fields of slices, as with a feature gate off; none: it keeps all."""
+    """Makes the API server drop these fields of slices, as with a disabled feature gate. An empty list restores all."""
 
     fields: list[str] = []
 
 
 class ServeVersions(Verb, frozen=True, kw_only=True, tag="serve"):
-    """The versions of resource.k8s.io that the API server has; none: all."""
+    """Sets the versions of resource.k8s.io that the API server serves. An empty list restores all."""
 
     versions: list[str] = []
 
 
 class Conflict(Verb, frozen=True, kw_only=True, tag="conflict"):
-    """The next ``count`` updates are refused with 409."""
+    """Makes the API server reject the next ``count`` updates with 409."""
 
     count: int = 1
 
 
 class Throttle(Verb, frozen=True, kw_only=True, tag="throttle"):
-    """The next ``count`` requests are refused with 429."""
+    """Makes the API server reject the next ``count`` requests with 429."""
 
     count: int = 1
 
 
 class Slow(Verb, frozen=True, kw_only=True, tag="slow"):
-    """Seconds before each answer of the API server; 0: at once."""
+    """Delays each response of the API server by ``seconds``; 0 ends the delay."""
 
     seconds: float
 
 
 class Away(Verb, frozen=True, kw_only=True, tag="away"):
-    """The API server answers nothing useful for this many seconds."""
+    """Makes the API server unavailable for ``seconds``."""
 
     seconds: float
 
 
 class End(Verb, frozen=True, kw_only=True, tag="end"):
-    """A simulated container ends by itself."""
+    """Ends a simulated container as if its process had exited."""
 
     pod: str
     namespace: str = "default"
@@ -134,7 +138,7 @@ class End(Verb, frozen=True, kw_only=True, tag="end"):
 
 
 class Stop(Verb, frozen=True, kw_only=True, tag="stop"):
-    """The whole cluster ends."""
+    """Stops the whole cluster."""
 
 
 AnyVerb = (
@@ -144,7 +148,7 @@ AnyVerb = (
 
 
 class VerbResult(msgspec.Struct, frozen=True, kw_only=True):
-    """``text`` is for people, ``data`` for programs; ``error`` where the verb was not done."""
+    """The response. ``text`` is for people, ``data`` for programs. ``error`` is set if the request was not carried out."""
 
     text: str = ""
     data: Mapping[str, Any] = {}

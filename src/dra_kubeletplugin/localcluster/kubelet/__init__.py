@@ -1,4 +1,7 @@
-"""The kubelet: watches for plugins, prepares claims, starts pods, unprepares, wipes slices. Observed on a real 1.36.2."""
+"""The node's kubelet: registers plugins, prepares claims, starts pods, unprepares and wipes slices.
+
+Its behavior follows a real kubelet 1.36.2.
+"""
 
 from .kubelet import Kubelet
 from .timers import Timers

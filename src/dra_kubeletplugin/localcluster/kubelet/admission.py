@@ -1,5 +1,6 @@
-"""Whether a pod that is bound to this node may run on it: who binds by hand passes the scheduler by, and not the kubelet.
+"""Decides whether a pod that is bound to this node may run on it.
 
+A pod that a user binds by hand passes no scheduler, so the kubelet checks it again.
 Source: pkg/kubelet/lifecycle/predicate.go.
 """
 
@@ -28,16 +29,24 @@ _SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
 
 @dataclass(frozen=True)
 class AdmissionRefusal:
-    """``reason`` and ``message`` of the status of a pod that was not admitted."""
+    """``reason`` and ``message`` for the status of a pod that was not admitted."""
 
     reason: str
     message: str
 
 
 def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal | None:
-    """Why ``node`` does not take ``pod`` beside the ``others`` that it has; None where it does.
+    """Checks whether ``node`` can run ``pod`` next to the pods that it already has.
 
-    Raises what :func:`podinfo.read` and :func:`nodeinfo.read` raise where the pod or the node has not its form.
+    Args:
+        others: the pods that are already admitted to the node.
+
+    Returns:
+        The refusal, or None if the pod is admitted.
+
+    Raises:
+        TypeError, KeyError, ValueError, AttributeError: the pod or the node is malformed, see :func:`pod_info.read` and
+            :func:`node_info.read`.
     """
     if (pod["metadata"].get("labels") or {}).get(_OS, _LINUX) != _LINUX:
         text = f"Failed to admit pod as the `{_OS}` label doesn't match node label"
@@ -49,13 +58,16 @@ def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal |
             return AdmissionRefusal("SysctlForbidden", f'forbidden sysctl: "{name}" not allowlisted')
     place = node_info.read(node)
     for other in others:
-        with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):  # a malformed one takes nothing
+        with contextlib.suppress(TypeError, KeyError, ValueError, AttributeError):  # a malformed pod uses no resources
             place = place.with_pod(_read(other, place))
     return _general(_read(pod, place), place)
 
 
 def _read(pod: JSON, node: NodeInfo) -> PodInfo:
-    """Extended resources that the node does not know do not count: somebody else hands them out."""
+    """Reads a pod without the extended resources that are not in the node's allocatable.
+
+    Another component assigns those, for example a DRA driver.
+    """
     info = pod_info.read(pod)
     counted = {
         name: amount
@@ -84,7 +96,7 @@ def _out_of(name: str, requested: int, used: int, capacity: int) -> AdmissionRef
 
 
 def _no_execute(pod: PodInfo, node: NodeInfo) -> Rejection | None:
-    """Of taints, a kubelet minds those alone that would end the pod."""
+    """Checks the node's ``NoExecute`` taints only: a kubelet ignores taints that would not evict the pod."""
     return filters.taints(pod, replace(node, taints=tuple(t for t in node.taints if t["effect"] == "NoExecute")))
 
 

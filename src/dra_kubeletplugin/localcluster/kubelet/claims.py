@@ -1,4 +1,8 @@
-"""The claim manager: what is prepared for which pods, kept in a file over restarts, calls in batches per driver."""
+"""The claim manager of the kubelet: which claims are prepared, and for which pods.
+
+It saves its state in a checkpoint file, which survives a restart. It sends all claims of a pod that belong to one
+driver in one call.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ JSON = dict[str, Any]
 
 
 class PrepareError(Exception):
-    """In the kubelet's own words, as they show in the pod's event."""
+    """Preparing or unpreparing failed. The text is a kubelet's text and becomes the pod's event."""
 
 
 @dataclass(frozen=True)
 class PreparedDevice:
-    """What a driver answered for one device. Empty ``requests`` are all requests of the claim."""
+    """A driver's result for one device. Empty ``requests`` stand for all requests of the claim."""
 
     requests: list[str]
     pool: str
@@ -43,13 +47,13 @@ class PreparedDevice:
 
 @dataclass
 class ClaimInfo:
-    """A claim that some pod of this node uses.
+    """A claim that at least one pod of this node uses.
 
     Attributes:
-        devices: what drivers answered, also where a call for another claim failed beside it.
-        ready: all its drivers answered, in a call that did not fail for another claim.
-        skipped: calls that a driver does without, for all of its devices in the claim (KEP-5945).
-        left: pods that used it and need it no more.
+        devices: results by driver. They are kept also when another claim in the same call failed.
+        ready: whether every driver prepared the claim in a call that failed for no claim.
+        skipped: by driver, the methods that all of its devices in the claim do not need (KEP-5945).
+        left: UIDs of pods that used the claim and do not need it any more.
     """
 
     namespace: str
@@ -63,12 +67,16 @@ class ClaimInfo:
     left: list[str] = field(default_factory=list)
 
     def calls(self, method: str) -> list[str]:
-        """The drivers that are to be called."""
+        """Drivers to call with ``method``, without those that skip it."""
         return [d for d in self.drivers if method not in self.skipped.get(d, ())]
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> ClaimInfo:
-        """From the checkpoint. Raises ``KeyError`` or ``TypeError`` where it cannot be read."""
+        """Reads an entry of the checkpoint.
+
+        Raises:
+            KeyError, TypeError: the entry is malformed.
+        """
         devices = {d: [PreparedDevice(**p) for p in prepared] for d, prepared in entry["devices"].items()}
         names = {k: entry[k] for k in ("namespace", "name", "uid", "drivers", "pods")}
         ready = entry.get("ready", all(d in devices for d in names["drivers"]))
@@ -77,12 +85,15 @@ class ClaimInfo:
 
 
 class ClaimManager:
-    """``claims`` are known by UID; two of one name cannot be prepared at once, as in a real kubelet.
+    """Prepares and unprepares claims. ``claims`` has them by UID.
+
+    Like a real kubelet it refuses to prepare two claims of the same name at once.
 
     Args:
         timeout: seconds for one call.
-        ways: those of the kubelet's release.
-        named: namespace and name of each claim that a pod names that was never started.
+        behavior: properties of the kubelet's release.
+        named: takes a pod's UID. Returns namespace and name of each claim that the pod names if the pod never started,
+            else nothing.
     """
 
     def __init__(
@@ -90,16 +101,16 @@ class ClaimManager:
         plugins: PluginWatcher,
         checkpoint: Path,
         timeout: float,
-        ways: KubeletBehavior,
+        behavior: KubeletBehavior,
         named: Callable[[str], Collection[tuple[str, str]]],
     ) -> None:
         self.plugins = plugins
-        self.ways = ways
+        self.behavior = behavior
         self.named = named
         self.checkpoint = checkpoint
         self.timeout = timeout
         self.claims: dict[str, ClaimInfo] = {}
-        self._locks: dict[str, asyncio.Lock] = {}  # by UID: a call of ours for a claim is never beside another
+        self._locks: dict[str, asyncio.Lock] = {}  # by UID: there is one call at a time for a claim
         self._load()
 
     def _load(self) -> None:
@@ -113,7 +124,7 @@ class ClaimManager:
             with contextlib.suppress(OSError):
                 self.checkpoint.rename(aside)
             log.error(
-                "kubelet: %s cannot be read (%s): it is kept as %s, what was prepared is forgotten",
+                "kubelet: %s cannot be read (%s): it was renamed to %s, and prepared claims are forgotten",
                 self.checkpoint,
                 e,
                 aside,
@@ -128,14 +139,14 @@ class ClaimManager:
         temporary.rename(self.checkpoint)
 
     def forget_prepared(self) -> None:
-        """After a reboot every claim is prepared again."""
+        """Marks every claim as not prepared, as after a reboot."""
         for info in self.claims.values():
             info.devices.clear()
             info.ready = False
         self._save()
 
     @contextlib.asynccontextmanager
-    async def _alone(self, uids: Sequence[str]) -> AsyncIterator[None]:
+    async def _locked(self, uids: Sequence[str]) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for uid in sorted(uids):
                 await stack.enter_async_context(self._locks.setdefault(uid, asyncio.Lock()))
@@ -145,16 +156,20 @@ class ClaimManager:
                 del self._locks[uid]
 
     async def prepare(self, pod_uid: str, claims: Sequence[Mapping[str, Any]]) -> None:
-        """Prepares a pod's claims, in one call per driver. ``claims`` must be allocated.
+        """Prepares a pod's claims, with one call per driver.
 
-        Raises :class:`PrepareError`.
+        Args:
+            claims: ResourceClaim objects with an allocation.
+
+        Raises:
+            PrepareError: a driver is not registered, or it failed for a claim.
         """
         uids = [c["metadata"]["uid"] for c in claims]
         known = [info for uid in uids if (info := self.claims.get(uid)) is not None and info.ready]
-        if self.ways.joins_unprepare and len(known) == len(uids):
+        if self.behavior.joins_unprepare and len(known) == len(uids):
             self._join(pod_uid, known)
             return
-        async with self._alone(uids):
+        async with self._locked(uids):
             await self._prepare(pod_uid, claims)
 
     def _join(self, pod_uid: str, infos: Sequence[ClaimInfo]) -> None:
@@ -176,26 +191,26 @@ class ClaimManager:
             if self.plugins.newest(driver) is None:
                 raise PrepareError(f"DRA driver {driver} is not registered")
         for driver, batch in batches.items():
-            answer = await self._call(driver, _PREPARE, batch)
-            for uid in answer.claims:
+            response = await self._call(driver, _PREPARE, batch)
+            for uid in response.claims:
                 if uid not in {i.uid for i in batch}:
                     raise PrepareError(f"NodePrepareResources returned result for unknown claim UID {uid}")
             failed: PrepareError | None = None
             for info in batch:
-                if info.uid not in answer.claims:
+                if info.uid not in response.claims:
                     continue
-                result = answer.claims[info.uid]
+                result = response.claims[info.uid]
                 if result.error:
                     failed = failed or PrepareError(
                         f"NodePrepareResources failed for ResourceClaim {info.name}: {result.error}"
                     )
                     continue
-                kept = info.devices.get(driver, []) if self.ways.prepares_again else []
+                kept = info.devices.get(driver, []) if self.behavior.prepares_again else []
                 info.devices[driver] = kept + [_device(d) for d in result.devices]
             self._save()
             if failed:
                 raise failed
-            if missing := [i for i in batch if i.uid not in answer.claims]:
+            if missing := [i for i in batch if i.uid not in response.claims]:
                 raise PrepareError(f"NodePrepareResources skipped {len(missing)} ResourceClaims")
         for info in infos:
             info.ready = True
@@ -217,12 +232,15 @@ class ClaimManager:
         return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], drivers, skipped=skipped)
 
     def uses(self, pod_uid: str) -> bool:
-        """Whether something may have to be unprepared for a pod."""
-        return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._of_another(pod_uid))
+        """Returns whether claims may have to be unprepared when the pod ends."""
+        return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._claims_of_other_pod(pod_uid))
 
-    def _of_another(self, pod_uid: str) -> list[ClaimInfo]:
-        """Claims of one other pod that a pod only names, where the kubelet unprepares them with it."""
-        if not self.ways.unprepares_in_use:
+    def _claims_of_other_pod(self, pod_uid: str) -> list[ClaimInfo]:
+        """Claims of exactly one other pod that this pod names without using them.
+
+        Some kubelet releases unprepare them together with this pod, although the other pod uses them.
+        """
+        if not self.behavior.unprepares_in_use:
             return []
         named = self.named(pod_uid)
         return [
@@ -232,17 +250,18 @@ class ClaimManager:
         ]
 
     def pods(self) -> set[str]:
-        """UIDs of all pods with claims."""
+        """UIDs of all pods that use claims."""
         return {uid for i in self.claims.values() for uid in i.pods}
 
     async def unprepare(self, pod_uid: str) -> None:
-        """Unprepares what no other pod uses.
+        """Unprepares the claims that only this pod uses.
 
-        Raises :class:`PrepareError`; what failed is tried again by the next call.
+        Raises:
+            PrepareError: a driver failed for a claim; the next call tries it again.
         """
-        others = self._of_another(pod_uid)
+        others = self._claims_of_other_pod(pod_uid)
         uids = [i.uid for i in self.claims.values() if pod_uid in i.pods]
-        async with self._alone([*uids, *(i.uid for i in others)]):
+        async with self._locked([*uids, *(i.uid for i in others)]):
             await self._unprepare(pod_uid, others)
 
     async def _unprepare(self, pod_uid: str, others: Sequence[ClaimInfo]) -> None:
@@ -259,14 +278,14 @@ class ClaimManager:
         failed: PrepareError | None = None
         for driver, infos in batches.items():
             try:
-                answer = await self._call(driver, _UNPREPARE, infos)
+                response = await self._call(driver, _UNPREPARE, infos)
             except PrepareError as e:
                 failed = failed or e
                 continue
             for info in infos:
-                if info.uid not in answer.claims:
+                if info.uid not in response.claims:
                     failed = failed or PrepareError("NodeUnprepareResources skipped 1 ResourceClaims")
-                elif error := answer.claims[info.uid].error:
+                elif error := response.claims[info.uid].error:
                     failed = failed or PrepareError(
                         f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error}"
                     )
@@ -296,15 +315,19 @@ class ClaimManager:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The plugin's socket went meanwhile, and its connection with it.
+            # The plugin's socket was removed during the call, which closed its connection.
             raise PrepareError(
                 f"{method}: rpc error: code = Canceled desc = grpc: the client connection is closing"
             ) from None
 
-    # --- what containers get --------------------------------------------------------------------
+    # --- devices of containers ------------------------------------------------------------------
 
     def devices(self, namespace: str, claim: str, request: str = "") -> Iterator[tuple[ClaimInfo, str, PreparedDevice]]:
-        """The prepared devices of a claim, of one request or of all: claim, driver, device."""
+        """Iterates over the prepared devices of a claim as (claim, driver, device).
+
+        Args:
+            request: the request whose devices are wanted; empty for all requests.
+        """
         for info in self.claims.values():
             if (info.namespace, info.name) == (namespace, claim):
                 for driver, devices in info.devices.items():
@@ -313,7 +336,7 @@ class ClaimManager:
                             yield info, driver, device
 
     def cdi_ids(self, namespace: str, wanted: Sequence[tuple[str, str]]) -> list[str]:
-        """CDI ids, each once, of claims and requests (empty: all)."""
+        """Returns the CDI ids for pairs of claim name and request, each id once. An empty request selects all requests."""
         found: dict[str, None] = {}
         for claim, request in wanted:
             for _, _, device in self.devices(namespace, claim, request):
@@ -321,13 +344,13 @@ class ClaimManager:
         return list(found)
 
     def in_use(self) -> dict[str, int]:
-        """``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all."""
+        """Values of the metric ``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all drivers."""
         found = Counter(driver for info in self.claims.values() for driver in info.drivers)
         return {"<any>": len(self.claims), **found}
 
 
 def _skipped(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The calls that all of a driver's devices do without."""
+    """The methods that all devices of a driver skip."""
     operations = [set(r.get("skipNodeOperations") or ()) for r in results]
     return [m for m in (_PREPARE, _UNPREPARE) if all({m, "*"} & found for found in operations)]
 

@@ -1,4 +1,4 @@
-"""What ConfigMaps and Secrets hold, for volumes and for the environment of containers."""
+"""Reads ConfigMaps and Secrets for volumes and for container environments."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ JSON = Mapping[str, Any]
 
 
 class MissingError(Exception):
-    """Something that a volume or an environment is made of; the text is the kubelet's."""
+    """A ConfigMap or Secret that a volume or an environment needs is missing. The text is a kubelet's text."""
 
 
 async def data_of(
     client: KubeClient, resource: Resource, name: str, namespace: str, *, optional: bool, binary: bool = False
 ) -> dict[str, bytes]:
-    """Nothing where the object is missing and ``optional``. ``binary`` says whether a ConfigMap's ``binaryData`` counts: an
-    environment cannot have it.
+    """Reads the keys and values of a ConfigMap or Secret.
 
-    Raises :class:`MissingError`, and :class:`ApiError` where the API server does not answer.
+    Args:
+        optional: return an empty result if the object is missing.
+        binary: include a ConfigMap's ``binaryData``. An environment cannot contain it.
+
+    Raises:
+        MissingError: the object is missing and not ``optional``.
+        ApiError: the API server failed or could not be reached.
     """
     try:
         found: JSON = await client.get(resource, name, namespace)

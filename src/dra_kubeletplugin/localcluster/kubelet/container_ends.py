@@ -1,4 +1,4 @@
-"""Ends a pod's containers: told, hooked, with the time that they are given, sidecars last."""
+"""Stops a pod's containers: event, preStop hook, grace period, sidecars last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pod_state import PodState
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_LEAST = 2.0  # seconds that are left to a container whose hook has taken all of them
+_LEAST = 2.0  # seconds that a container gets to stop if its preStop hook used all of the grace period
 
 
 class ContainerStopper:
@@ -22,12 +22,12 @@ class ContainerStopper:
         self.events = events
 
     async def end(self, pod: JSON, state: PodState, container: JSON, grace: float, why: str) -> None:
-        """Ends one container that runs: its preStop hook and its own end have ``grace`` seconds between them."""
+        """Stops one running container. Its preStop hook and its own shutdown share ``grace`` seconds."""
         name = container["name"]
         status = self.runtime.statuses(state.uid).get(name)
         if status is None or status.state is not ContainerState.RUNNING:
             return
-        state.told_once(self.events, f"Killing {name} {status.id}", "Normal", "Killing", why)
+        state.event_once(self.events, f"Killing {name} {status.id}", "Normal", "Killing", why)
         if grace > 0 and (container.get("lifecycle") or {}).get(HandlerOccasion.PRE_STOP.value):
             clock = asyncio.get_running_loop().time
             begun = clock()
@@ -35,14 +35,18 @@ class ContainerStopper:
                 async with asyncio.timeout(grace):
                     outcome = await run_hook(self.runtime, pod, container, HandlerOccasion.PRE_STOP)
             except TimeoutError:
-                outcome = None  # a hook that takes too long is left behind and not told of, as in a real kubelet
+                outcome = None  # a hook that takes too long is abandoned without an event, as in a real kubelet
             if outcome is not None and outcome.verdict is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
             grace = max(_LEAST, grace - (clock() - begun))
         await self.runtime.stop(state.uid, name, grace)
 
     async def end_all(self, pod: JSON, state: PodState, grace: float | None = None) -> None:
-        """All containers: the sidecars last, in reverse order, in what is left of the time. ``grace`` None: the pod's own."""
+        """Stops all containers of a pod, sidecars last and in reverse order, within one grace period.
+
+        Args:
+            grace: seconds for all containers together; None for the pod's own grace period.
+        """
         clock = asyncio.get_running_loop().time
         given = grace if grace is not None else float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
         until = clock() + given

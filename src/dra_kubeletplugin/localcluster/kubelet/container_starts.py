@@ -1,4 +1,4 @@
-"""Starts a pod's containers in their order, again after they have ended, and says why one does not start."""
+"""Starts a pod's containers in order, restarts them when they end, and records why one does not start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .pod_status import WaitingContainer, restarts
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_STEADY = 600.0  # seconds that a container must have run for its pause between restarts to begin anew
+_STEADY = 600.0  # a container that ran longer than this, in seconds, restarts with the shortest pause
 _KILLED = 137
 
 
@@ -35,16 +35,19 @@ class ContainerStarter:
         self.ends = ends
 
     async def bring_up(self, pod: JSON, state: PodState, claims: Mapping[str, str]) -> float | None:
-        """Init containers and sidecars one after the other, then all others.
+        """Starts init containers and sidecars one after the other, then all other containers.
 
-        Answers the seconds after which something is to be tried again, None where nothing is. Raises :class:`Later` where
-        the pod is deleted meanwhile.
+        Returns:
+            Seconds until the next attempt, or None if no attempt is due.
+
+        Raises:
+            Later: the pod was deleted meanwhile.
         """
         pauses: list[float] = []
         began = self.parts.runtime.statuses(state.uid)
         main_began = any(c["name"] in began for c, role in roles(pod) if role is Role.MAIN)
         for container, role in roles(pod):
-            status = await self._judged(pod, state, container, role)
+            status = await self._current_status(pod, state, container, role)
             if role is Role.INIT and main_began:
                 continue
             if status is None or status.state is ContainerState.EXITED:
@@ -58,7 +61,7 @@ class ContainerStarter:
                 if wait is not None:
                     pauses.append(wait)
             if role is not Role.MAIN and not main_began and not self._is_past(state.uid, container, role, status):
-                break  # the others wait for it until they have begun once
+                break  # the containers after it wait until it has started once
         return min(pauses, default=None)
 
     def _is_past(self, uid: str, container: JSON, role: Role, status: ContainerStatus | None) -> bool:
@@ -68,8 +71,8 @@ class ContainerStarter:
             return self.parts.probes.vital(uid, container, status).started
         return status.state is ContainerState.EXITED and not status.exit_code
 
-    async def _judged(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
-        """The container as it is now: one whose probe has failed is ended first."""
+    async def _current_status(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
+        """Returns the container's current status. Stops the container first if its probe failed."""
         name = container["name"]
         status = self.parts.runtime.statuses(state.uid).get(name) or state.lost.get(name)
         if status is None or status.state is not ContainerState.RUNNING:
@@ -94,9 +97,14 @@ class ContainerStarter:
         before: ContainerStatus | None,
         claims: Mapping[str, str],
     ) -> tuple[float | None, ContainerStatus | None]:
-        """Starts a container, unless it has to wait: seconds until the next try where there is one; its status where it runs."""
+        """Starts a container unless it has to wait.
+
+        Returns:
+            Seconds until the next attempt, or None if no attempt is due; and the status of the container if it was
+            created.
+        """
         name, uid = container["name"], state.uid
-        if before is not None and (left := self._crashed(pod, state, name, before)) > 0:
+        if before is not None and (left := self._crash_pause(pod, state, name, before)) > 0:
             return left, None
         image = str(container.get("image") or "")
         if wrong := image_names.fault(image):
@@ -109,7 +117,7 @@ class ContainerStarter:
         try:
             config = await config_of(self.parts.client, pod, container, role, attempt, state.volumes, devices)
         except ConfigError as e:
-            return self._cannot(state, name, "CreateContainerConfigError", str(e)), None
+            return self._report_waiting(state, name, "CreateContainerConfigError", str(e)), None
         try:
             status = await self.parts.runtime.start(self._sandbox(pod), config)
         except ImagePullError as e:
@@ -118,7 +126,7 @@ class ContainerStarter:
             self._pulled(state, name, image, attempt)
             created = self.parts.runtime.statuses(uid).get(name)
             if created is None or created.attempt != attempt:
-                return self._cannot(state, name, e.reason, str(e)), None
+                return self._report_waiting(state, name, e.reason, str(e)), None
             return self._not_started(pod, state, container, role, before, created), created
         self._pulled(state, name, image, attempt)
         self._created(pod, state, name, before)
@@ -131,7 +139,7 @@ class ContainerStarter:
     def _created(self, pod: JSON, state: PodState, name: str, before: ContainerStatus | None) -> None:
         self.parts.events.event(pod, "Pod", "Normal", "Created", "Container created")
         state.seen.waiting.pop(name, None)
-        state.told.pop(f"Failed {name}", None)
+        state.event_texts.pop(f"Failed {name}", None)
         state.lost.pop(name, None)
         if before:
             state.seen.last[name] = before
@@ -145,7 +153,11 @@ class ContainerStarter:
         before: ContainerStatus | None,
         created: ContainerStatus,
     ) -> float | None:
-        """It has ended before it began, as any other that fails: seconds until the next try, where there is one."""
+        """Records a container that was created and failed before its process ran.
+
+        Returns:
+            Seconds until the next attempt, or None if the container is not restarted.
+        """
         name = container["name"]
         self._created(pod, state, name, before)
         self.parts.events.warn(pod, "Pod", "Failed", f"Error: {created.message}")
@@ -168,7 +180,14 @@ class ContainerStarter:
         )
 
     async def _after_start(self, pod: JSON, state: PodState, container: JSON) -> bool:
-        """Its postStart hook; where that fails the container has been ended. Raises :class:`Later`."""
+        """Runs the container's postStart hook, and stops the container if the hook fails.
+
+        Returns:
+            Whether the hook succeeded.
+
+        Raises:
+            Later: the pod was deleted while the hook ran.
+        """
         name = container["name"]
         hook = asyncio.ensure_future(run_hook(self.parts.runtime, pod, container, HandlerOccasion.POST_START))
         ending = asyncio.ensure_future(state.ending.wait())
@@ -189,24 +208,27 @@ class ContainerStarter:
         state.seen.waiting[name] = WaitingContainer("PostStartHookError", outcome.text)
         return False
 
-    # --- why a container waits ----------------------------------------------------------------------------
+    # --- waiting containers -------------------------------------------------------------------------------
 
-    def _crashed(self, pod: JSON, state: PodState, name: str, before: ContainerStatus) -> float:
-        """Seconds that a container that ended still has to wait: its pause doubles with each restart."""
+    def _crash_pause(self, pod: JSON, state: PodState, name: str, before: ContainerStatus) -> float:
+        """Seconds that an ended container still has to wait. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        left = self._left(pause, self.parts.timers.crash if steady else pause.next)
+        left = self._remaining(pause, self.parts.timers.crash if steady else pause.next)
         if left <= 0:
             return 0.0
         meta = pod["metadata"]
         where = f"{meta['name']}_{meta['namespace']}({meta['uid']})"
         text = f"Back-off restarting failed container {name} in pod {where}"
         state.seen.waiting[name] = WaitingContainer("CrashLoopBackOff", f"back-off: {text}")
-        state.told_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
+        state.event_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
         return left
 
-    def _left(self, pause: Pause, seconds: float) -> float:
-        """Of a pause that begins now unless it has begun; 0 once it is over, and the next one is twice as long."""
+    def _remaining(self, pause: Pause, seconds: float) -> float:
+        """Returns the seconds that are left of a pause, and starts the pause if it has not started.
+
+        Returns 0 when the pause is over; the next pause is then twice as long.
+        """
         now = asyncio.get_running_loop().time()
         if pause.until == 0:
             pause.until = now + seconds
@@ -218,10 +240,11 @@ class ContainerStarter:
 
     def _bad_name(self, state: PodState, name: str, image: str, wrong: str) -> float:
         text = f'Failed to apply default image tag "{image}": couldn\'t parse image name "{image}": {wrong}'
-        state.told_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
-        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
+        state.event_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
+        state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
         state.seen.waiting[name] = WaitingContainer("InvalidImageName", text)
-        return self.parts.timers.longest_crash  # the name stays what it is: an image may be changed, which looks again
+        # The name stays invalid until the pod's image changes, and that change triggers a sync
+        return self.parts.timers.longest_crash
 
     def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:
         pause = state.pulls.setdefault(image, Pause(next=self.parts.timers.crash))
@@ -229,11 +252,11 @@ class ContainerStarter:
         self.parts.events.warn(state.pod, "Pod", "Failed", text)
         self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
         state.seen.waiting[name] = WaitingContainer("ErrImagePull", why)
-        return min(self.parts.timers.retry, self._left(pause, pause.next))
+        return min(self.parts.timers.retry, self._remaining(pause, pause.next))
 
     def _pull_paused(self, state: PodState, name: str, image: str) -> float:
         pause = state.pulls.get(image)
-        if pause is None or pause.until == 0 or (left := self._left(pause, 0)) <= 0:
+        if pause is None or pause.until == 0 or (left := self._remaining(pause, 0)) <= 0:
             return 0.0
         text = f'Back-off pulling image "{image}"'
         before = state.seen.waiting.get(name)
@@ -246,11 +269,11 @@ class ContainerStarter:
 
     def _pulled(self, state: PodState, name: str, image: str, attempt: int) -> None:
         text = f'Container image "{image}" already present on machine and can be accessed by the pod'
-        state.told_once(self.parts.events, f"Pulled {name} {attempt}", "Normal", "Pulled", text)
+        state.event_once(self.parts.events, f"Pulled {name} {attempt}", "Normal", "Pulled", text)
         state.pulls.pop(image, None)
 
-    def _cannot(self, state: PodState, name: str, reason: str, text: str) -> float:
-        state.told_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
+    def _report_waiting(self, state: PodState, name: str, reason: str, text: str) -> float:
+        state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
         state.seen.waiting[name] = WaitingContainer(reason, text)
         return self.parts.timers.retry
 

@@ -1,4 +1,4 @@
-"""What the runtime is told of a container: environment, mounts, devices, user."""
+"""Builds the runtime's configuration of a container: environment, mounts, devices and user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class ConfigError(Exception):
-    """A container cannot be configured; the text is the kubelet's."""
+    """A container cannot be configured. The text is a kubelet's text."""
 
 
 def roles(pod: JSON) -> list[tuple[JSON, Role]]:
-    """All containers in the order in which they start."""
+    """All containers of a pod with their roles, in the order in which they start."""
     spec = pod["spec"]
     out = [
         (c, Role.SIDECAR if c.get("restartPolicy") == "Always" else Role.INIT) for c in spec.get("initContainers") or []
@@ -33,7 +33,11 @@ def roles(pod: JSON) -> list[tuple[JSON, Role]]:
 
 
 def requests_of(pod: JSON, container: JSON, claims: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Which claims, and of them which request (empty: all), a container has. ``claims``: name in the pod → ResourceClaim."""
+    """Returns pairs of claim and request that a container uses; an empty request stands for all requests.
+
+    Args:
+        claims: the pod's claims: the name in the pod → the name of the ResourceClaim.
+    """
     out = []
     for entry in (container.get("resources") or {}).get("claims") or []:
         if claim := claims.get(entry["name"]):
@@ -54,7 +58,11 @@ async def config_of(
     volumes: Mapping[str, Mount],
     cdi_devices: Sequence[str],
 ) -> ContainerConfig:
-    """Raises :class:`ConfigError`."""
+    """Builds the configuration of a container.
+
+    Raises:
+        ConfigError: a reference, a limit or the user of the container is invalid.
+    """
     env = await _environment(client, pod, container)
     known = dict(env)
     try:
@@ -88,8 +96,8 @@ async def config_of(
 
 
 def _limits(container: JSON) -> Limits:
-    given = container.get("resources") or {}
-    limits, requests = given.get("limits") or {}, given.get("requests") or {}
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     try:
         memory, cpu = (Quantity(str(limits.get(name, "0"))).value for name in ("memory", "cpu"))
         share = Quantity(str(requests.get("cpu", "0"))).value
@@ -99,7 +107,7 @@ def _limits(container: JSON) -> Limits:
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
-    """``$(NAME)`` replaced where the name is known, ``$$`` is one dollar."""
+    """Replaces ``$(NAME)`` by the variable's value if it is known, and ``$$`` by one dollar sign."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else known.get(found[1], found[0])

@@ -1,4 +1,4 @@
-"""Values that a container asks for of its own pod: the downward API."""
+"""The downward API: values that a container gets from its own pod."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from ...kube.resource import NODES
 from ...resourceapi.quantity import Quantity
 
 JSON = Mapping[str, Any]
-_LIMITED = {"cpu", "memory", "ephemeral-storage"}  # of which a container without a limit may have all
+# Resources for which a container without a limit gets the node's allocatable
+_LIMITED = {"cpu", "memory", "ephemeral-storage"}
 NODE_ADDRESS = "127.0.0.1"
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 
 
 class FieldUnknown(Exception):
-    """No such field, or none that the local cluster knows."""
+    """The field does not exist, or the local cluster does not support it."""
 
 
 def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
-    """The value of a ``fieldRef``. Raises :class:`FieldUnknown`."""
+    """Returns the value of a ``fieldRef``.
+
+    Raises:
+        FieldUnknown: the path is not supported.
+    """
     meta, spec = pod["metadata"], pod["spec"]
     if found := _KEYED.fullmatch(path):
         return str((meta.get(found[1]) or {}).get(found[2], ""))
@@ -35,22 +40,24 @@ def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
         case "spec.nodeName" | "spec.serviceAccountName":
             return str(spec.get(path.partition(".")[2]) or "")
         case "status.hostIP" | "status.podIP" | "status.hostIPs" | "status.podIPs":
-            return NODE_ADDRESS  # of a pod in a network of its own too: it has a loopback
+            return NODE_ADDRESS  # correct also for a pod with its own network namespace, which has a loopback device
     raise FieldUnknown(f"unsupported fieldPath: {path}")
 
 
 async def allocatable_of(client: KubeClient, pod: JSON) -> JSON:
-    """What a container without limits may take of its pod's node."""
+    """Allocatable resources of the pod's node: the limits of a container that sets none."""
     node = await client.get(NODES, str(pod["spec"]["nodeName"]))
     found: JSON = (node.get("status") or {}).get("allocatable") or {}
     return found
 
 
 def resource_value(container: JSON, ref: JSON, allocatable: JSON) -> str:
-    """The value of a ``resourceFieldRef``, in units of its divisor, rounded up.
+    """Returns the value of a ``resourceFieldRef`` in units of its divisor, rounded up.
 
-    Where the container has no limit that is what the node has to give, and a request that it does not make is 0.
-    Raises :class:`FieldUnknown`.
+    A missing limit becomes the node's allocatable; a missing request is 0.
+
+    Raises:
+        FieldUnknown: the resource is unknown or a quantity is invalid.
     """
     kind, _, name = str(ref["resource"]).partition(".")
     if kind not in {"limits", "requests"}:

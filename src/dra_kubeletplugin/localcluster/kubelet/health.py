@@ -1,4 +1,4 @@
-"""What plugins say of their devices' health, for the status of pods (KEP-4680)."""
+"""Collects the device health that plugins report, for pod status (KEP-4680)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _STREAMS: dict[str, tuple[Any, Any]] = {
     "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
     "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
 }  # newest first
-_TIMEOUT = 30.0  # seconds for which a report holds, where it says nothing else
-_LONGEST = 1024  # characters of a message; more is cut
+_TIMEOUT = 30.0  # seconds that a report stays valid if it names no timeout
+_LONGEST = 1024  # characters of a message; the rest is cut
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 
 
@@ -38,7 +38,7 @@ _BY_NUMBER = {1: DeviceHealthState.HEALTHY, 2: DeviceHealthState.UNHEALTHY}
 
 @dataclass(frozen=True)
 class Report:
-    """``until`` is on the wall clock: the plugin says when it measured, and the kubelet believes it."""
+    """The health of one device. ``until`` is wall clock time, counted from the time of measurement that the plugin reports."""
 
     health: DeviceHealthState
     message: str = ""
@@ -49,27 +49,28 @@ UNKNOWN = Report(DeviceHealthState.UNKNOWN)
 
 
 class HealthMonitor:
-    """One stream to each plugin that offers one, of the newest version that both sides know.
+    """Follows one health stream per plugin, in the newest version that the kubelet and the plugin support.
 
     Args:
-        ways: those of the kubelet's release: the versions of the service that it knows, and whom it asks.
-        on_change: called with the devices whose health is another than before.
+        behavior: properties of the kubelet's release: the versions that it supports, and which plugins it asks.
+        on_change: called with the devices whose health changed.
         retry: seconds until a stream that ended is opened again.
     """
 
     def __init__(
         self,
         on_change: Callable[[set[DeviceKey]], None],
-        ways: KubeletBehavior,
+        behavior: KubeletBehavior,
         retry: float = 5.0,
     ) -> None:
         self.on_change = on_change
-        self.ways = ways
+        self.behavior = behavior
         self.retry = retry
-        self.streams: dict[str, int] = {}  # opened so far, by version
+        self.streams: dict[str, int] = {}  # number of streams opened so far, by version
         self._reports: dict[DeviceKey, Report] = {}
-        self._from: dict[DeviceKey, Connection] = {}  # whose report it is: of two instances the older may end later
-        self._told: dict[DeviceKey, Report] = {}  # as of the last look, so that a report that expires is noticed
+        # Who reported: of two instances the older one may end after the newer one has reported
+        self._sources: dict[DeviceKey, Connection] = {}
+        self._last_reports: dict[DeviceKey, Report] = {}  # the last reports seen, so that an expired report is noticed
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
     def of(self, device: DeviceKey) -> Report:
@@ -77,22 +78,22 @@ class HealthMonitor:
         return found if found.until > time.time() else UNKNOWN
 
     def follow(self, connection: Connection) -> None:
-        """Opens the stream of a plugin; of one that is followed already nothing happens."""
-        version = next((v for v in self.ways.health if v in connection.services), None)
-        if version is None and self.ways.health_unasked:
-            version = self.ways.health[-1]
+        """Opens the plugin's health stream. Does nothing if the stream is already followed."""
+        version = next((v for v in self.behavior.health if v in connection.services), None)
+        if version is None and self.behavior.health_unasked:
+            version = self.behavior.health[-1]
         known = self._tasks.get(connection)
         if version is None or (known and not known.done()):
             return
         self._tasks[connection] = asyncio.create_task(
-            self._watched(connection, version), name=f"health {connection.driver}"
+            self._follow_safely(connection, version), name=f"health {connection.driver}"
         )
 
     async def run(self) -> None:
-        """Notices reports that expire, and streams that are not needed any more. Never returns."""
+        """Checks each second for expired reports. Never returns."""
         while True:
             await asyncio.sleep(1.0)
-            self._look(set(self._told))
+            self._notify_changes(set(self._last_reports))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -102,16 +103,16 @@ class HealthMonitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget(self, driver: str) -> None:
-        """No instance of the driver answers any more: nothing is known of its devices."""
-        self._look({k for k in self._reports if k[0] == driver}, forget=True)
+        """Forgets the health of a driver's devices after its last instance was lost."""
+        self._notify_changes({k for k in self._reports if k[0] == driver}, forget=True)
 
-    async def _watched(self, connection: Connection, version: str) -> None:
+    async def _follow_safely(self, connection: Connection, version: str) -> None:
         try:
             await self._follow(connection, version)
         except Exception:
             log.exception("kubelet: the health of %s is not followed any more", connection.driver)
         finally:
-            self._forget_from(connection)  # also where its channel was closed under it
+            self._forget_from(connection)  # also when the channel was closed during the stream
 
     async def _follow(self, connection: Connection, version: str) -> None:
         pb, pb_grpc = _STREAMS[version]
@@ -121,11 +122,11 @@ class HealthMonitor:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 try:
                     async for message in stub.NodeWatchResources(pb.NodeWatchResourcesRequest()):
-                        self._take(connection, message)
+                        self._store(connection, message)
                 except grpc.aio.UsageError:
-                    return  # its channel is closed
+                    return  # the channel is closed
                 except grpc.aio.AioRpcError as e:
-                    if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.ways.health_unasked:
+                    if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.behavior.health_unasked:
                         return
                     log.debug("kubelet: health stream of %s ended: %s", connection.driver, e.code())
                     raise
@@ -133,9 +134,9 @@ class HealthMonitor:
             await asyncio.sleep(self.retry)
 
     def _forget_from(self, connection: Connection) -> None:
-        self._look({key for key, source in self._from.items() if source is connection}, forget=True)
+        self._notify_changes({key for key, source in self._sources.items() if source is connection}, forget=True)
 
-    def _take(self, connection: Connection, message: Any) -> None:
+    def _store(self, connection: Connection, message: Any) -> None:
         changed = set()
         for entry in message.devices:
             key = (connection.driver, entry.device.pool_name, entry.device.device_name)
@@ -145,25 +146,29 @@ class HealthMonitor:
             holds = entry.health_check_timeout_seconds or _TIMEOUT
             measured = entry.last_updated_time or time.time()
             self._reports[key] = Report(_BY_NUMBER.get(entry.health, DeviceHealthState.UNKNOWN), text, measured + holds)
-            self._from[key] = connection
+            self._sources[key] = connection
             changed.add(key)
-        self._look(changed)
+        self._notify_changes(changed)
 
-    def _look(self, devices: set[DeviceKey], *, forget: bool = False) -> None:
-        """Tells of those whose health is another than it was."""
+    def _notify_changes(self, devices: set[DeviceKey], *, forget: bool = False) -> None:
+        """Calls ``on_change`` with the devices whose health or message changed.
+
+        Args:
+            forget: drop the devices' reports first.
+        """
         changed = set()
         for key in devices:
             if forget:
                 self._reports.pop(key, None)
-                self._from.pop(key, None)
+                self._sources.pop(key, None)
             report = self.of(key)
-            before = self._told.get(key, UNKNOWN)
+            before = self._last_reports.get(key, UNKNOWN)
             if (report.health, report.message) != (before.health, before.message):
                 changed.add(key)
             if report is UNKNOWN:
-                self._told.pop(key, None)
+                self._last_reports.pop(key, None)
             else:
-                self._told[key] = report
+                self._last_reports[key] = report
         if changed:
             self.on_change(changed)
 

@@ -1,4 +1,4 @@
-"""Names of images as a kubelet reads them. Source: https://github.com/distribution/reference, its grammar."""
+"""Validates image names like a kubelet. Source: the grammar of https://github.com/distribution/reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 255  # characters of a name without its tag
 
 
 def fault(image: str) -> str:
-    """Why ``image`` names no image; empty where it may be one."""
+    """Returns the reason why ``image`` is not a valid image name; empty if it is valid."""
     if _REFERENCE.fullmatch(image):
         name = image.partition("@")[0]
         name = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name

@@ -1,4 +1,4 @@
-"""One node: its object, its pods, and what a restart or a reboot does to them."""
+"""The kubelet of one node: its Node object, its pods, restart and reboot."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .timers import Timers
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_PODS_AT_ONCE = 128  # as many as a node may have: a call to a plugin that hangs holds up its own pod only
+_PODS_AT_ONCE = 128  # as many as a node may have, so a plugin call that hangs delays only its own pod
 _WIPE_AGAIN = 1.0  # seconds
 
 
 class Kubelet:
-    """The kubelet of node ``name`` with its root folder ``root``.
+    """The kubelet of node ``name`` with the root directory ``root``.
 
     Args:
-        supervisor: owns what runs.
-        features: the release that it behaves as.
+        supervisor: owns the kubelet's task.
+        features: the Kubernetes release that the kubelet behaves as.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Kubelet:
         self.timers = timers or Timers()
         self.supported: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
         self.features = features
-        self.ways = features.kubelet
+        self.behavior = features.kubelet
         for folder in ("plugins_registry", "plugins", "pods"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         self._task: asyncio.Task[None] | None = None
-        self._make()
+        self._create_parts()
 
-    def _make(self) -> None:
-        self.health = HealthMonitor(self._health_changed, self.ways, self.timers.health)
+    def _create_parts(self) -> None:
+        self.health = HealthMonitor(self._health_changed, self.behavior, self.timers.health)
         self.plugins = PluginWatcher(
             self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
         )
         self.manager = ClaimManager(
-            self.plugins, self.root / "dra_manager_state", self.timers.call, self.ways, self._named
+            self.plugins, self.root / "dra_manager_state", self.timers.call, self.behavior, self._named_claims
         )
         self.informers = Informers(
             self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
@@ -85,46 +85,48 @@ class Kubelet:
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
-        self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))  # of drivers
-        self._told: dict[str, str] = {}
+        # Keys are driver names; the empty key stands for all drivers
+        self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
+        self._logged: dict[str, str] = {}
         self.probes = Probes(self.runtime, self.events, self._queue.add)
         parts = Parts(
             self.client, self.manager, self.runtime, self.events, self.root / "pods", self.timers, self.probes
         )
-        self._pods = PodSync(parts, self._queue.add_after, self._allocated, self._admits)
+        self._pods = PodSync(parts, self._queue.add_after, self._allocated, self._check_admission)
         self._admitted: set[str] = set()  # UIDs
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns once the slices of before are gone, where the API server answers.
+        """Starts the kubelet. Returns after old slices of the node are deleted, or after that attempt failed.
 
-        Raises ``ApiError`` where the Node cannot be written.
+        Raises:
+            ApiError: the Node object cannot be written.
         """
         await publish_node(self.client, self.name, self.runtime.version, self.features.version)
         try:
             await wipe_slices(self.client, self.name)
         except ApiError as e:
-            self._not_wiped("", e)
+            self._log_wipe_failure("", e)
             self._wipes.retry("")
         self._task = self.supervisor.start(f"kubelet {self.name}", self._run)
 
     async def stop(self) -> None:
-        """Containers run on."""
+        """Stops the kubelet. Containers continue to run."""
         if self._task:
             await self.supervisor.stop(self._task)
             self._task = None
 
     async def restart(self) -> None:
-        """Forgets what it has in memory, wipes the node's slices, finds plugins and pods again."""
+        """Restarts the kubelet: drops its state in memory, wipes the node's slices, finds plugins and pods again."""
         await self.stop()
-        self._make()
+        self._create_parts()
         await self.start()
 
     async def rebooted(self) -> None:
-        """Starts after a reboot: nothing runs, every claim is to be prepared again."""
+        """Starts the kubelet after a reboot: no container runs, and every claim must be prepared again."""
         await self.runtime.reboot()
-        self._make()
+        self._create_parts()
         self.manager.forget_prepared()
         await self.start()
 
@@ -132,7 +134,7 @@ class Kubelet:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.events.run())
-                tasks.create_task(self._wipes.work(self._wipe, self._not_wiped, 4))
+                tasks.create_task(self._wipes.work(self._wipe, self._log_wipe_failure, 4))
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
                 tasks.create_task(self.probes.run())
@@ -142,7 +144,7 @@ class Kubelet:
                 await self.pod_resources.start()
                 tasks.create_task(self._follow_runtime())
                 for uid in self.manager.pods() | self.runtime.pods():
-                    self._queue.add(uid)  # also what went while we were away
+                    self._queue.add(uid)  # also pods that were deleted while the kubelet was down
                 await self._queue.work(self._sync, self._failed, _PODS_AT_ONCE)
         finally:
             await self.pod_resources.close()
@@ -160,14 +162,14 @@ class Kubelet:
         self._wipes.add_after(driver, self.timers.wipe)
 
     async def _wipe(self, driver: str) -> None:
-        """``driver`` empty: of all that are not connected; one that is publishes by itself."""
+        """Wipes the slices of a driver that is not connected. An empty ``driver`` stands for all drivers that are not connected."""
         if not driver:
             connected = {d for d in self.plugins.connected if self.plugins.is_connected(d)}
             await wipe_slices(self.client, self.name, but=connected)
         elif not self.plugins.is_connected(driver):
             await wipe_slices(self.client, self.name, driver)
 
-    def _not_wiped(self, driver: str, error: Exception) -> None:
+    def _log_wipe_failure(self, driver: str, error: Exception) -> None:
         log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver or "all drivers", error)
 
     # --- pods -----------------------------------------------------------------------------------
@@ -182,19 +184,23 @@ class Kubelet:
     async def _sync(self, uid: str) -> None:
         pod = self._pod(uid)
         await self._pods.sync(uid, pod)
-        self._told.pop(uid, None)
+        self._logged.pop(uid, None)
         if pod is None:
             self._admitted.discard(uid)
 
-    async def _admits(self, pod: JSON) -> AdmissionRefusal | None:
-        """Once a pod is admitted it stays so: also over a restart of the kubelet, which begins where it has a start time."""
+    async def _check_admission(self, pod: JSON) -> AdmissionRefusal | None:
+        """Decides whether a pod may run here. An admitted pod stays admitted.
+
+        A start time in the pod's status shows that a kubelet admitted it before a restart.
+        """
         uid = pod["metadata"]["uid"]
         if uid in self._admitted or (pod.get("status") or {}).get("startTime"):
             return None
         node = self.informers.find(NODES, self.name)
         if node is None or refusal(pod, node, self._others(uid)):
             try:
-                node = await self.client.get(NODES, self.name)  # the copy may be older than what the scheduler saw
+                # The cached Node may be older than the one that the scheduler used
+                node = await self.client.get(NODES, self.name)
             except ApiError as e:
                 raise Later(f"kubelet cannot get node info: {e}") from None
             if refused := refusal(pod, node, self._others(uid)):
@@ -203,7 +209,7 @@ class Kubelet:
         return None
 
     def _others(self, uid: str) -> list[JSON]:
-        """Pods that were admitted before and have not finished."""
+        """Other pods of this node that are admitted and not finished."""
         return [
             p
             for p in self.informers.all(PODS)
@@ -213,13 +219,13 @@ class Kubelet:
         ]
 
     def _failed(self, uid: str, error: Exception) -> None:
-        """An error belongs to its pod: told once for the same text, and the pod is tried again."""
+        """Logs a failed sync of a pod once per distinct text. The work queue retries the pod."""
         if isinstance(error, Later):
             return
         text = f"{type(error).__name__}: {error}"
-        if self._told.get(uid) == text:
+        if self._logged.get(uid) == text:
             return
-        self._told[uid] = text
+        self._logged[uid] = text
         if isinstance(error, ApiError):
             log.warning("kubelet %s: pod %s: %s", self.name, uid, error)
             return
@@ -228,7 +234,7 @@ class Kubelet:
             self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
 
     def metrics(self) -> str:
-        """As the kubelet's ``/metrics`` has them."""
+        """The text of the kubelet's ``/metrics``."""
         name = "dra_resource_claims_in_use"
         lines = [
             f"# HELP {name} [ALPHA] The number of ResourceClaims that are currently in use on the node, by driver name "
@@ -238,19 +244,21 @@ class Kubelet:
         lines += [f'{name}{{driver_name="{driver}"}} {n}' for driver, n in sorted(self.manager.in_use().items())]
         return "\n".join(lines) + "\n"
 
-    def _named(self, uid: str) -> set[tuple[str, str]]:
-        """Namespace and name of each claim that a pod names that was never started."""
+    def _named_claims(self, uid: str) -> set[tuple[str, str]]:
+        """Namespace and name of each claim of a pending pod."""
         pod = self._pod(uid) or {}
         if (pod.get("status") or {}).get("phase") != "Pending":
             return set()
-        given = (pod.get("spec") or {}).get("resourceClaims") or []
-        made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
-        return {(pod["metadata"]["namespace"], name) for e in [*given, *made] if (name := e.get("resourceClaimName"))}
+        entries = (pod.get("spec") or {}).get("resourceClaims") or []
+        statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+        return {
+            (pod["metadata"]["namespace"], name) for e in [*entries, *statuses] if (name := e.get("resourceClaimName"))
+        }
 
     # --- health ---------------------------------------------------------------------------------
 
     def _health_changed(self, devices: set[DeviceKey]) -> None:
-        """Has all pods looked at that have one of the devices."""
+        """Queues all pods that use one of the devices."""
         for info in self.manager.claims.values():
             used = {(driver, d.pool, d.device) for driver, found in info.devices.items() for d in found}
             if used & devices:
@@ -258,8 +266,8 @@ class Kubelet:
                     self._queue.add(uid)
 
     def _allocated(self, pod: JSON, container: Mapping[str, Any], claims: Mapping[str, str]) -> list[JSON]:
-        """``allocatedResourcesStatus`` of a container (KEP-4680), empty where the feature gate is off."""
-        if not self.ways.health:
+        """Returns the ``allocatedResourcesStatus`` of a container (KEP-4680); empty if the feature gate is off."""
+        if not self.behavior.health:
             return []
         names = {claim: name for name, claim in claims.items()}
         out: dict[str, dict[str, JSON]] = {}
@@ -270,8 +278,8 @@ class Kubelet:
                 report = self.health.of((driver, device.pool, device.device))
                 parts = [driver, device.pool, device.device] + ([device.share] if device.share else [])
                 resource_id = device.cdi[0] if device.cdi else "/".join(parts)
-                told = {"resourceID": resource_id, "health": report.health.value}
-                resources.setdefault(resource_id, told | ({"message": report.message} if report.message else {}))
+                entry = {"resourceID": resource_id, "health": report.health.value}
+                resources.setdefault(resource_id, entry | ({"message": report.message} if report.message else {}))
         return [{"name": name, "resources": list(resources.values())} for name, resources in out.items()]
 
 

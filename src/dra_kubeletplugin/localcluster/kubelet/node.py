@@ -1,4 +1,4 @@
-"""The kubelet's own object: its Node, and the slices of drivers on it."""
+"""The objects that the kubelet writes or deletes: its Node, and the slices of drivers on it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .fields import NODE_ADDRESS
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
-NOT_HEARD = "NodeStatusUnknown"  # the reason that the node controller gives
-_WELL = {
+NOT_HEARD = "NodeStatusUnknown"  # the node controller's reason for a node whose kubelet is silent
+_HEALTHY = {
     "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
     "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
@@ -27,9 +27,12 @@ _WELL = {
 
 
 async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
-    """Creates the Node, or says that it is ready again, with a kubelet of ``version``. What somebody else wrote of its capacity stays.
+    """Creates the Node, or sets an existing one to ready, with a kubelet of ``version``.
 
-    Raises ``ApiError``.
+    Capacity and allocatable that other clients wrote are kept.
+
+    Raises:
+        ApiError: the Node cannot be written.
     """
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {}}
@@ -50,10 +53,11 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
     await client.patch(NODES, name, {"status": status}, sub="status")
 
 
-async def well_again(client: KubeClient, name: str) -> None:
-    """Says that the node is ready where the node controller took its kubelet for dead.
+async def mark_ready(client: KubeClient, name: str) -> None:
+    """Sets the node to ready again if the node controller marked its kubelet as silent.
 
-    Raises ``ApiError``.
+    Raises:
+        ApiError: the Node cannot be read or written.
     """
     node = await client.get(NODES, name)
     known = (node.get("status") or {}).get("conditions") or []
@@ -62,11 +66,11 @@ async def well_again(client: KubeClient, name: str) -> None:
 
 
 def _conditions(known: list[JSON]) -> list[JSON]:
-    """All is well; with the time of the last change kept, and what others say of the node."""
+    """Returns healthy node conditions, with unchanged transition times, and the conditions that other clients wrote."""
     before = {c.get("type"): c for c in known}
     stamp = now()
-    out = [c for c in known if c.get("type") not in _WELL]
-    for kind, (value, reason, message) in _WELL.items():
+    out = [c for c in known if c.get("type") not in _HEALTHY]
+    for kind, (value, reason, message) in _HEALTHY.items():
         same = before.get(kind, {}).get("status") == value
         since = before[kind].get("lastTransitionTime") if same else stamp
         times = {"lastHeartbeatTime": stamp, "lastTransitionTime": since or stamp}
@@ -81,9 +85,10 @@ def _capacity() -> dict[str, str]:
 
 
 async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Collection[str] = ()) -> None:
-    """Deletes the slices of a driver on this node, or of all drivers ``but`` some.
+    """Deletes the slices of one driver on this node, or of all drivers except those in ``but``.
 
-    Raises ``ApiError`` where some are left.
+    Raises:
+        ApiError: at least one slice could not be deleted.
     """
     fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
     left: ApiError | None = None
@@ -94,6 +99,6 @@ async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Coll
             await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
         except ApiError as e:
             if e.status not in {404, 409}:
-                left = e  # the others go all the same
+                left = e  # continue with the other slices
     if left is not None:
         raise left

@@ -1,4 +1,4 @@
-"""The Lease with which a kubelet says that it lives. Source: KEP-589, k8s.io/component-helpers, apimachinery/lease."""
+"""Renews the Lease that shows that the kubelet is alive. Source: KEP-589, k8s.io/component-helpers, apimachinery/lease."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.leader_election import now_exactly
 from ...kube.resource import LEASES, NODES
-from .node import well_again
+from .node import mark_ready
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -19,11 +19,11 @@ _LASTS = 40  # seconds
 
 
 async def renew_lease(client: KubeClient, node: str, every: float) -> None:
-    """Keeps the Lease of ``node`` new. Never returns; a server that is away finds it old when it is back."""
+    """Renews the node's Lease each ``every`` seconds, also after errors of the API server. Never returns."""
     while True:
         try:
             await _renew(client, node)
-            await well_again(client, node)
+            await mark_ready(client, node)
         except ApiError as e:
             log.debug("kubelet %s: its lease is not renewed: %s", node, e)
         await asyncio.sleep(every)
@@ -37,7 +37,7 @@ async def _renew(client: KubeClient, node: str) -> None:
     except ApiError as e:
         if e.status != 404:
             raise
-        uid = (await client.get(NODES, node))["metadata"]["uid"]  # with the Node it goes
+        uid = (await client.get(NODES, node))["metadata"]["uid"]  # the owner reference deletes the Lease with the Node
         meta: JSON = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}], "name": node}
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
         await client.create(LEASES, body, NAMESPACE)

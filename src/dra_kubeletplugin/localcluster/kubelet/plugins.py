@@ -1,4 +1,4 @@
-"""The plugin watcher: sockets in plugins_registry, GetInfo, validation, NotifyRegistrationStatus, and who is connected."""
+"""The plugin watcher: finds sockets in plugins_registry, registers the plugins and follows their connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _RECONNECT = 1000  # milliseconds, the longest pause between tries to reach a pl
 
 
 def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
-    """A channel to a Unix socket. Kubelets up to 1.33 sent the path as authority, later ones ``localhost`` or ``unix:<path>``."""
+    """Opens a channel to a Unix socket.
+
+    Kubelets up to 1.33 send the path as authority, later ones ``localhost`` or ``unix:<path>``.
+    """
     escaped = str(path).replace("%", "%25")
     options = [
         ("grpc.default_authority", authority),
@@ -41,7 +44,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
 
 @dataclass(eq=False)
 class Connection:
-    """One registered instance of a driver. All calls go through its one channel, health included."""
+    """One registered instance of a driver. All calls use its one channel, health included."""
 
     driver: str
     socket: Path
@@ -50,7 +53,7 @@ class Connection:
     channel: grpc.aio.Channel
     order: int
     services: list[str] = field(default_factory=list)
-    connected: bool = True  # believed until the channel says otherwise
+    connected: bool = True  # assumed until the channel reports a failure
 
     @property
     def messages(self) -> Any:
@@ -62,11 +65,12 @@ class Connection:
 
 
 class PluginWatcher:
-    """``connected`` maps a driver to its registered instances, newest last.
+    """Registers plugins. ``connected`` maps a driver to its registered instances, newest last.
 
     Args:
-        on_gone: called with a driver's name when its last instance went, or does not answer any more.
-        on_new: called with an instance that was registered.
+        interval: seconds between two looks at the registry directory.
+        on_gone: called with a driver's name when its last instance was removed or stopped responding.
+        on_new: called with an instance that was registered or that responds again.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class PluginWatcher:
         self._count = 0
 
     def newest(self, driver: str) -> Connection | None:
-        """The newest instance that is connected; where none is, the newest of all."""
+        """Returns the newest instance that is connected; if none is connected, the newest of all."""
         found = self.connected.get(driver) or []
         return next((c for c in reversed(found) if c.connected), found[-1] if found else None)
 
@@ -98,7 +102,7 @@ class PluginWatcher:
         return any(c.connected for c in self.connected.get(driver) or [])
 
     async def run(self) -> None:
-        """Never returns. Sockets are found by looking often: a watch would race with a rename."""
+        """Polls the directory. A watch would race with a rename. Never returns."""
         while True:
             await self.look()
             await asyncio.sleep(self.interval)
@@ -122,7 +126,8 @@ class PluginWatcher:
             with contextlib.suppress(OSError):
                 info = path.lstat()
                 if stat.S_ISSOCK(info.st_mode):
-                    found[path] = (info.st_ino, info.st_ctime_ns)  # inode numbers are used again
+                    # The file system reuses inode numbers, so the change time is compared too
+                    found[path] = (info.st_ino, info.st_ctime_ns)
         for path, (inode, connection) in list(self._known.items()):
             if found.get(path) != inode:
                 del self._known[path]
@@ -130,10 +135,10 @@ class PluginWatcher:
                 if connection:
                     await self._disconnect(connection)
         due = [p for p in found if p not in self._known and time.monotonic() >= self._retry.get(p, (0.0, 0.0))[0]]
-        # One that hangs keeps no other waiting.
+        # In parallel: a plugin that hangs does not delay the others.
         for path, registered in zip(due, await asyncio.gather(*map(self._register, due)), strict=True):
             if registered is None:
-                # After a refusal the kubelet tries again after 1 s, 2 s, 4 s ...
+                # A refused plugin is retried with a pause that doubles, like a real kubelet's after 1 s, 2 s, 4 s.
                 pause = self._retry.get(path, (0.0, 1.0))[1]
                 self._retry[path] = (time.monotonic() + pause * self.interval * 10, pause * 2)
             else:
@@ -141,17 +146,17 @@ class PluginWatcher:
                 self._known[path] = (found[path], registered)
 
     async def _disconnect(self, connection: Connection) -> None:
-        answered = self.is_connected(connection.driver)
+        was_connected = self.is_connected(connection.driver)
         instances = self.connected.get(connection.driver, [])
         if connection in instances:
             instances.remove(connection)
         await self._end(connection)
         if not instances:
             self.connected.pop(connection.driver, None)
-        if answered and not self.is_connected(connection.driver):
+        if was_connected and not self.is_connected(connection.driver):
             self.on_gone(connection.driver)
         self.changed.set()
-        log.info("kubelet: plugin %s at %s is gone", connection.driver, connection.socket.name)
+        log.info("kubelet: plugin %s at %s was removed", connection.driver, connection.socket.name)
 
     async def _end(self, connection: Connection) -> None:
         if monitor := self._monitors.pop(connection, None):
@@ -159,14 +164,14 @@ class PluginWatcher:
             await asyncio.wait([monitor])
         await connection.channel.close()
 
-    async def _watched(self, connection: Connection) -> None:
+    async def _monitor_safely(self, connection: Connection) -> None:
         try:
             await self._monitor(connection)
         except Exception:
-            log.exception("kubelet: whether %s answers is not known any more", connection.driver)
+            log.exception("kubelet: the connection of %s is not watched any more", connection.driver)
 
     async def _monitor(self, connection: Connection) -> None:
-        """Keeps the connection up, and notices when the plugin stops to answer. Never returns."""
+        """Keeps the connection open and notices when the plugin stops responding or responds again. Never returns."""
         channel = connection.channel
         state = channel.get_state(try_to_connect=True)
         was_ready = False
@@ -177,12 +182,12 @@ class PluginWatcher:
             lost = lost or (was_ready and state is grpc.ChannelConnectivity.IDLE)
             if ready and not connection.connected:
                 connection.connected = True
-                log.info("kubelet: plugin %s answers again", connection.driver)
+                log.info("kubelet: plugin %s responds again", connection.driver)
                 self.on_new(connection)
                 self.changed.set()
             elif lost and connection.connected:
                 connection.connected = False
-                log.info("kubelet: plugin %s at %s does not answer", connection.driver, connection.endpoint)
+                log.info("kubelet: plugin %s at %s does not respond", connection.driver, connection.endpoint)
                 if not self.is_connected(connection.driver):
                     self.on_gone(connection.driver)
                 self.changed.set()
@@ -205,16 +210,16 @@ class PluginWatcher:
             try:
                 await stub.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), timeout=5)
             except grpc.aio.AioRpcError as e:
-                # It stays registered and is not told again, as by a real kubelet.
-                log.warning("kubelet: %s was not told that it is registered: %s", path.name, e.code())
+                # The plugin stays registered and is not notified again, like with a real kubelet.
+                log.warning("kubelet: %s was not notified of its registration: %s", path.name, e.code())
             return connection
         except grpc.aio.AioRpcError as e:
-            log.debug("kubelet: %s does not answer: %s", path.name, e.code())
+            log.debug("kubelet: %s does not respond: %s", path.name, e.code())
             return None
         except Exception:
             log.exception(
                 "kubelet: %s cannot be registered", path.name
-            )  # whatever it said, it concerns no other plugin
+            )  # a plugin that fails here must not affect the other plugins
             return None
         finally:
             await channel.close()
@@ -242,7 +247,7 @@ class PluginWatcher:
             info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
         )
         self.connected.setdefault(info.name, []).append(connection)
-        self._monitors[connection] = asyncio.create_task(self._watched(connection), name=f"plugin {info.name}")
+        self._monitors[connection] = asyncio.create_task(self._monitor_safely(connection), name=f"plugin {info.name}")
         self.changed.set()
         self.on_new(connection)
         log.info("kubelet: plugin %s registered with %s", info.name, version)

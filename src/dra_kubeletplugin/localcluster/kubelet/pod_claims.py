@@ -1,4 +1,4 @@
-"""Which ResourceClaims a pod has, and whether it may use them. The words are those of the kubelet's claim manager."""
+"""Finds the ResourceClaims of a pod and checks that the pod may use them. Error texts are those of the kubelet's claim manager."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ JSON = dict[str, Any]
 
 
 def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Name in the pod → ResourceClaim; an entry that needs none is left out. ``statuses``: ``resourceClaimStatuses``.
+    """Maps the pod's names of claims to names of ResourceClaims, without entries that need no claim.
 
-    Raises :class:`PrepareError` for one that is not made yet.
+    Args:
+        statuses: the ``resourceClaimStatuses`` of the pod.
+
+    Raises:
+        PrepareError: a claim is not created yet.
     """
     out = {}
     made = {s["name"]: s.get("resourceClaimName") for s in statuses}
@@ -36,7 +40,15 @@ def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -
 async def usable_claims(
     client: KubeClient, pod: JSON, statuses: Iterable[Mapping[str, Any]], *, groups: bool
 ) -> list[JSON]:
-    """The pod's claims, allocated and reserved for it, or with ``groups`` for its PodGroup. Raises :class:`PrepareError`."""
+    """Gets the pod's claims and checks that each is allocated and reserved for the pod.
+
+    Args:
+        statuses: the ``resourceClaimStatuses`` of the pod.
+        groups: accept also claims that are reserved for the pod's PodGroup.
+
+    Raises:
+        PrepareError: a claim cannot be used.
+    """
     statuses = list(statuses)
     names = list(claim_names(pod, statuses).values())
     if special := ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName"):

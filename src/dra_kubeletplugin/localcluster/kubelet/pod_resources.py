@@ -1,6 +1,5 @@
-"""The PodResources service: which pod's container has which devices, for monitoring agents on the node.
-
-Source: k8s.io/kubelet, podresources/v1; ``Get`` and the devices of claims are on by default since Kubernetes 1.34.
+"""The PodResources service: lists which containers have which devices, for monitoring agents on the node.
+Source: k8s.io/kubelet, podresources/v1. ``Get`` and the devices of claims are on by default since Kubernetes 1.34.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ JSON = Mapping[str, Any]
 
 
 class PodResources(pb_grpc.PodResourcesListerServicer):
-    """Args: pods: answers the pods of the node as they are known now."""
+    """The gRPC service.
+
+    Args:
+        pods: returns the current pods of the node.
+    """
 
     def __init__(self, socket: Path, manager: ClaimManager, pods: Callable[[], Iterable[JSON]]) -> None:
         self.socket = socket
@@ -33,7 +36,7 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """A socket that cannot be made is told in the log: pods do not need it."""
+        """Starts the server. A failure is logged only, because pods do not need this service."""
         try:
             await self._start()
         except (OSError, RuntimeError) as e:
@@ -55,12 +58,12 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         self.socket.unlink(missing_ok=True)
 
     async def List(self, request: Any, context: Any) -> Any:
-        answer = pb.ListPodResourcesResponse()
+        response = pb.ListPodResourcesResponse()
         for pod in self.pods():
             if not is_finished(pod):
-                with contextlib.suppress(KeyError, TypeError, AttributeError):  # a malformed pod has none
-                    answer.pod_resources.append(self._resources(pod))
-        return answer
+                with contextlib.suppress(KeyError, TypeError, AttributeError):  # a malformed pod has no resources
+                    response.pod_resources.append(self._resources(pod))
+        return response
 
     async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
         return pb.AllocatableResourcesResponse()  # devices of claims are in slices, not here
@@ -77,12 +80,12 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         claims = {entry: name for entry, name in pod_claim_names(pod).items() if name}
         out = pb.PodResources(name=meta["name"], namespace=meta["namespace"])
         for container, _ in roles(pod):
-            told = out.containers.add(name=container["name"])
+            resources = out.containers.add(name=container["name"])
             for claim, request in requests_of(pod, container, claims):
                 found = list(self.manager.devices(meta["namespace"], claim, request))
                 if not found:
                     continue
-                resource = told.dynamic_resources.add(claim_name=claim, claim_namespace=meta["namespace"])
+                resource = resources.dynamic_resources.add(claim_name=claim, claim_namespace=meta["namespace"])
                 for _, driver, device in found:
                     entry = resource.claim_resources.add(
                         driver_name=driver, pool_name=device.pool, device_name=device.device

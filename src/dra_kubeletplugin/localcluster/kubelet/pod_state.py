@@ -1,4 +1,4 @@
-"""What the kubelet remembers of a pod between two looks at it, and what it has told of it."""
+"""The kubelet's memory of a pod between two syncs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .probes import Probes
 from .timers import Timers
 
 JSON = dict[str, Any]
-_LOST = 255  # the exit code that containerd gives what was running when the machine went down
+_LOST = 255  # the exit code that containerd sets for a container that was running when the machine stopped
 
 
 class Later(Exception):
-    """The pod cannot be brought further now; it is looked at again after the pause of its key."""
+    """The pod cannot make progress now; its key is retried after a pause."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a kubelet brings pods up with; ``folder`` is that of all pods."""
+    """The parts that a kubelet needs to run pods. ``folder`` is the parent of all pods' directories."""
 
     client: KubeClient
     manager: ClaimManager
@@ -41,7 +41,7 @@ class Parts:
 
 @dataclass
 class Pause:
-    """Between tries of one thing: ``until`` on the loop's clock, and ``next`` in seconds."""
+    """The pause between attempts: ``until`` is the end on the loop's clock, ``next`` the length of the next pause in seconds."""
 
     until: float = 0.0
     next: float = 0.0
@@ -49,34 +49,43 @@ class Pause:
 
 @dataclass
 class PodState:
-    """All but ``pod`` may be lost in a restart of the kubelet, and ``lost`` tells what went with the machine."""
+    """The state of one pod. All fields but ``pod`` may be lost when the kubelet restarts.
 
-    pod: JSON  # as last seen: events about a pod that is gone name it
-    claims: list[JSON]  # resourceClaimStatuses as first seen: a real kubelet does not look again
+    Attributes:
+        lost: containers that ended because the machine stopped, by name.
+    """
+
+    pod: JSON  # as last seen; events about a deleted pod refer to it
+    claims: list[JSON]  # resourceClaimStatuses as first seen; a real kubelet does not read them again
     prepared: bool = False
     volumes: dict[str, Mount] = field(default_factory=dict)
     mounts: dict[str, Pause] = field(default_factory=dict)  # by volume
     seen: ContainerView = field(default_factory=ContainerView)
     crashes: dict[str, Pause] = field(default_factory=dict)  # by container
     pulls: dict[str, Pause] = field(default_factory=dict)  # by image
-    told: dict[str, str] = field(default_factory=dict)  # reason of an event → its text
+    event_texts: dict[str, str] = field(default_factory=dict)  # key of an event → the last text
     lost: dict[str, ContainerStatus] = field(default_factory=dict)  # by container
-    attempts: dict[str, int] = field(default_factory=dict)  # by container: the first of this life
-    ending: asyncio.Event = field(default_factory=asyncio.Event)  # somebody deletes it
+    # By container: the number of the first attempt since the kubelet started
+    attempts: dict[str, int] = field(default_factory=dict)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # set when the pod is deleted
 
     @property
     def uid(self) -> str:
         return str(self.pod["metadata"]["uid"])
 
-    def told_once(self, events: EventRecorder, key: str, type: str, reason: str, text: str) -> None:
-        """An event, unless the last one with this key had the same text."""
-        if self.told.get(key) != text:
-            self.told[key] = text
+    def event_once(self, events: EventRecorder, key: str, type: str, reason: str, text: str) -> None:
+        """Writes an event, unless the last event with this key had the same text."""
+        if self.event_texts.get(key) != text:
+            self.event_texts[key] = text
             events.event(self.pod, "Pod", type, reason, text)
 
 
-def remembered(pod: JSON, *, runs: bool) -> PodState:
-    """A pod that is seen for the first time in this life of the kubelet; ``runs``: its containers outlived the one before."""
+def initial_state(pod: JSON, *, runs: bool) -> PodState:
+    """Builds the state of a pod that this kubelet process sees for the first time.
+
+    Args:
+        runs: whether the pod's containers survived, as in a restart of the kubelet without a reboot.
+    """
     status = pod.get("status") or {}
     state = PodState(pod, status.get("resourceClaimStatuses") or [])
     if runs:
@@ -90,14 +99,14 @@ def remembered(pod: JSON, *, runs: bool) -> PodState:
         if not found.get("containerID"):
             continue
         state.attempts[container["name"]] = int(found.get("restartCount") or 0) + 1
-        # Init containers that have ended run again: what they made went with the sandbox.
+        # Init containers that ended run again, because the files they wrote were lost with the sandbox.
         if role is not Role.INIT or "running" in (found.get("state") or {}):
             state.lost[container["name"]] = _lost(found)
     return state
 
 
 def _lost(status: Mapping[str, Any]) -> ContainerStatus:
-    """How a container has ended, as far as its pod's status knows."""
+    """Builds the status of an ended container from its pod's status."""
     now = status.get("state") or {}
     ended = now.get("terminated") or ("waiting" in now and (status.get("lastState") or {}).get("terminated")) or {}
     began = ended.get("startedAt") or (now.get("running") or {}).get("startedAt")
@@ -119,4 +128,4 @@ def _seconds(stamp: object) -> float:
     return datetime.fromisoformat(str(stamp)).timestamp() if stamp else 0.0
 
 
-__all__ = ["Later", "Pause", "PodState", "remembered"]
+__all__ = ["Later", "Pause", "PodState", "initial_state"]

@@ -1,4 +1,4 @@
-"""A pod's status from what its containers do: phase, conditions, container statuses, health of devices."""
+"""Builds a pod's status from its containers: phase, conditions, container statuses, health of devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .containers import roles
 from .fields import NODE_ADDRESS
 
 JSON = dict[str, Any]
-SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods of which nothing really runs
+SIMULATED = "dra-kubeletplugin.dev/Simulated"  # a condition of pods whose containers are simulated
 
 
 class PodPhase(Enum):
@@ -30,7 +30,7 @@ class PodPhase(Enum):
 
 @dataclass
 class WaitingContainer:
-    """Why a container does not run now."""
+    """The reason why a container does not run now."""
 
     reason: str
     message: str = ""
@@ -38,7 +38,7 @@ class WaitingContainer:
 
 @dataclass(frozen=True)
 class ContainerVitals:
-    """What its probes say of a container."""
+    """The result of a container's probes."""
 
     started: bool
     ready: bool
@@ -46,11 +46,11 @@ class ContainerVitals:
 
 @dataclass
 class ContainerView:
-    """What is known of a pod's containers beside the runtime's own word.
+    """State of a pod's containers that the runtime does not report.
 
     Args:
-        waiting: by container.
-        last: the attempt before, by container.
+        waiting: why a container waits, by container.
+        last: the status of the previous attempt, by container.
     """
 
     waiting: dict[str, WaitingContainer] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def stamp(seconds: float) -> str:
 
 
 def restarts(pod: Mapping[str, Any], container: Mapping[str, Any], role: Role, exit_code: int) -> bool:
-    """Whether a container that ended is started again."""
+    """Returns whether a container that ended is started again."""
     if any(_applies(rule, exit_code) for rule in container.get("restartPolicyRules") or []):
         return True
     policy = container.get("restartPolicy") or pod["spec"].get("restartPolicy", "Always")
@@ -72,13 +72,13 @@ def restarts(pod: Mapping[str, Any], container: Mapping[str, Any], role: Role, e
 
 
 def _applies(rule: Mapping[str, Any], exit_code: int) -> bool:
-    """Of a rule for restarts (KEP-5307), of which ``Restart`` is the only action."""
+    """Returns whether a restart rule matches the exit code. ``Restart`` is the only action of a rule (KEP-5307)."""
     codes = rule.get("exitCodes") or {}
     return (exit_code in (codes.get("values") or [])) == (codes.get("operator") == "In")
 
 
 def seconds_left(pod: Mapping[str, Any]) -> float | None:
-    """Until the pod has been active for too long; None where there is no end to it, or it has not begun."""
+    """Seconds until the pod exceeds its active deadline; None if it has no deadline or has not started."""
     limit, since = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
     if limit is None or not since:
         return None
@@ -87,7 +87,7 @@ def seconds_left(pod: Mapping[str, Any]) -> float | None:
 
 
 def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> PodPhase:
-    """By the rules of the kubelet: sidecars never keep a pod from finishing."""
+    """Returns the pod's phase by the kubelet's rules. Sidecars do not keep a pod from finishing."""
     ended, failed, running, missing = 0, 0, 0, 0
     for container, role in roles(pod):
         status = statuses.get(container["name"])
@@ -123,7 +123,13 @@ def status_of(
     health: Callable[[Mapping[str, Any]], list[JSON]],
     vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
 ) -> JSON:
-    """``status`` as the kubelet writes it; ``health`` answers a container's ``allocatedResourcesStatus``."""
+    """Builds ``status`` as the kubelet writes it.
+
+    Args:
+        seen: waiting reasons and previous attempts of the containers.
+        health: returns a container's ``allocatedResourcesStatus``.
+        vital: returns whether a container has started and is ready.
+    """
     all_roles = roles(pod)
     initialized = all(
         _is_past(c, role, statuses.get(c["name"]), vital) for c, role in all_roles if role is not Role.MAIN
@@ -167,17 +173,17 @@ def status_of(
         conditions.append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
     known = {c.get("type") for c in (pod.get("status") or {}).get("conditions") or []}
     if "PodScheduled" not in known:
-        conditions.append(_condition(pod, "PodScheduled", True))  # bound by hand
+        conditions.append(_condition(pod, "PodScheduled", True))  # a pod that was bound by hand has no such condition
     out["conditions"] = conditions
     out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
     out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
-    if pod["spec"].get("hostNetwork"):  # no pod network is there: others have no address at which anybody reaches them
+    if pod["spec"].get("hostNetwork"):  # there is no pod network, so other pods have no address that can be reached
         out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
     return out
 
 
 def _gates(pod: Mapping[str, Any]) -> list[str]:
-    """What somebody else has yet to say before the pod is ready. Source: KEP-580."""
+    """Messages for readiness gates that are not "True" yet. Source: KEP-580."""
     known = {c.get("type"): c.get("status") for c in (pod.get("status") or {}).get("conditions") or []}
     out = []
     for gate in pod["spec"].get("readinessGates") or []:
@@ -195,7 +201,7 @@ def _is_past(
     status: ContainerStatus | None,
     vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
 ) -> bool:
-    """Whether the containers behind it may start: an init container has ended well, a sidecar has started."""
+    """Whether the containers after this one may start: an init container has succeeded, or a sidecar has started."""
     if status is None:
         return False
     if role is Role.SIDECAR:
@@ -204,7 +210,7 @@ def _is_past(
 
 
 def _condition(pod: Mapping[str, Any], type: str, value: bool, otherwise: Mapping[str, str] | None = None) -> JSON:
-    """With the time of the last change kept, where it is none."""
+    """Builds a condition. Keeps the time of the last transition if the status did not change."""
     word = "True" if value else "False"
     before: Mapping[str, Any] = next(
         (c for c in (pod.get("status") or {}).get("conditions") or [] if c.get("type") == type), {}
@@ -230,16 +236,16 @@ def _container(
     waiting = seen.waiting.get(name)
     if waiting or status is None:
         default = WaitingContainer("ContainerCreating" if initialized else "PodInitializing")
-        told = waiting or default
-        out["state"] = {"waiting": {"reason": told.reason, **({"message": told.message} if told.message else {})}}
+        shown = waiting or default
+        out["state"] = {"waiting": {"reason": shown.reason, **({"message": shown.message} if shown.message else {})}}
         out["ready"] = out["started"] = False
         last = status or seen.last.get(name)
     else:
         out["state"] = _state(status)
-        seems = vital(container, status)
+        vitals = vital(container, status)
         ended_well = status.state is ContainerState.EXITED and not status.exit_code
-        out["started"] = seems.started
-        out["ready"] = ended_well if role is Role.INIT else seems.ready
+        out["started"] = vitals.started
+        out["ready"] = ended_well if role is Role.INIT else vitals.ready
         last = seen.last.get(name)
     out["lastState"] = _state(last) if last and last.state is ContainerState.EXITED else {}
     if found := health(container):

@@ -1,4 +1,4 @@
-"""One pod after the other: prepared, started, restarted, ended, unprepared, told."""
+"""Syncs the pods of a node: prepares claims, starts and stops containers, unprepares claims, writes status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .container_ends import ContainerStopper
 from .container_starts import ContainerStarter
 from .containers import roles
 from .pod_claims import claim_names, usable_claims
-from .pod_state import Later, Parts, Pause, PodState, remembered
+from .pod_state import Later, Parts, Pause, PodState, initial_state
 from .pod_status import PodPhase, WaitingContainer, phase_of, seconds_left, status_of
 from .unsupported import refusals
 from .volumes import MountError, Volumes
@@ -27,27 +27,29 @@ from .volumes import MountError, Volumes
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _TOO_LONG = AdmissionRefusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-_LAST_WORDS = 2.0  # seconds of grace for containers of a pod that is gone already
+_DELETED_GRACE = 2.0  # seconds of grace for containers of a pod that is already deleted
 
 
 class PodSync:
-    """Brings pods of one node to what the API server asks for; :meth:`sync` is called for one pod by one caller at a time.
+    """Brings the pods of one node to the state that the API server asks for.
+
+    :meth:`sync` has one caller per pod at a time.
 
     Args:
-        look_in: has a pod looked at after some seconds.
-        health: answers ``allocatedResourcesStatus`` of a pod's container.
-        admits: says why the node does not take a pod, None where it does.
+        queue_after: queues a pod's UID for a sync after some seconds.
+        health: returns ``allocatedResourcesStatus`` of a pod's container.
+        admits: returns why the node refuses a pod, or None.
     """
 
     def __init__(
         self,
         parts: Parts,
-        look_in: Callable[[str, float], None],
+        queue_after: Callable[[str, float], None],
         health: Callable[[JSON, Mapping[str, Any], Mapping[str, str]], list[JSON]],
         admits: Callable[[JSON], Awaitable[AdmissionRefusal | None]],
     ) -> None:
         self.parts = parts
-        self.look_in = look_in
+        self.queue_after = queue_after
         self.health = health
         self.admits = admits
         self.ends = ContainerStopper(parts.runtime, parts.events)
@@ -55,14 +57,19 @@ class PodSync:
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
-        """Raises :class:`Later` where the pod has to be tried again, and whatever a malformed pod leads to."""
+        """Syncs one pod; None stands for a deleted pod.
+
+        Raises:
+            Later: the pod must be retried.
+            Exception: the pod is malformed.
+        """
         if pod is None:
-            await self._gone(uid)
+            await self._clean_up(uid)
             return
         state = self._state(pod)
         if _version(pod) >= _version(state.pod):
             state.pod = pod
-        pod = state.pod  # our own last write may be newer than the informer's copy
+        pod = state.pod  # the result of the kubelet's last write may be newer than the informer's copy
         if pod["metadata"].get("deletionTimestamp"):
             await self._terminate(pod, state)
         elif is_finished(pod):
@@ -71,7 +78,7 @@ class PodSync:
             await self._run(pod, state)
 
     def notice(self, pod: JSON) -> None:
-        """Tells what is under way for a pod that somebody deletes it."""
+        """Signals running work on a pod, for example a postStart hook, that the pod is being deleted."""
         state = self._states.get(pod["metadata"]["uid"])
         if state is not None and pod["metadata"].get("deletionTimestamp"):
             state.ending.set()
@@ -79,33 +86,33 @@ class PodSync:
     def _state(self, pod: JSON) -> PodState:
         uid = pod["metadata"]["uid"]
         if uid not in self._states:
-            self._states[uid] = remembered(pod, runs=bool(self.parts.runtime.statuses(uid)))
+            self._states[uid] = initial_state(pod, runs=bool(self.parts.runtime.statuses(uid)))
         return self._states[uid]
 
     def _statuses(self, state: PodState) -> dict[str, ContainerStatus]:
-        """Of the containers, those included that went with the machine and have not started again."""
+        """Statuses of the pod's containers, also of those that ended with the machine and have not started again."""
         return {**state.lost, **self.parts.runtime.statuses(state.uid)}
 
-    # --- a pod that is to run -------------------------------------------------------------------
+    # --- pods to run ----------------------------------------------------------------------------
 
     async def _run(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
         left = seconds_left(pod)
         if left is not None and left <= 0:
-            await self._end(pod, state, _TOO_LONG)
+            await self._fail(pod, state, _TOO_LONG)
             return
         if left is not None:
-            self.look_in(uid, left)
+            self.queue_after(uid, left)
         if not phase_of(pod, self._statuses(state)).is_terminal:
             await self._bring_up(pod, state)
         phase = phase_of(pod, self._statuses(state))
         if not phase.is_terminal:
-            await self._tell(pod, state, phase)
+            await self._write_status(pod, state, phase)
             return
         await self.ends.end_all(pod, state)
-        await self._tell(pod, state, PodPhase.RUNNING)  # it has finished once its devices are free
+        await self._write_status(pod, state, PodPhase.RUNNING)  # the pod is finished only after its devices are free
         await self._unprepare(uid)
-        await self._tell(pod, state, phase)
+        await self._write_status(pod, state, phase)
 
     async def _bring_up(self, pod: JSON, state: PodState) -> None:
         if not self.parts.runtime.statuses(state.uid) and not state.prepared:
@@ -117,22 +124,22 @@ class PodSync:
             await self._prepare(pod, state)
         again = await self._make_volumes(pod, state)
         if again is not None:
-            self.look_in(state.uid, again)
+            self.queue_after(state.uid, again)
             return
         self.parts.probes.follow(pod)
         again = await self.starts.bring_up(pod, state, claim_names(pod, state.claims))
         if again is not None:
-            self.look_in(state.uid, again)
+            self.queue_after(state.uid, again)
 
-    async def _end(self, pod: JSON, state: PodState, why: AdmissionRefusal) -> None:
-        """A pod that may not run on. It has failed once its devices are free."""
-        state.told_once(self.parts.events, why.reason, "Normal", why.reason, why.message)
+    async def _fail(self, pod: JSON, state: PodState, why: AdmissionRefusal) -> None:
+        """Stops a pod that exceeded a limit. Its phase becomes Failed after its devices are free."""
+        state.event_once(self.parts.events, why.reason, "Normal", why.reason, why.message)
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
-        await self._tell(pod, state, PodPhase.FAILED, why)
+        await self._write_status(pod, state, PodPhase.FAILED, why)
 
     async def _refuse(self, pod: JSON, refused: AdmissionRefusal) -> None:
-        """The pod has failed, and is not tried again."""
+        """Sets the pod to Failed. The kubelet does not retry it."""
         meta = pod["metadata"]
         status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
         body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
@@ -153,11 +160,15 @@ class PodSync:
         state.prepared = True
 
     async def _claims(self, pod: JSON, state: PodState) -> list[JSON]:
-        groups = self.parts.manager.ways.shares_groups
+        groups = self.parts.manager.behavior.shares_groups
         return await usable_claims(self.parts.client, pod, state.claims, groups=groups)
 
     async def _make_volumes(self, pod: JSON, state: PodState) -> float | None:
-        """Each volume by itself, with a pause that doubles while it fails: seconds until the next try, None once all are there."""
+        """Sets up the pod's volumes. Each one that fails is retried with a pause that doubles.
+
+        Returns:
+            Seconds until the next attempt, or None if all volumes are ready.
+        """
         volumes = Volumes(self.parts.client, self._folder(pod))
         pauses = []
         for volume in pod["spec"].get("volumes") or []:
@@ -177,17 +188,21 @@ class PodSync:
                 pause.until = asyncio.get_running_loop().time() + left
             pauses.append(left)
         if pauses and not self.parts.runtime.statuses(state.uid):
-            self._waits(pod, state)
+            self._set_waiting(pod, state)
         return min(pauses, default=None)
 
     async def _hold(self, pod: JSON, state: PodState, reason: str, text: str) -> None:
-        """Tells why the pod waits, and lets it wait. Raises :class:`Later`."""
+        """Reports why the pod waits, as an event and in the status.
+
+        Raises:
+            Later: always.
+        """
         self.parts.events.warn(pod, "Pod", reason, text)
-        self._waits(pod, state)
-        await self._tell(pod, state, PodPhase.PENDING)
+        self._set_waiting(pod, state)
+        await self._write_status(pod, state, PodPhase.PENDING)
         raise Later(text)
 
-    def _waits(self, pod: JSON, state: PodState) -> None:
+    def _set_waiting(self, pod: JSON, state: PodState) -> None:
         state.seen.waiting = {
             c["name"]: WaitingContainer("ContainerCreating") for c, role in roles(pod) if role is Role.MAIN
         }
@@ -195,10 +210,10 @@ class PodSync:
     def _folder(self, pod: JSON) -> Path:
         return self.parts.folder / str(pod["metadata"]["uid"])
 
-    # --- a pod that ends ------------------------------------------------------------------------
+    # --- pods that end --------------------------------------------------------------------------
 
     async def _finish(self, pod: JSON, state: PodState) -> None:
-        """A pod that has finished, by itself or because somebody said so: it holds nothing any more, its logs stay."""
+        """Frees everything that a finished pod holds. Its logs are kept."""
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
 
@@ -208,12 +223,12 @@ class PodSync:
         grace = meta.get("deletionGracePeriodSeconds")
         await self.ends.end_all(pod, state, float(grace) if grace is not None else None)
         if self.parts.manager.uses(meta["uid"]):
-            await self._tell(pod, state, None)
+            await self._write_status(pod, state, None)
             await self._unprepare(meta["uid"])
         statuses = self._statuses(state)
         if not is_finished(pod) and statuses:
             failed = any(s.exit_code for s in statuses.values())
-            await self._tell(pod, state, PodPhase.FAILED if failed else PodPhase.SUCCEEDED)
+            await self._write_status(pod, state, PodPhase.FAILED if failed else PodPhase.SUCCEEDED)
         try:
             await self.parts.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
         except ApiError as e:
@@ -221,14 +236,14 @@ class PodSync:
                 raise
         await self._forget(meta["uid"])
 
-    async def _gone(self, uid: str) -> None:
-        """Deleted by force, or while the kubelet was away."""
+    async def _clean_up(self, uid: str) -> None:
+        """Cleans up a pod that was deleted by force, or while the kubelet was down."""
         state = self._states.get(uid)
         if state is not None:
-            await self.ends.end_all(state.pod, state, _LAST_WORDS)
+            await self.ends.end_all(state.pod, state, _DELETED_GRACE)
         else:
             for name in self.parts.runtime.statuses(uid):
-                await self.parts.runtime.stop(uid, name, _LAST_WORDS)
+                await self.parts.runtime.stop(uid, name, _DELETED_GRACE)
         await self._unprepare(uid)
         await self._forget(uid)
 
@@ -239,7 +254,11 @@ class PodSync:
         self._states.pop(uid, None)
 
     async def _unprepare(self, uid: str) -> None:
-        """There is no event for a failure, as in a real kubelet. Raises :class:`Later`."""
+        """Unprepares the pod's claims. There is no event for a failure, as in a real kubelet.
+
+        Raises:
+            Later: a claim could not be unprepared.
+        """
         if not self.parts.manager.uses(uid):
             return
         try:
@@ -250,10 +269,15 @@ class PodSync:
 
     # --- status ---------------------------------------------------------------------------------
 
-    async def _tell(
+    async def _write_status(
         self, pod: JSON, state: PodState, phase: PodPhase | None, why: AdmissionRefusal | None = None
     ) -> None:
-        """Writes the pod's status where it is another. ``phase`` None leaves that as it is."""
+        """Writes the pod's status if it changed.
+
+        Args:
+            phase: the new phase; None keeps the phase.
+            why: reason and message for the status.
+        """
         pod = state.pod
         meta = pod["metadata"]
         old = pod.get("status") or {}
@@ -272,8 +296,8 @@ class PodSync:
         )
         if why is not None:
             new |= {"reason": why.reason, "message": why.message}
-        ours = {c["type"] for c in new["conditions"]}
-        new["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in ours]
+        own_types = {c["type"] for c in new["conditions"]}
+        new["conditions"] += [c for c in old.get("conditions") or [] if c.get("type") not in own_types]
         new["conditions"].sort(key=lambda c: str(c["type"]))
         known = {key: old.get(key) for key in new}
         known["conditions"] = sorted(old.get("conditions") or [], key=lambda c: str(c.get("type")))
@@ -291,7 +315,11 @@ class PodSync:
 
 
 def _version(pod: JSON) -> int:
-    """Raises ``ValueError`` for one that is no number: those of Kubernetes are."""
+    """Returns the pod's resource version as a number, as Kubernetes uses it.
+
+    Raises:
+        ValueError: it is not a number.
+    """
     return int(pod["metadata"]["resourceVersion"])
 
 

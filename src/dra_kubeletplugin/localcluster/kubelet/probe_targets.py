@@ -1,4 +1,4 @@
-"""Probes and hooks of a container as its runtime is asked to carry them out: ports by number, sleeps slept here."""
+"""Prepares a container's probes and hooks for the runtime: resolves port names, and runs sleep hooks here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from ..runtime.interface import ContainerRuntime, HandlerAction, HandlerOccasion
 
 JSON = Mapping[str, Any]
 _NETWORK = ("httpGet", "tcpSocket", "grpc")
-_DAY = 24 * 3600.0  # seconds: a hook has no limit of its own, who waits for it has
+_DAY = 24 * 3600.0  # seconds; a hook has no limit of its own, its caller limits it
 
 
 class NoSuchPort(ValueError):
-    """The container names no such port; the text is the kubelet's."""
+    """The container has no port of this name. The text is a kubelet's text."""
 
 
-def handler_of(container: JSON, given: JSON) -> dict[str, Any]:
-    """The handler of a probe or hook with its port as a number. Raises :class:`NoSuchPort`."""
-    out = {kind: given[kind] for kind in ("exec", *_NETWORK) if given.get(kind) is not None}
+def handler_of(container: JSON, definition: JSON) -> dict[str, Any]:
+    """Returns the handler of a probe or hook with its port as a number.
+
+    Raises:
+        NoSuchPort: the container has no port of that name.
+    """
+    out = {kind: definition[kind] for kind in ("exec", *_NETWORK) if definition.get(kind) is not None}
     for kind in _NETWORK:
         port = (out.get(kind) or {}).get("port")
         if isinstance(port, str):
@@ -37,7 +41,7 @@ def _number(container: JSON, name: str) -> int:
 
 
 async def run_hook(runtime: ContainerRuntime, pod: JSON, container: JSON, occasion: HandlerOccasion) -> Outcome | None:
-    """None where the container has no such hook."""
+    """Runs a container's lifecycle hook. Returns None if the container has no such hook."""
     hook = (container.get("lifecycle") or {}).get(occasion.value)
     if not hook:
         return None

@@ -1,6 +1,7 @@
-"""Probes of containers: asked in their rhythm, judged by their thresholds. Who is ready, who has started, who is to be restarted.
+"""Runs the probes of containers and decides which containers have started, are ready or must be restarted.
 
-Source: kubernetes, pkg/kubelet/prober (worker.go, prober.go), whose rules and words these are.
+Each probe runs once per period; thresholds decide when its result changes.
+Source: kubernetes, pkg/kubelet/prober (worker.go, prober.go).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ _BEFORE = {
     HandlerOccasion.STARTUP: None,
     HandlerOccasion.READINESS: False,
     HandlerOccasion.LIVENESS: True,
-}  # any probe has said anything
-_AT_ONCE = 64  # a probe that hangs holds up few others
-_TRIES = 3  # of a probe that cannot be carried out
+}  # results before the first probe
+_AT_ONCE = 64  # high enough that a probe that hangs delays few others
+_TRIES = 3  # for a probe that cannot be run
 
 
 @dataclass(frozen=True)
@@ -53,25 +54,25 @@ class _Key:
 
 @dataclass
 class ProbeVerdict:
-    """Of one probe of one attempt of a container. ``good`` is None until it is known."""
+    """The state of one probe of one attempt of a container. ``good`` is None until it is known."""
 
     container_id: str
     good: bool | None
     last: bool | None = None
-    run: int = 0  # of equal answers
-    asked: int = 0
-    held: bool = False  # nothing more is asked of this attempt
+    streak: int = 0  # number of consecutive equal results
+    runs: int = 0
+    finished: bool = False  # this attempt is not probed any more
 
-    def answered(self, passed: bool, probe: Mapping[str, Any], occasion: HandlerOccasion) -> bool:
-        """Takes an answer; whether the judgement has changed."""
-        self.run = self.run + 1 if passed is self.last else 1
+    def record(self, passed: bool, probe: Mapping[str, Any], occasion: HandlerOccasion) -> bool:
+        """Records a probe's result. Returns whether the verdict changed."""
+        self.streak = self.streak + 1 if passed is self.last else 1
         self.last = passed
-        if self.run < int(probe.get("successThreshold" if passed else "failureThreshold") or (1 if passed else 3)):
+        if self.streak < int(probe.get("successThreshold" if passed else "failureThreshold") or (1 if passed else 3)):
             return False
         changed = self.good is not passed
         self.good = passed
         if occasion is HandlerOccasion.STARTUP or (occasion is HandlerOccasion.LIVENESS and not passed):
-            self.held = True
+            self.finished = True
         return changed
 
 
@@ -79,7 +80,7 @@ class Probes:
     """The probes of all pods of a node.
 
     Args:
-        changed: told the UID of a pod of which a judgement has changed.
+        changed: called with the UID of a pod when one of its verdicts changed.
     """
 
     def __init__(self, runtime: ContainerRuntime, events: EventRecorder, changed: Callable[[str], None]) -> None:
@@ -87,18 +88,18 @@ class Probes:
         self._events = events
         self._changed = changed
         self._pods: dict[str, JSON] = {}
-        self._judged: dict[_Key, ProbeVerdict] = {}
-        self._told: set[tuple[_Key, str]] = set()
+        self._verdicts: dict[_Key, ProbeVerdict] = {}
+        self._reported: set[tuple[_Key, str]] = set()
         self._queue: WorkQueue[_Key] = WorkQueue()
 
     async def run(self) -> None:
-        """Never returns."""
-        await self._queue.work(self._look, self._failed, _AT_ONCE)
+        """Runs the probes. Never returns."""
+        await self._queue.work(self._probe, self._failed, _AT_ONCE)
 
-    # --- what is known ------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------
 
     def follow(self, pod: JSON) -> None:
-        """Has a pod's containers probed that run, by what its specification and annotations say now."""
+        """Starts probes of the pod's running containers, and takes over the pod's current specification and annotations."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         statuses = self._runtime.statuses(uid)
@@ -108,47 +109,51 @@ class Probes:
                 continue
             for occasion in _PROBES:
                 key = _Key(uid, container["name"], occasion)
-                if container.get(occasion.value) and self._of(key, status).asked == 0:
+                if container.get(occasion.value) and self._verdict_of(key, status).runs == 0:
                     self._queue.add(key)
 
     def forget(self, uid: str) -> None:
         self._pods.pop(uid, None)
-        self._judged = {k: v for k, v in self._judged.items() if k.uid != uid}
-        self._told = {(k, text) for k, text in self._told if k.uid != uid}
+        self._verdicts = {k: v for k, v in self._verdicts.items() if k.uid != uid}
+        self._reported = {(k, text) for k, text in self._reported if k.uid != uid}
 
     def vital(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> ContainerVitals:
-        """Whether a container that runs has started, and is ready."""
+        """Returns whether a container has started and is ready."""
         if status.state is not ContainerState.RUNNING:
             return ContainerVitals(started=False, ready=False)
-        good = {o: self._good(uid, container, status, o) for o in (HandlerOccasion.STARTUP, HandlerOccasion.READINESS)}
+        good = {
+            o: self._passed(uid, container, status, o) for o in (HandlerOccasion.STARTUP, HandlerOccasion.READINESS)
+        }
         return ContainerVitals(
             good[HandlerOccasion.STARTUP], good[HandlerOccasion.STARTUP] and good[HandlerOccasion.READINESS]
         )
 
     def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> HandlerOccasion | None:
-        """The probe for whose sake a container that runs has to be ended."""
+        """Returns the probe whose failure requires that the running container is stopped, or None."""
         for occasion in (HandlerOccasion.LIVENESS, HandlerOccasion.STARTUP):
             if container.get(occasion.value):
-                judged = self._of(_Key(uid, container["name"], occasion), status)
-                if judged.good is False and judged.held:
+                verdict = self._verdict_of(_Key(uid, container["name"], occasion), status)
+                if verdict.good is False and verdict.finished:
                     return occasion
         return None
 
-    def _good(self, uid: str, container: Mapping[str, Any], status: ContainerStatus, occasion: HandlerOccasion) -> bool:
+    def _passed(
+        self, uid: str, container: Mapping[str, Any], status: ContainerStatus, occasion: HandlerOccasion
+    ) -> bool:
         if not container.get(occasion.value):
             return True
-        return bool(self._of(_Key(uid, container["name"], occasion), status).good)
+        return bool(self._verdict_of(_Key(uid, container["name"], occasion), status).good)
 
-    def _of(self, key: _Key, status: ContainerStatus) -> ProbeVerdict:
-        found = self._judged.get(key)
+    def _verdict_of(self, key: _Key, status: ContainerStatus) -> ProbeVerdict:
+        found = self._verdicts.get(key)
         if found is None or found.container_id != status.id:
-            found = self._judged[key] = ProbeVerdict(status.id, _BEFORE[key.occasion])
+            found = self._verdicts[key] = ProbeVerdict(status.id, _BEFORE[key.occasion])
         return found
 
     # --- one probe ----------------------------------------------------------------------------------------
 
-    async def _look(self, key: _Key) -> None:
-        """Asks once, if it is time to, and again after the period."""
+    async def _probe(self, key: _Key) -> None:
+        """Runs a probe once if it is due, and queues it again after its period."""
         pod = self._pods.get(key.uid)
         status = self._runtime.statuses(key.uid).get(key.container)
         container = next((c for c, _ in roles(pod) if c["name"] == key.container), None) if pod else None
@@ -161,28 +166,30 @@ class Probes:
             or status.state is not ContainerState.RUNNING
         ):
             return
-        judged = self._of(key, status)
-        if judged.held or (pod["metadata"].get("deletionTimestamp") and key.occasion is not HandlerOccasion.READINESS):
+        verdict = self._verdict_of(key, status)
+        if verdict.finished or (
+            pod["metadata"].get("deletionTimestamp") and key.occasion is not HandlerOccasion.READINESS
+        ):
             return
-        if key.occasion is not HandlerOccasion.STARTUP and not self._good(
+        if key.occasion is not HandlerOccasion.STARTUP and not self._passed(
             key.uid, container, status, HandlerOccasion.STARTUP
         ):
-            return  # begins once the container has started
+            return  # the probe begins when the container has started
         early = status.started_at + float(probe.get("initialDelaySeconds") or 0) - time.time()
         if early > 0:
             self._queue.add_after(key, early)
             return
         begun = asyncio.get_running_loop().time()
-        outcome = await self._ask(key, pod, container, probe, judged)
-        self._take(key, judged, outcome, pod, probe)
-        if not judged.held:
+        outcome = await self._perform(key, pod, container, probe, verdict)
+        self._record_outcome(key, verdict, outcome, pod, probe)
+        if not verdict.finished:
             spent = asyncio.get_running_loop().time() - begun
             self._queue.add_after(key, max(0.0, float(probe.get("periodSeconds") or 10) - spent))
 
-    async def _ask(
-        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], judged: ProbeVerdict
+    async def _perform(
+        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], verdict: ProbeVerdict
     ) -> Outcome:
-        number, judged.asked = judged.asked, judged.asked + 1
+        number, verdict.runs = verdict.runs, verdict.runs + 1
         try:
             handler = handler_of(container, probe)
         except NoSuchPort as e:
@@ -195,14 +202,16 @@ class Probes:
                 break
         return outcome
 
-    def _take(self, key: _Key, judged: ProbeVerdict, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]) -> None:
+    def _record_outcome(
+        self, key: _Key, verdict: ProbeVerdict, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]
+    ) -> None:
         status = self._runtime.statuses(key.uid).get(key.container)
-        if status is None or status.id != judged.container_id or status.state is not ContainerState.RUNNING:
-            return  # it was asked of a container that has ended meanwhile
+        if status is None or status.id != verdict.container_id or status.state is not ContainerState.RUNNING:
+            return  # the container that was probed has ended meanwhile
         word = _WORDS[key.occasion]
         match outcome.verdict:
-            case ProbeResult.NOBODY:
-                self._nobody(key, pod, outcome)
+            case ProbeResult.UNDEFINED:
+                self._report_undefined(key, pod, outcome)
                 return
             case ProbeResult.ERROR:
                 text = f"{word} probe errored and resulted in unknown state: {outcome.text}"
@@ -210,22 +219,22 @@ class Probes:
                 return
             case ProbeResult.FAIL:
                 self._events.warn(pod, "Pod", "Unhealthy", f"{word} probe failed: {outcome.text}")
-        if judged.answered(outcome.verdict is ProbeResult.PASS, probe, key.occasion):
+        if verdict.record(outcome.verdict is ProbeResult.PASS, probe, key.occasion):
             self._changed(key.uid)
-            if key.occasion is HandlerOccasion.STARTUP and judged.good:
+            if key.occasion is HandlerOccasion.STARTUP and verdict.good:
                 for then in (HandlerOccasion.READINESS, HandlerOccasion.LIVENESS):
                     self._queue.add(_Key(key.uid, key.container, then))
 
-    def _nobody(self, key: _Key, pod: JSON, outcome: Outcome) -> None:
-        if (key, outcome.text) in self._told:
+    def _report_undefined(self, key: _Key, pod: JSON, outcome: Outcome) -> None:
+        if (key, outcome.text) in self._reported:
             return
-        self._told.add((key, outcome.text))
+        self._reported.add((key, outcome.text))
         so = "" if key.occasion is HandlerOccasion.LIVENESS else ", so it never counts as ready"
         text = f"the {key.occasion.value} of container {key.container} is not run{so}: {outcome.text}"
         self._events.warn(pod, "Pod", "NotSupported", text)
 
     def _failed(self, key: _Key, error: Exception) -> None:
-        """A fault of our own: the probe is tried again."""
+        """Logs an internal error. The queue retries the probe."""
         log.error("kubelet: %s of %s: %s", key.occasion.value, key.container, error, exc_info=error)
 
 

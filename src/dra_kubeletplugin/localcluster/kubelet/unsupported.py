@@ -1,4 +1,7 @@
-"""What a pod may ask its kubelet for and does not get here: it waits with a sentence. No false pass."""
+"""Finds pod features that the local cluster does not support.
+
+Such a pod stays Pending with a message, so a test never passes falsely.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ JSON = Mapping[str, Any]
 _REFUSED = ("volumeDevices",)
 _PROFILES = ("seccompProfile", "appArmorProfile")
 _DOMAIN = "cluster.local"
-_LONGEST = 64  # characters of a host's name
+_LONGEST = 64  # characters of a host name
 
 
 def refusals(pod: JSON) -> list[str]:
-    """One sentence for each thing without which the pod would not be what it asks for: it stays Pending."""
+    """Returns one message for each unsupported feature of the pod. The pod stays Pending if there is any."""
     found = [f"{field} of container {c['name']}" for c, _ in roles(pod) for field in _REFUSED if c.get(field)]
     if name := pod["spec"].get("runtimeClassName"):
         found.append(f"runtimeClassName {name}")
@@ -32,7 +35,7 @@ def refusals(pod: JSON) -> list[str]:
 
 
 def _long_name(pod: JSON) -> str:
-    """Of a pod whose host is to be called by its full name, which a kernel takes up to a length."""
+    """Returns an error if the pod's fully qualified host name is longer than the kernel allows, else an empty text."""
     spec, meta = pod["spec"], pod["metadata"]
     if not spec.get("setHostnameAsFQDN") or not spec.get("subdomain"):
         return ""

@@ -1,4 +1,4 @@
-"""A pod's volumes on the host, and its containers' mounts: emptyDir, configMap, secret, downwardAPI, projected, hostPath."""
+"""Sets up a pod's volumes and mounts: emptyDir, configMap, secret, downwardAPI, projected, hostPath."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
-# What admission adds to pods; the local server does not, and a manifest copied from a cluster may have it.
+# The service account volume of a real API server's admission. The local server does not add it, but a copied manifest
+# may have it.
 _API_ACCESS = "kube-api-access-"
 
 
 class MountError(Exception):
-    """A volume cannot be made; the text is the kubelet's."""
+    """A volume cannot be set up. The text is a kubelet's text."""
 
 
 class Volumes:
-    """Of one pod, below ``folder``."""
+    """The volumes of one pod, below ``folder``."""
 
     def __init__(self, client: KubeClient, folder: Path) -> None:
         self.client = client
         self.folder = folder / "volumes"
 
     async def make(self, pod: JSON, volume: JSON) -> Mount:
-        """A volume of the pod, as a mount without a place in the container yet.
+        """Creates a volume. Returns a mount whose path in the container is still empty.
 
-        Raises :class:`MountError`, also for a volume of a type that is not implemented.
+        Raises:
+            MountError: the volume cannot be created, or its type is not supported.
         """
         try:
             return await self._made(pod, volume)
@@ -94,9 +96,10 @@ _HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
 
 
 def _host_path(source: JSON) -> Path:
-    """Nothing is created on the machine: what ``DirectoryOrCreate`` would make is made by nobody.
+    """Checks the type of a host path. Creates nothing on this machine, not even for ``DirectoryOrCreate``.
 
-    Raises :class:`MissingError` where the path is not of the type asked for.
+    Raises:
+        MissingError: the path does not have the requested type.
     """
     path, kind = Path(source["path"]), str(source.get("type") or "")
     known = _HOST_KINDS.get(kind.removesuffix("OrCreate"))
@@ -122,7 +125,11 @@ def _write(place: Path, content: Mapping[str, bytes], items: Any, *, optional: b
 
 
 def mounts_of(container: JSON, volumes: Mapping[str, Mount]) -> list[Mount]:
-    """Raises :class:`MountError` for a volume that the pod does not have, or a place that leaves it."""
+    """Returns the mounts of a container.
+
+    Raises:
+        MountError: the pod has no such volume, or a path leaves its volume.
+    """
     out = []
     for entry in container.get("volumeMounts") or []:
         volume = volumes.get(entry["name"])

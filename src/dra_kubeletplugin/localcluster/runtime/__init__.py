@@ -1,1 +1,1 @@
-"""The container runtime's side: CDI devices injected into an OCI spec, which runc runs for real or nobody does."""
+"""The container runtime: injects CDI devices into an OCI spec, and runs containers with runc or simulates them."""

@@ -1,4 +1,4 @@
-"""The OCI spec of a container before devices are injected, as containerd makes it for a pod's container."""
+"""Builds the OCI spec of a container before devices are injected, as containerd does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 @dataclass(frozen=True)
 class OciProcess:
-    """What runs in a container."""
+    """The process of a container."""
 
     args: Sequence[str]
     env: Sequence[str]
@@ -71,7 +71,7 @@ class OciProcess:
 
 @dataclass(frozen=True)
 class ContainerSurroundings:
-    """What a container stands in. ``namespaces`` are files of the pod's own, by type."""
+    """The environment of a container's process. ``namespaces`` maps a type to the file of the pod's namespace."""
 
     mounts: Sequence[Mount]
     namespaces: Mapping[str, str] = field(default_factory=dict)
@@ -80,23 +80,23 @@ class ContainerSurroundings:
     limits: Limits = field(default_factory=Limits)
 
 
-def base_spec(process: OciProcess, around: ContainerSurroundings) -> JSON:
-    """The spec with nothing of a device in it. The devices' cgroup allows none beyond a container's usual ones."""
-    own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in around.namespaces))
+def base_spec(process: OciProcess, surroundings: ContainerSurroundings) -> JSON:
+    """Returns the OCI spec of a container without devices. Its device cgroup allows only a container's default devices."""
+    own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in surroundings.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
-    namespaces += [{"type": t, "path": path} for t, path in around.namespaces.items()]
+    namespaces += [{"type": t, "path": path} for t, path in surroundings.namespaces.items()]
     user: JSON = {"uid": process.uid, "gid": process.gid}
     if process.groups:
         user["additionalGids"] = list(process.groups)
     capabilities = sorted(set(process.capabilities) & available())
     linux: JSON = {
-        "resources": {"devices": [{"allow": False, "access": "rwm"}], **_resources(around.limits)},
+        "resources": {"devices": [{"allow": False, "access": "rwm"}], **_resources(surroundings.limits)},
         "namespaces": namespaces,
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
     }
-    if around.cgroup:
-        linux["cgroupsPath"] = around.cgroup
+    if surroundings.cgroup:
+        linux["cgroupsPath"] = surroundings.cgroup
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -108,14 +108,14 @@ def base_spec(process: OciProcess, around: ContainerSurroundings) -> JSON:
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": process.no_new_privileges,
         },
-        "root": {"path": "rootfs", "readonly": around.read_only_root},
-        "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, around.mounts)],
+        "root": {"path": "rootfs", "readonly": surroundings.read_only_root},
+        "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, surroundings.mounts)],
         "linux": linux,
     }
 
 
 def _resources(limits: Limits) -> JSON:
-    """Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
+    """CPU and memory limits of the cgroup. Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
     out: JSON = {"memory": {"limit": limits.memory}} if limits.memory else {}
     cpu: JSON = {"shares": max(2, limits.share * 1024 // 1000)} if limits.share else {}
     if limits.cpu:
@@ -129,7 +129,7 @@ def bind(mount: Mount) -> JSON:
 
 
 def available() -> frozenset[str]:
-    """The usual capabilities of a container, less what this process could not have itself."""
+    """The default capabilities of a container that this process may grant."""
     bits = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):

@@ -1,17 +1,17 @@
-"""What the kernel tells of a container's cgroup. Source: cgroups(7), and the kernel's pages on the memory controllers."""
+"""Reads a container's cgroup. Source: cgroups(7), and the kernel's pages on the memory controllers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-_FILES = ("memory{}/memory.oom_control", "{}/memory.events")  # of version 1 and of version 2
+_FILES = ("memory{}/memory.oom_control", "{}/memory.events")  # cgroup version 1 and version 2
 
 
 def memory_ran_out(cgroup: str, root: Path = ROOT) -> bool:
-    """Whether a process in it was killed because the memory that it may have was used up; False where nobody counts that.
+    """Returns whether the kernel killed a process of the cgroup because its memory limit was reached.
 
-    As a runtime reports it: any of its processes, whatever became of the first one.
+    Like a container runtime, it counts any process of the container. Returns False if the kernel has no such counter.
     """
     for file in _FILES:
         try:

@@ -1,4 +1,4 @@
-"""Tells any number of listeners which pods have changed."""
+"""Notifies any number of listeners of changed pods."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 
 
 class Changes:
-    """A listener hears what happens from the moment it asks for the next item the first time."""
+    """Delivers UIDs of changed pods. A listener gets changes from its first request for an item on."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[str]] = set()
 
-    def tell(self, pod_uid: str) -> None:
+    def notify(self, pod_uid: str) -> None:
         for queue in self._listeners:
             queue.put_nowait(pod_uid)
 
     async def listen(self) -> AsyncIterator[str]:
-        """Never ends."""
+        """Yields UIDs of changed pods. Never ends."""
         queue: asyncio.Queue[str] = asyncio.Queue()
         self._listeners.add(queue)
         try:

@@ -1,4 +1,4 @@
-"""What goes into a container's process and comes out of it: into its log, and to whoever is attached."""
+"""Connects a container's process with its log and with attached clients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from collections.abc import Callable
 from .container_logs import ContainerLog
 from .runc import Streams
 
-_HELD = 1024  # chunks that an attached client may be behind before it is let go
+_MAX_CHUNKS = 1024  # chunks that an attached client may be behind before it is disconnected
 _PIPE = asyncio.subprocess.PIPE
 
 
 class Console:
-    """Made before its process; :meth:`follow` reads it to its end. ``streams`` are what the process is started with."""
+    """Input and output of one process.
+
+    Create it before the process, start the process with ``streams``, then call :meth:`follow` to read its output to the
+    end.
+    """
 
     def __init__(self, log: ContainerLog, *, stdin: bool, once: bool, terminal: bool) -> None:
         self._log = log
@@ -31,7 +35,7 @@ class Console:
         self._process: asyncio.subprocess.Process | None = None
         self._master, self._slave = pty.openpty() if terminal else (-1, -1)
         if terminal:
-            tty_modes.setraw(self._slave)  # runc's own terminal in between must not echo
+            tty_modes.setraw(self._slave)  # runc has a terminal in between, so this one must not repeat the input
 
     @property
     def streams(self) -> Streams:
@@ -44,7 +48,7 @@ class Console:
         return self._takes_input
 
     def started(self, process: asyncio.subprocess.Process | None) -> None:
-        """The process runs, or could not be started."""
+        """Sets the process; None if it could not be started."""
         self._process = process
         if self._slave >= 0:
             os.close(self._slave)
@@ -53,7 +57,7 @@ class Console:
             self._close_master()
 
     async def follow(self) -> int:
-        """Until the process has ended and its last word is in the log: its exit code."""
+        """Copies output until the process has ended and all of it is in the log. Returns the exit code."""
         process = self._process
         assert process is not None
         if self._master >= 0:
@@ -61,8 +65,8 @@ class Console:
         else:
             assert process.stdout and process.stderr
             await asyncio.gather(
-                self._log.take(process.stdout, "stdout", self._heard(1)),
-                self._log.take(process.stderr, "stderr", self._heard(2)),
+                self._log.take(process.stdout, "stdout", self._broadcaster(1)),
+                self._log.take(process.stderr, "stderr", self._broadcaster(2)),
             )
         code = await process.wait()
         for session in list(self._sessions):
@@ -76,20 +80,20 @@ class Console:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
         try:
-            await self._log.take(reader, "stdout", self._heard(1))
+            await self._log.take(reader, "stdout", self._broadcaster(1))
         except OSError:
-            pass  # EIO: the last process on the other side has ended
+            pass  # EIO: the last process on the terminal has ended
         finally:
             transport.close()
 
-    def _heard(self, stream: int) -> Callable[[bytes], None]:
-        def heard(data: bytes) -> None:
+    def _broadcaster(self, stream: int) -> Callable[[bytes], None]:
+        def broadcast(data: bytes) -> None:
             for session in list(self._sessions):
-                session.give(stream, data)
+                session.feed(stream, data)
 
-        return heard
+        return broadcast
 
-    # --- of the attached ----------------------------------------------------------------------------------
+    # --- attached clients ---------------------------------------------------------------------------------
 
     def attach(self) -> AttachSession:
         session = AttachSession(self)
@@ -102,7 +106,7 @@ class Console:
             self.close_input()
 
     async def write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the process reads no more
+        with contextlib.suppress(OSError):  # the process does not read any more
             if self._master >= 0:
                 await asyncio.to_thread(os.write, self._master, data)
             elif self._process is not None and self._process.stdin is not None:
@@ -129,15 +133,15 @@ class Console:
 
 
 class AttachSession:
-    """An :class:`.interface.ExecSession` of a container's own process: leaving it ends nothing."""
+    """An :class:`.interface.ExecSession` of a container's main process. Detaching does not stop the process."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._chunks: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
         self._wrote = False
 
-    def give(self, stream: int, data: bytes) -> None:
-        if self._chunks.qsize() >= _HELD:
+    def feed(self, stream: int, data: bytes) -> None:
+        if self._chunks.qsize() >= _MAX_CHUNKS:
             self.end()
         else:
             self._chunks.put_nowait((stream, data))
@@ -160,7 +164,7 @@ class AttachSession:
         self._console.resize(width, height)
 
     async def wait(self) -> int:
-        """Whatever the container's exit code is, the attachment ended well."""
+        """Always 0: the attachment succeeded whatever the container's exit code is."""
         return 0
 
     async def close(self) -> None:

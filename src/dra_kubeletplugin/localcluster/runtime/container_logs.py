@@ -1,6 +1,6 @@
-"""A container's log in the CRI's format, a line of the container a line of the file: time, stream, P or F, text.
+"""A container's log file in CRI format: time, stream, tag P or F, and text for each line of the container.
 
-Source: k8s.io/cri-client, logs.go; a line longer than 16 KiB is written in parts, tagged P, of which the last is tagged F.
+A line longer than 16 KiB is written in parts: all but the last have tag P. Source: k8s.io/cri-client, logs.go.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PART = 16 * 1024
 
 
 class ContainerLog:
-    """Written by one container, read by any number of followers while it runs and after.
+    """The log of one container. Any number of readers may follow it while the container runs and after that.
 
-    ``path`` is the file; nothing is removed here.
+    ``path`` is the log file. This class never deletes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,15 +32,18 @@ class ContainerLog:
     def closed(self) -> bool:
         return self._file is None
 
-    async def take(self, reader: asyncio.StreamReader, stream: str, heard: Callable[[bytes], None]) -> None:
-        """Writes what comes until the end, in whole lines where they are short enough. What came is written, if cancelled too.
+    async def take(self, reader: asyncio.StreamReader, stream: str, on_data: Callable[[bytes], None]) -> None:
+        """Copies a stream to the log until its end. Writes whole lines if they are short enough.
 
-        ``heard`` is told each chunk as it comes.
+        Data that was already read is written also if the task is cancelled.
+
+        Args:
+            on_data: called with each chunk when it arrives.
         """
         rest = b""
         try:
             while data := await reader.read(65536):
-                heard(data)
+                on_data(data)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._line(stream, line)
@@ -52,7 +55,7 @@ class ContainerLog:
                 self._write(stream, b"P", rest)
 
     def write(self, stream: str, text: str) -> None:
-        """Whole lines."""
+        """Writes ``text`` as whole lines."""
         for line in text.splitlines():
             self._line(stream, line.encode())
 
@@ -68,7 +71,7 @@ class ContainerLog:
             self._wake()
 
     def close(self) -> None:
-        """The container has ended: followers end as well."""
+        """Closes the log after the container has ended. Readers that follow it end as well."""
         if self._file:
             self._file.close()
             self._file = None
@@ -79,11 +82,11 @@ class ContainerLog:
         self._grown = asyncio.Event()
 
     async def read(self, options: LogOptions) -> AsyncIterator[bytes]:
-        """As ``kubectl logs`` shows it."""
+        """Yields the log as ``kubectl logs`` shows it."""
         left = options.limit
         offset = _start(self.path, options.tail)
         held = b""
-        fresh = True  # a line of the container begins
+        fresh = True  # whether the next part begins a line of the container
         while True:
             grown, ended = self._grown, self.closed
             data = await asyncio.to_thread(_read, self.path, offset)
@@ -113,12 +116,12 @@ def _read(path: Path, offset: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(1 << 20)
-    except FileNotFoundError:  # removed with its pod, while somebody follows
+    except FileNotFoundError:  # the pod was removed while a client follows its log
         return b""
 
 
 def _start(path: Path, tail: int | None) -> int:
-    """Where the last ``tail`` lines of the container begin."""
+    """Returns the offset at which the last ``tail`` lines of the container begin."""
     if tail is None:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""A command in a running container, over pipes or a pseudo-terminal."""
+"""A command in a running container, with pipes or a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pathlib import Path
 from .runc import Runc, Started
 
 _CHUNK = 64 * 1024
-_HELD = 16  # chunks that wait for their reader before the command has to
+_MAX_CHUNKS = 16  # chunks in the queue before the command has to wait for the reader
 
 
 class RuncExec:
-    """Made by :meth:`start`. One reader and one writer at a time."""
+    """A running command; create it with :meth:`start`. It supports one reader and one writer at a time."""
 
     def __init__(
         self, started: Started, pid: int, outputs: dict[int, int], stdin: int | None, *, terminal: bool
@@ -31,7 +31,7 @@ class RuncExec:
         self._pid = pid
         self._stdin = stdin
         self._terminal = terminal
-        self._outputs = outputs  # descriptor → stream
+        self._outputs = outputs  # file descriptor → stream number
         self._chunks: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
         for descriptor in outputs:
             os.set_blocking(descriptor, False)
@@ -43,33 +43,40 @@ class RuncExec:
     async def start(
         cls, runc: Runc, container: str, scratch: Path, command: Sequence[str], *, stdin: bool, tty: bool
     ) -> RuncExec:
-        """``scratch`` is a new folder, removed before the call returns. Raises :class:`ContainerError`."""
+        """Starts the command.
+
+        Args:
+            scratch: a directory that does not exist; it is removed before the call returns.
+
+        Raises:
+            ContainerError: the command cannot be started.
+        """
         await asyncio.to_thread(scratch.mkdir, parents=True)
-        theirs: list[int] = []
-        ours: list[int] = []
+        child_fds: list[int] = []
+        own_fds: list[int] = []
         try:
             if tty:
                 master, slave = pty.openpty()
-                tty_modes.setraw(slave)  # runc's own terminal in between must not echo
-                ours, theirs = [master], [slave]
+                tty_modes.setraw(slave)  # runc has a terminal in between, so this one must not repeat the input
+                own_fds, child_fds = [master], [slave]
                 streams, outputs, writes = (slave, slave, slave), {master: 1}, master if stdin else None
             else:
                 pipes = [os.pipe() for _ in range(3)]
                 (in_r, in_w), (out_r, out_w), (err_r, err_w) = pipes
-                ours, theirs = [in_w, out_r, err_r], [in_r, out_w, err_w]
+                own_fds, child_fds = [in_w, out_r, err_r], [in_r, out_w, err_w]
                 streams, outputs, writes = (in_r, out_w, err_w), {out_r: 1, err_r: 2}, in_w
                 if not stdin:
                     os.close(in_w)
-                    ours.remove(in_w)
+                    own_fds.remove(in_w)
                     writes = None
             started = await runc.exec(container, scratch, command, streams, tty=tty)
             pid = int(await asyncio.to_thread((scratch / "pid").read_text))
         except BaseException:
-            for descriptor in ours:
+            for descriptor in own_fds:
                 os.close(descriptor)
             raise
         finally:
-            for descriptor in theirs:
+            for descriptor in child_fds:
                 os.close(descriptor)
             shutil.rmtree(scratch, ignore_errors=True)
         return cls(started, pid, outputs, writes, terminal=tty)
@@ -82,11 +89,11 @@ class RuncExec:
             data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # the last terminal on the other side is closed: EIO
+        except OSError:  # EIO: the last terminal on the other side is closed
             data = b""
         if data:
             self._chunks.put_nowait((self._outputs[descriptor], data))
-            if self._chunks.qsize() >= _HELD:
+            if self._chunks.qsize() >= _MAX_CHUNKS:
                 asyncio.get_running_loop().remove_reader(descriptor)
             return
         self._end(descriptor)
@@ -102,8 +109,8 @@ class RuncExec:
     async def read(self) -> tuple[int, bytes] | None:
         found = await self._chunks.get()
         if found is None:
-            self._chunks.put_nowait(None)  # for whoever asks again
-        elif self._chunks.qsize() < _HELD:
+            self._chunks.put_nowait(None)  # also end the next read
+        elif self._chunks.qsize() < _MAX_CHUNKS:
             for descriptor in self._outputs:
                 self._listen(descriptor)
         return found
@@ -120,7 +127,7 @@ class RuncExec:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
                 await self._writable(self._stdin)
-            except OSError:  # the command reads no more
+            except OSError:  # the command does not read any more
                 return
 
     def _close_stdin(self) -> None:

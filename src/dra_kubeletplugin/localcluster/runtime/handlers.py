@@ -1,6 +1,5 @@
-"""What a probe or a lifecycle hook asks of a container that really runs, carried out: a command in it, or a call from beside it.
-
-Source: kubernetes, pkg/probe and pkg/kubelet/lifecycle, whose words the answers have.
+"""Runs probes and lifecycle hooks of a real container: a command in the container, or a network call to the pod.
+Source: kubernetes, pkg/probe and pkg/kubelet/lifecycle; the texts of the results are those of Kubernetes.
 """
 
 from __future__ import annotations
@@ -27,39 +26,39 @@ from .interface import ContainerError, ExecSession, HandlerAction, Outcome, Prob
 JSON = Mapping[str, Any]
 Exec = Callable[[Sequence[str]], Awaitable[ExecSession]]
 Connect = Callable[[int, float], Awaitable[socket.socket]]  # port, seconds
-_TEXT = 10 * 1024  # bytes of output that an event may have
+_TEXT = 10 * 1024  # bytes of output that an event may contain
 _REDIRECTS = 10
 _MOVED = {301, 302, 303, 307, 308}
 _AGENT = "kube-probe/1.36"
 
 
 async def perform(action: HandlerAction, run: Exec, connect: Connect, address: str) -> Outcome:
-    """Carries ``action`` out, in its time.
+    """Runs a probe or hook within its timeout.
 
     Args:
         run: starts a command in the container; may raise :class:`ContainerError`.
-        connect: to a port of the pod at its ``address``; may raise ``OSError``.
+        connect: connects to a port of the pod at its ``address``; may raise ``OSError``.
     """
     for kind in ("exec", "httpGet", "tcpSocket", "grpc"):
-        if (how := action.handler.get(kind)) is not None:
+        if (spec := action.handler.get(kind)) is not None:
             break
     else:
         return Outcome(ProbeResult.ERROR, "missing probe handler")
-    if (host := str(how.get("host") or "")) and host != address:
+    if (host := str(spec.get("host") or "")) and host != address:
         text = f"host {host}: the local cluster reaches a pod at its own address only, so leave `host` out"
         return Outcome(ProbeResult.ERROR, text)
     match kind:
         case "exec":
-            return await _exec(how, action.timeout, run)
+            return await _exec(spec, action.timeout, run)
         case "httpGet":
-            return await _http(how, action.timeout, connect, address)
+            return await _http(spec, action.timeout, connect, address)
         case "tcpSocket":
-            return await _tcp(how, action.timeout, connect, address)
-    return await _grpc(how, action.timeout, connect, address)
+            return await _tcp(spec, action.timeout, connect, address)
+    return await _grpc(spec, action.timeout, connect, address)
 
 
-async def _exec(how: JSON, timeout: float, run: Exec) -> Outcome:
-    command = [str(c) for c in how.get("command") or []]
+async def _exec(spec: JSON, timeout: float, run: Exec) -> Outcome:
+    command = [str(c) for c in spec.get("command") or []]
     session: ExecSession | None = None
     try:
         async with asyncio.timeout(timeout):
@@ -78,8 +77,8 @@ async def _exec(how: JSON, timeout: float, run: Exec) -> Outcome:
     return Outcome(ProbeResult.FAIL if code else ProbeResult.PASS, output.decode(errors="replace"))
 
 
-async def _tcp(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
-    port = int(how["port"])
+async def _tcp(spec: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    port = int(spec["port"])
     try:
         (await connect(port, timeout)).close()
     except OSError as e:
@@ -90,12 +89,12 @@ async def _tcp(how: JSON, timeout: float, connect: Connect, address: str) -> Out
 # --- http -------------------------------------------------------------------------------------------------
 
 
-async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
-    path = str(how.get("path") or "/")
-    scheme = str(how.get("scheme") or "HTTP").lower()
-    url = f"{scheme}://{address}:{int(how['port'])}{path if path.startswith('/') else '/' + path}"
-    headers = {str(h["name"]): str(h.get("value") or "") for h in how.get("httpHeaders") or []}
-    asked = url
+async def _http(spec: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    path = str(spec.get("path") or "/")
+    scheme = str(spec.get("scheme") or "HTTP").lower()
+    url = f"{scheme}://{address}:{int(spec['port'])}{path if path.startswith('/') else '/' + path}"
+    headers = {str(h["name"]): str(h.get("value") or "") for h in spec.get("httpHeaders") or []}
+    first_url = url
     open_now: list[socket.socket] = []
     try:
         async with asyncio.timeout(timeout):
@@ -104,7 +103,7 @@ async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
                 if parts.hostname != address or parts.scheme not in {"http", "https"}:
                     return Outcome(
                         ProbeResult.PASS
-                    )  # it leads elsewhere: a warning in Kubernetes, which counts as success
+                    )  # a redirect to another host: Kubernetes warns and counts it as success
                 port = parts.port or (443 if parts.scheme == "https" else 80)
                 open_now[:] = [await connect(port, timeout)]
                 code, location = await asyncio.to_thread(_get, open_now[0], url, headers)
@@ -112,16 +111,16 @@ async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
                     break
                 url = urljoin(url, location)
             else:
-                return Outcome(ProbeResult.FAIL, f'Get "{asked}": stopped after {_REDIRECTS} redirects')
+                return Outcome(ProbeResult.FAIL, f'Get "{first_url}": stopped after {_REDIRECTS} redirects')
     except TimeoutError:
-        text = f'Get "{asked}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
+        text = f'Get "{first_url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
         return Outcome(ProbeResult.FAIL, text)
     except OSError as e:
-        return Outcome(ProbeResult.FAIL, f'Get "{asked}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
+        return Outcome(ProbeResult.FAIL, f'Get "{first_url}": dial tcp {urlsplit(url).netloc}: {_words(e)}')
     except (http.client.HTTPException, ValueError) as e:
-        return Outcome(ProbeResult.FAIL, f'Get "{asked}": malformed HTTP response: {type(e).__name__} {e}'.strip())
+        return Outcome(ProbeResult.FAIL, f'Get "{first_url}": malformed HTTP response: {type(e).__name__} {e}'.strip())
     finally:
-        for found in open_now:  # a thread that still waits for an answer ends with its connection
+        for found in open_now:  # closing the connection ends a thread that still waits for a response
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
             found.close()
@@ -131,26 +130,30 @@ async def _http(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
 
 
 def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tuple[int, str]:
-    """Status and ``Location``. Raises ``OSError``, ``HTTPException`` and ``ValueError`` as ``http.client`` does."""
+    """Sends a GET request. Returns the status code and the ``Location`` header.
+
+    Raises:
+        OSError, HTTPException, ValueError: as ``http.client`` raises them.
+    """
     parts = urlsplit(url)
     client = http.client.HTTPConnection(parts.hostname or "", parts.port)
     if parts.scheme == "https":
         trusting = ssl.create_default_context()
-        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE  # as the kubelet
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE  # like the kubelet
         connection = trusting.wrap_socket(connection, server_hostname=parts.hostname)
     client.sock = connection
-    given = {k.lower() for k in headers}
+    names = {k.lower() for k in headers}
     client.putrequest(
-        "GET", parts.path + (f"?{parts.query}" if parts.query else "") or "/", skip_host="host" in given,
+        "GET", parts.path + (f"?{parts.query}" if parts.query else "") or "/", skip_host="host" in names,
         skip_accept_encoding=True,
     )  # fmt: skip
     usual = {"User-Agent": _AGENT, "Accept": "*/*", "Connection": "close"}
-    for name, value in {**{k: v for k, v in usual.items() if k.lower() not in given}, **headers}.items():
+    for name, value in {**{k: v for k, v in usual.items() if k.lower() not in names}, **headers}.items():
         client.putheader(name, value)
     client.endheaders()
-    answer = client.getresponse()
-    found = answer.status, answer.getheader("Location", "") or ""
-    answer.close()
+    response = client.getresponse()
+    found = response.status, response.getheader("Location", "") or ""
+    response.close()
     client.close()
     return found
 
@@ -158,9 +161,12 @@ def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tup
 # --- grpc -------------------------------------------------------------------------------------------------
 
 
-async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
-    """gRPC opens its connections itself, so it is led through a socket of ours into the pod's network."""
-    port, name = int(how["port"]), str(how.get("service") or "")
+async def _grpc(spec: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
+    """Calls the gRPC health service of the pod.
+
+    The gRPC library opens its own connections, so it connects to a local socket that is relayed into the pod's network.
+    """
+    port, name = int(spec["port"]), str(spec.get("service") or "")
     place = f"{address}:{port}"
     try:
         async with asyncio.timeout(timeout):
@@ -186,7 +192,7 @@ async def _grpc(how: JSON, timeout: float, connect: Connect, address: str) -> Ou
                 task.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
             for client in clients:
-                client.close()  # a relay that was cancelled before its first step has closed nothing
+                client.close()  # a relay that was cancelled before its first step has not closed its client
             inner.close()
 
 
@@ -199,7 +205,7 @@ async def _check(path: str, place: str, name: str, timeout: float) -> Outcome:
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
         try:
-            answer = await check(health_pb2.HealthCheckRequest(service=name), timeout=timeout)
+            response = await check(health_pb2.HealthCheckRequest(service=name), timeout=timeout)
         except grpc.aio.AioRpcError as e:
             match e.code():
                 case grpc.StatusCode.UNIMPLEMENTED:
@@ -209,9 +215,9 @@ async def _check(path: str, place: str, name: str, timeout: float) -> Outcome:
                 case code:
                     why = f"error: health rpc probe failed: rpc error: code = {code.name}"
             return Outcome(ProbeResult.FAIL, f"{why}: {e.details()}" if e.details() else why)
-    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+    if response.status == health_pb2.HealthCheckResponse.SERVING:
         return Outcome(ProbeResult.PASS)
-    word = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    word = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return Outcome(ProbeResult.FAIL, f'service unhealthy (responded with "{word}")')
 
 
@@ -228,7 +234,7 @@ async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inn
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until either side ends."""
+    """Copies data until either side ends."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
@@ -238,7 +244,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def _words(error: OSError) -> str:
-    """As Go says it."""
+    """Formats an error as Go does."""
     if isinstance(error, TimeoutError):
         return "i/o timeout"
     return f"connect: {(error.strerror or str(error)).lower()}"

@@ -1,6 +1,6 @@
-"""Images of containers that really run: a name stands for a folder, and nothing is pulled.
+"""Finds container images on this machine: a name maps to a directory, and nothing is pulled.
 
-A folder is a root file system as it is, or an OCI image layout (``index.json`` and ``blobs``), which is unpacked once.
+A directory is a root file system, or an OCI image layout (``index.json`` and ``blobs``), which is unpacked once.
 Source: https://github.com/opencontainers/image-spec, image-layout.md, manifest.md, layer.md, config.md.
 """
 
@@ -28,12 +28,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class ImageError(ValueError):
-    """A folder is no image; the text says what and where."""
+    """A directory is not a valid image. The text contains the reason and the path."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A root folder, and what runs in it unless a pod says otherwise."""
+    """A root directory and the defaults for its process."""
 
     root: Path
     entrypoint: Sequence[str] = ()
@@ -44,9 +44,10 @@ class Image:
     stop_signal: str = ""
 
     def arguments(self, command: Sequence[str], args: Sequence[str]) -> list[str]:
-        """What is executed: a pod's ``command`` replaces the entry point and drops the image's arguments.
+        """Returns the arguments to execute. A pod's ``command`` replaces the entry point and drops the image's arguments.
 
-        Raises :class:`ContainerError` where nothing is left to execute.
+        Raises:
+            ContainerError: there is nothing to execute.
         """
         if command:
             out = [*command, *args]
@@ -59,9 +60,10 @@ class Image:
         return out
 
     def user_of(self, user: int | None, group: int | None) -> tuple[int, int]:
-        """Numbers of user and group; names are looked up in the image's own files.
+        """Returns the numeric user and group. Looks up names in the image's own files.
 
-        Raises :class:`ContainerError` for a name that they do not have.
+        Raises:
+            ContainerError: the image's files do not contain the name.
         """
         named, _, named_group = self.user.partition(":")
         if user is not None:
@@ -93,23 +95,24 @@ def _row(path: Path, value: str, column: int) -> list[str] | None:
 
 
 class Images:
-    """Finds images by the names that pods give them.
+    """Finds images by the names that pods use.
 
     Args:
-        folders: by image name; with or without a tag, and ``*`` for all that have none of their own.
-        cache: where layers are unpacked.
+        folders: directories by image name, with or without a tag; ``*`` is for all other images.
+        cache: the directory in which layers are unpacked.
     """
 
     def __init__(self, folders: Mapping[str, Path], cache: Path) -> None:
         self.folders = {ANY if name == ANY else _full(name): path for name, path in folders.items()}
         self.cache = cache
         self._unpacked: dict[Path, Image] = {}
-        self._unpacking = threading.Lock()  # pods start at once, in threads
+        self._unpacking = threading.Lock()  # pods start in parallel threads
 
     def find(self, name: str) -> Image:
-        """Blocks while layers are unpacked.
+        """Returns an image. Blocks while layers are unpacked.
 
-        Raises :class:`ImagePullError` where there is none, or it cannot be read.
+        Raises:
+            ImagePullError: the image is missing or cannot be read.
         """
         full = _full(name)
         bare = _without_tag(full)
@@ -119,7 +122,7 @@ class Images:
                 return self._busybox()
         if folder is None:
             raise ImagePullError(
-                f'image "{name}" is not here, and the local cluster pulls none: give its root folder or OCI layout with '
+                f'image "{name}" is not on this machine, and the local cluster pulls none: name its root folder or OCI layout with '
                 f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"'
             )
         try:
@@ -140,7 +143,7 @@ class Images:
 
 
 def make_busybox(root: Path) -> Path:
-    """A root folder with this machine's static busybox under each name of its tools."""
+    """Creates a root directory with this machine's static busybox and a link for each of its tools."""
     fresh = root.with_name(f".{root.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     binaries = fresh / "bin"
@@ -152,7 +155,7 @@ def make_busybox(root: Path) -> Path:
         (fresh / name).mkdir()
     (fresh / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
     (fresh / "etc/group").write_text("root:x:0:\nnobody:x:65534:\n")
-    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):  # whatever our umask is
+    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):  # independent of this process's umask
         path.chmod(0o755 if path.is_dir() or path.name == "busybox" else 0o644)
     (fresh / "tmp").chmod(0o1777)
     fresh.rename(root)
@@ -169,7 +172,11 @@ _TOOLS = (
 
 
 def parse_option(text: str) -> tuple[str, Path]:
-    """``NAME=FOLDER``. Raises :class:`ImageError`."""
+    """Parses ``NAME=FOLDER``.
+
+    Raises:
+        ImageError: the text has another form, or the directory is missing.
+    """
     name, found, folder = text.partition("=")
     path = Path(folder)
     if not (name and found and folder):
@@ -180,7 +187,10 @@ def parse_option(text: str) -> tuple[str, Path]:
 
 
 def _full(name: str) -> str:
-    """``busybox`` → ``docker.io/library/busybox``, as the kubelet's runtime reads it; digests are left out."""
+    """Returns the full name of an image as a container runtime reads it, without a digest.
+
+    For example ``busybox`` becomes ``docker.io/library/busybox``.
+    """
     name = name.partition("@")[0]
     first, slash, rest = name.partition("/")
     if not slash:
@@ -225,7 +235,7 @@ def _unpack(layout: Path, cache: Path) -> Image:
 
 
 def _manifest(layout: Path, found: JSON) -> JSON:
-    """The manifest for this machine, through nested indexes."""
+    """Returns the manifest for this machine. Follows nested indexes."""
     while "manifests" in found:
         architecture = _ARCHITECTURES.get(platform.machine(), platform.machine())
         fitting = [
@@ -244,19 +254,19 @@ def _read(path: Path) -> JSON:
     except (OSError, ValueError) as e:
         raise ImageError(f"{path} cannot be read as JSON: {e}") from None
     if not isinstance(found, dict):
-        raise ImageError(f"{path} is no JSON object")
+        raise ImageError(f"{path} is not a JSON object")
     return found
 
 
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     digest = str(descriptor.get("digest"))
     if not _DIGEST.fullmatch(digest):
-        raise ImageError(f"{layout}: {digest!r} is no sha256 digest")
+        raise ImageError(f"{layout}: {digest!r} is not a sha256 digest")
     return layout / "blobs/sha256" / digest.removeprefix("sha256:")
 
 
 def _apply_layer(blob: Path, root: Path) -> None:
-    """One layer over those below it. Device nodes are left out: a container's are made by its runtime."""
+    """Unpacks one layer over the layers below it. Skips device nodes, because the container runtime creates them."""
     with tarfile.open(blob, "r:*") as layer:
         for member in layer:
             path = PurePosixPath(member.name.lstrip("/"))
@@ -273,7 +283,11 @@ def _apply_layer(blob: Path, root: Path) -> None:
 
 
 def _inside(root: Path, folder: PurePosixPath) -> Path:
-    """``folder`` below ``root``, never by a link out of it."""
+    """Returns ``folder`` below ``root``.
+
+    Raises:
+        ImageError: a link in the path leads out of ``root``.
+    """
     found = (root / folder).resolve()
     if not found.is_relative_to(root.resolve()):
         raise ImageError(f"a layer writes to {folder}, which leads out of the image")

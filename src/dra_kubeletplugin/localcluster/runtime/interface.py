@@ -1,8 +1,8 @@
-"""What the kubelet asks of a container runtime: as much of the CRI as pods with devices need.
+"""The interface between the kubelet and a container runtime: the part of the CRI that pods with devices need.
 
-The kubelet decides (order, restarts, back-off, probes, volumes); the runtime runs one container when it is told to, and says when
-it ended. Containers outlive the kubelet: after its restart the kubelet asks :meth:`ContainerRuntime.statuses` and carries on.
-Source: k8s.io/cri-api, runtime.v1.
+The kubelet decides about order, restarts, back-off, probes and volumes. The runtime starts and stops single containers
+and reports when they end. Containers outlive the kubelet: after its restart the kubelet calls
+:meth:`ContainerRuntime.statuses` and continues. Source: k8s.io/cri-api, runtime.v1.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _NOT_STARTED = 128  # the exit code of a container whose process could not be st
 
 
 class ContainerError(Exception):
-    """A container cannot be created or started.
+    """A container cannot be created or started. The text is the runtime's and becomes the pod's event.
 
-    ``reason`` is what ``state.waiting.reason`` of the pod's status shows (``CreateContainerError``, ``RunContainerError``,
-    ``ErrImagePull``, ...); the text is the runtime's own, as in the pod's event.
+    Args:
+        reason: ``state.waiting.reason`` of the pod's status (``CreateContainerError``, ``RunContainerError``,
+            ``ErrImagePull``, ...).
     """
 
     def __init__(self, message: str, reason: str = "CreateContainerError") -> None:
@@ -30,17 +31,17 @@ class ContainerError(Exception):
 
 
 class ImagePullError(ContainerError):
-    """The image is not there and cannot be had."""
+    """The image is missing and cannot be pulled."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "ErrImagePull")
 
 
 class Role(Enum):
-    """What a container is for."""
+    """The role of a container in its pod."""
 
     INIT = "init"  # runs to its end before the next one starts
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always: starts in its turn, runs as long as the pod
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always: starts in order, runs as long as the pod
     MAIN = "main"
 
 
@@ -51,8 +52,12 @@ class ContainerState(Enum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A pod as the runtime knows it. ``folder`` is the pod's own on the host (kubelet root, pods/<uid>), for what it needs there;
-    ``restart_policy`` tells a runtime that only simulates whether a container is to end by itself."""
+    """A pod as the runtime knows it.
+
+    Args:
+        folder: the pod's directory on the host (kubelet root, pods/<uid>), for the runtime's files.
+        restart_policy: of the pod. A simulating runtime derives from it whether a container ends by itself.
+    """
 
     namespace: str
     name: str
@@ -66,8 +71,12 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host in the container. ``from_host``: the pod asked for this very path (hostPath), it is not one that
-    the kubelet made; a runtime that guards the host refuses it."""
+    """A file or directory of the host in the container.
+
+    Args:
+        from_host: whether the pod asked for this path (hostPath) and the kubelet did not create it. A runtime that
+            protects the host refuses such a mount.
+    """
 
     host: Path
     container: str
@@ -77,7 +86,13 @@ class Mount:
 
 @dataclass(frozen=True)
 class Limits:
-    """``memory`` in bytes, ``cpu`` and the ``share`` of it that counts when others want some in thousandths; 0: no limit."""
+    """Resource limits of a container; 0 stands for no limit.
+
+    Args:
+        memory: bytes.
+        cpu: thousandths of a CPU.
+        share: weight under contention, in thousandths of a CPU.
+    """
 
     memory: int = 0
     cpu: int = 0
@@ -89,15 +104,18 @@ class ContainerConfig:
     """One container to start.
 
     Args:
-        attempt: 0, and one more with each restart in this pod; a container is known by pod UID, name and attempt.
-        command: replaces the image's entry point where it is not empty, and ``args`` its arguments; references are expanded.
-        env: in order, values resolved (``valueFrom`` included).
+        attempt: 0, plus 1 for each restart in this pod. Pod UID, name and attempt identify a container.
+        command: replaces the image's entry point if it is not empty. References are expanded.
+        args: replaces the image's arguments if it is not empty. References are expanded.
+        env: in order, with resolved values (``valueFrom`` included).
         cdi_devices: qualified names, in the order of injection.
-        user, group: numbers, or None for the image's.
-        stdin, stdin_once: whether its standard input is open for who attaches, and for the first one alone.
+        user, group: numbers, or None for those of the image.
+        stdin: whether attached clients can write to standard input.
+        stdin_once: whether only the first attached client can.
         tty: whether its process has a terminal.
-        limits: what it may have of the machine.
-        security: the container's ``securityContext`` over the pod's, as in the API; what a runtime does not implement it refuses.
+        security: the container's ``securityContext`` merged over the pod's, as in the API. A runtime refuses fields
+            that it does not implement.
+        limits: resource limits.
     """
 
     name: str
@@ -125,8 +143,8 @@ class ContainerStatus:
 
     Args:
         id: as in ``containerStatuses[].containerID``, with the runtime's scheme (``containerd://...``).
-        simulated: nothing really runs; the pod says so.
-        reason: why it ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``), empty while it runs.
+        simulated: no process runs; the pod's status has a condition for it.
+        reason: why it ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``); empty while it runs.
         message: its termination message.
     """
 
@@ -143,7 +161,7 @@ class ContainerStatus:
     message: str = ""
 
     def not_started(self, message: str) -> ContainerStatus:
-        """The same container as containerd has it whose process could not be started."""
+        """Returns the status that containerd reports for this container if its process could not be started."""
         return replace(
             self, state=ContainerState.EXITED, started_at=0.0, finished_at=time.time(), exit_code=_NOT_STARTED,
             reason="StartError", message=message,
@@ -152,10 +170,10 @@ class ContainerStatus:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """As ``kubectl logs``: 0 and None mean everything."""
+    """Options of ``kubectl logs``. 0 and None select everything."""
 
     follow: bool = False
-    previous: bool = False  # of the attempt before
+    previous: bool = False  # logs of the previous attempt
     tail: int | None = None  # lines
     since: float = 0.0  # seconds since the epoch
     timestamps: bool = False
@@ -163,7 +181,7 @@ class LogOptions:
 
 
 class HandlerOccasion(Enum):
-    """When something is asked of a container that runs; the field of the API in which it is."""
+    """When a probe or hook runs. The value is its field in the API."""
 
     STARTUP = "startupProbe"
     READINESS = "readinessProbe"
@@ -174,13 +192,13 @@ class HandlerOccasion(Enum):
 
 @dataclass(frozen=True)
 class HandlerAction:
-    """A probe or a lifecycle hook that is to be carried out once.
+    """One run of a probe or lifecycle hook.
 
     Args:
-        handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, its port a number.
+        handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, with a numeric port.
         timeout: seconds.
-        number: of probes of this kind that this attempt of the container has had before.
-        annotations: the pod's, as they are now: with them an author says how a simulated one ends.
+        number: how many probes of this kind the attempt of the container had before.
+        annotations: the pod's current annotations; they set the results of a simulated container.
     """
 
     occasion: HandlerOccasion
@@ -193,41 +211,42 @@ class HandlerAction:
 class ProbeResult(Enum):
     PASS = auto()
     FAIL = auto()
-    ERROR = auto()  # it could not be carried out: as if it had not been tried
-    NOBODY = auto()  # nothing really runs, and nobody has said how it would end
+    ERROR = auto()  # the probe could not be run; it does not count
+    UNDEFINED = auto()  # the container is simulated, and no annotation sets a result
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an :class:`HandlerAction` ended; ``text`` is what the pod's event says of it."""
+    """The result of a :class:`HandlerAction`. ``text`` is for the pod's event."""
 
     verdict: ProbeResult
     text: str = ""
 
 
 class ExecSession(Protocol):
-    """A command in a running container, as ``kubectl exec`` has it."""
+    """A command in a running container, as for ``kubectl exec``."""
 
     async def read(self) -> tuple[int, bytes] | None:
-        """The next output: 1 or 2 for its stream, and the bytes; None at the end."""
+        """Returns the next output as its stream (1 or 2) and the bytes; None at the end."""
 
     async def write(self, data: bytes) -> None:
-        """To its standard input. Empty data closes it."""
+        """Writes to standard input. Empty data closes it."""
 
     async def resize(self, width: int, height: int) -> None:
-        """Of its terminal; nothing without one."""
+        """Sets the size of the terminal. Does nothing without a terminal."""
 
     async def wait(self) -> int:
-        """Its exit code."""
+        """Waits for the command to end. Returns its exit code."""
 
     async def close(self) -> None:
-        """Kills it where it still runs."""
+        """Kills the command if it still runs."""
 
 
 class ContainerRuntime(Protocol):
-    """Runs containers of one node. All methods may be called at once for different pods; for one pod the kubelet calls in turn.
+    """Runs the containers of one node.
 
-    ``dev`` is where device nodes are looked up: of a described host, which may be put there before pods run, its own.
+    Methods may be called concurrently for different pods; the kubelet makes one call at a time for a pod. ``dev`` is
+    the directory for looking up device nodes; a described host, which may be set before pods run, has its own.
     """
 
     dev: Path
@@ -237,55 +256,75 @@ class ContainerRuntime(Protocol):
         """For ``status.nodeInfo.containerRuntimeVersion``, e.g. ``simulated://1``."""
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
-        """Injects the CDI devices, creates the container and starts it; of an older attempt only the logs stay.
+        """Injects the CDI devices, creates the container and starts it. Of an older attempt it keeps only the logs.
 
-        Raises :class:`ContainerError`, as containerd would say it, also where a CDI device cannot be resolved. A container that was
-        created and could not be started (``RunContainerError``) has ended, as :meth:`ContainerStatus.not_started`.
+        Raises:
+            ContainerError: the container cannot be started or a CDI device cannot be resolved; the text is
+                containerd's. A container that was created and could not be started (``RunContainerError``) has the
+                status :meth:`ContainerStatus.not_started`.
         """
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
-        """Ends a container: its stop signal, and after ``grace`` seconds the end. Returns once it has ended; unknown is success."""
+        """Stops a container: sends its stop signal and kills it after ``grace`` seconds. Returns when it has ended.
+
+        An unknown container is success.
+        """
 
     async def remove(self, pod_uid: str) -> None:
-        """Ends what is left of the pod at once and forgets it, its logs included. Unknown is success."""
+        """Kills the pod's containers and deletes its state and logs. An unknown pod is success."""
 
     def statuses(self, pod_uid: str) -> dict[str, ContainerStatus]:
-        """The newest attempt of each container by name; empty for a pod that is not known."""
+        """Returns the newest attempt of each container by name; empty for an unknown pod."""
 
     def pods(self) -> set[str]:
-        """UIDs of all pods that are known."""
+        """Returns the UIDs of all known pods."""
 
     def changes(self) -> AsyncIterator[str]:
-        """UIDs of pods of which a container has ended by itself, from now on. Never ends."""
+        """Yields the UID of a pod when one of its containers ended by itself. Starts with the next change. Never ends."""
 
     def spec(self, pod_uid: str, name: str) -> dict[str, Any]:
-        """The OCI spec with which the newest attempt was started, devices injected. Raises ``KeyError``."""
+        """Returns the OCI spec, with devices, that started the newest attempt.
+
+        Raises:
+            KeyError: there is no such container.
+        """
 
     def logs(self, pod_uid: str, name: str, options: LogOptions) -> AsyncIterator[bytes]:
-        """What the container wrote. Raises ``KeyError`` where there is no such container."""
+        """Yields the container's output.
+
+        Raises:
+            KeyError: there is no such container.
+        """
 
     async def exec(
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         """Starts a command in a running container.
 
-        Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
+        Raises:
+            ContainerError: the command cannot be started.
+            KeyError: there is no such container.
         """
 
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
-        """Carries out a probe or a hook in a running container, or from beside it. Never raises for what the container does."""
+        """Runs a probe or hook in a running container or through the pod's network.
+
+        Failures of the container are in the result and are not raised.
+        """
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
-        """What the container's own process writes from now on, and its standard input where that is open.
+        """Attaches to the container's main process: its output from now on, and its standard input if that is open.
 
-        Raises :class:`ContainerError`, and ``KeyError`` where there is no such container.
+        Raises:
+            ContainerError: the container is not running.
+            KeyError: there is no such container.
         """
 
     async def reboot(self) -> None:
-        """The machine went down: all containers have ended, as by a power failure, and are forgotten."""
+        """Kills and forgets all containers, as a power failure does."""
 
     async def close(self) -> None:
-        """The cluster ends: what runs is ended."""
+        """Stops all containers at the end of the cluster."""
 
 
 __all__ = [

@@ -1,6 +1,7 @@
-"""Network, IPC and UTS namespaces that the containers of one pod share, as a sandbox's pause container holds them.
+"""Creates the network, IPC and UTS namespaces that the containers of one pod share.
 
-A thread makes them and ends; what keeps them is open files of this process, so they go with it, however it ends.
+In Kubernetes a pause container keeps them. Here a short-lived thread creates them, and open files of this process keep
+them, so the kernel removes them when this process ends.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ _FLAGS = {
     "network": 0x40000000,
     "ipc": 0x08000000,
     "uts": 0x04000000,
-}  # CLONE_NEWNET, CLONE_NEWIPC, CLONE_NEWUTS: clone(2)
+}  # clone(2): CLONE_NEWNET, CLONE_NEWIPC, CLONE_NEWUTS
 _FILES = {"network": "net", "ipc": "ipc", "uts": "uts"}
 _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 0x1
-ADDRESS = "192.0.2.1"  # of every pod in its own network, which ends at the pod (RFC 5737)
+ADDRESS = "192.0.2.1"  # the address of every pod, valid only inside the pod's network (RFC 5737)
 
 
 class PodNamespaces:
-    """Made by :meth:`make`. ``paths`` are files by type of namespace, as an OCI spec wants them."""
+    """The namespaces of one pod; create them with :meth:`make`.
+
+    ``paths`` maps a type of namespace to its file, as an OCI spec needs it.
+    """
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
         self._descriptors = dict(descriptors)
@@ -39,18 +43,26 @@ class PodNamespaces:
 
     @classmethod
     async def make(cls, hostname: str) -> PodNamespaces:
-        """Fresh ones, with a loopback device that is up. Raises :class:`ContainerError`."""
-        making = asyncio.ensure_future(asyncio.to_thread(_in_thread, hostname))
+        """Creates new namespaces with a loopback device that is up.
+
+        Raises:
+            ContainerError: the kernel refused.
+        """
+        creation = asyncio.ensure_future(asyncio.to_thread(_create, hostname))
         try:
-            return cls(await asyncio.shield(making))
-        except asyncio.CancelledError:  # the thread goes on, and what it makes is nobody's
-            making.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
+            return cls(await asyncio.shield(creation))
+        except asyncio.CancelledError:  # the thread continues, so close what it creates
+            creation.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
             raise
         except OSError as e:
             raise ContainerError(f"failed to create the pod's namespaces: {e}") from None
 
     async def connect(self, address: str, port: int, timeout: float) -> socket.socket:
-        """A connection made within the pod's network. Raises ``OSError``."""
+        """Opens a connection inside the pod's network.
+
+        Raises:
+            OSError: the connection failed.
+        """
         return await asyncio.to_thread(_connect, self._descriptors["network"], address, port, timeout)
 
     def close(self) -> None:
@@ -60,7 +72,7 @@ class PodNamespaces:
         self._descriptors.clear()
 
 
-def _in_thread(hostname: str) -> dict[str, int]:
+def _create(hostname: str) -> dict[str, int]:
     made: dict[str, int] = {}
 
     def work() -> None:
@@ -74,7 +86,7 @@ def _in_thread(hostname: str) -> dict[str, int]:
             made[kind] = os.open(f"/proc/thread-self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
 
     try:
-        _apart(work)
+        _run_in_new_thread(work)
     except OSError:
         for number in made.values():
             os.close(number)
@@ -83,14 +95,14 @@ def _in_thread(hostname: str) -> dict[str, int]:
 
 
 def _connect(network: int, address: str, port: int, timeout: float) -> socket.socket:
-    """A socket belongs to the network in which it was made, wherever it is used then."""
+    """Connects inside a network namespace. A socket stays in the network in which it was created, whichever thread uses it."""
     made: list[socket.socket] = []
 
     def work() -> None:
         _call("setns", network, _FLAGS["network"])
         made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
 
-    _apart(work)
+    _run_in_new_thread(work)
     [found] = made
     try:
         found.settimeout(timeout)
@@ -101,8 +113,12 @@ def _connect(network: int, address: str, port: int, timeout: float) -> socket.so
     return found
 
 
-def _apart(work: Callable[[], None]) -> None:
-    """In a thread of its own: one that has left the machine's namespaces must not come back to a pool. Raises ``OSError``."""
+def _run_in_new_thread(work: Callable[[], None]) -> None:
+    """Runs ``work`` in a new thread, because a thread that changed its namespaces must not return to a pool.
+
+    Raises:
+        OSError: ``work`` raised it.
+    """
     failed: list[OSError] = []
 
     def guarded() -> None:
@@ -119,7 +135,11 @@ def _apart(work: Callable[[], None]) -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A function of libc. Raises ``OSError``."""
+    """Calls a function of libc.
+
+    Raises:
+        OSError: the call failed.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""What a pod may not ask of containers that really run here: the machine is somebody's own, and nothing of it is given away."""
+"""Refuses pod features that would give a real container access to this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Allowed:
-    """What is left of a security context once nothing in it had to be refused."""
+    """The accepted part of a container's security context."""
 
     capabilities: tuple[str, ...]
     no_new_privileges: bool
@@ -28,7 +28,11 @@ class Allowed:
 
 
 def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
-    """Raises :class:`ContainerError` with all that the container asks for and does not get."""
+    """Checks everything that a container asks for.
+
+    Raises:
+        ContainerError: at least one feature is refused; the text lists all of them.
+    """
     security = container.security
     why: list[str] = []
     if sandbox.host_network:
@@ -39,7 +43,7 @@ def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
         if m.from_host
     ]
     if security.get("privileged"):
-        why.append("privileged: containers here get no device but their claims'")
+        why.append("privileged: containers here get only the devices of their claims")
     if security.get("procMount") not in {None, "Default"}:
         why.append(f"procMount {security['procMount']}")
     kept = _capabilities(security.get("capabilities") or {}, why)
@@ -69,11 +73,11 @@ def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
     )
 
 
-def _capabilities(given: Mapping[str, Any], why: list[str]) -> tuple[str, ...]:
-    dropped = {_name(c) for c in given.get("drop") or ()}
-    added = {_name(c) for c in given.get("add") or ()}
+def _capabilities(spec: Mapping[str, Any], why: list[str]) -> tuple[str, ...]:
+    dropped = {_name(c) for c in spec.get("drop") or ()}
+    added = {_name(c) for c in spec.get("add") or ()}
     if beyond := sorted(added - set(CAPABILITIES)):
-        why.append(f"capabilities {', '.join(beyond)}: a container here gets a usual one's and no more")
+        why.append(f"capabilities {', '.join(beyond)}: a container here gets the default capabilities only")
     kept = [] if "CAP_ALL" in dropped else [c for c in CAPABILITIES if c not in dropped]
     return tuple(dict.fromkeys([*kept, *(c for c in CAPABILITIES if c in added)]))
 

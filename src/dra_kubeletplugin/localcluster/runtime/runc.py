@@ -1,4 +1,4 @@
-"""The command ``runc``: containers of one state folder, and a guard that ends them should this process be killed."""
+"""Runs containers with the command ``runc``, and starts a guard that deletes them if this process is killed."""
 
 from __future__ import annotations
 
@@ -17,45 +17,49 @@ from pathlib import Path
 from ..child_reaper import Guard
 from .interface import ContainerError
 
-_LOOK = 0.01  # seconds between looks for what runc writes once a process has started
-_COMMAND = 30.0  # seconds for a call that runs nothing of the user's
-# The writable layer lives in memory and in a mount namespace of its own, so it goes with the container, whatever ends it.
-# Paths are relative to the container's folder: none needs to be escaped.
+_LOOK = 0.01  # seconds between two looks for the file that runc writes when a process has started
+_COMMAND = 30.0  # seconds for a call that does not run a command of the user
+# The writable layer is in memory and in its own mount namespace, so it disappears with the container however that ends.
+# The paths are relative to the container's directory, so none needs escaping.
 _ROOTED = (
     "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir -m 0755 scratch/upper scratch/work && "
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-# After our death runc may be starting one still, which it lists only once the hooks have run. Whoever has the folder by then has
-# containers there too: they are not ours.
-_PATIENCE = 60.0  # seconds for that
+# After this process dies, runc may still be starting a container, which it lists only after its hooks. Another process
+# may use the same directory by then, so only containers with this process's prefix are deleted.
+_GUARD_TIME = 60.0  # seconds that the guard waits for such a container
 _DELETE = (
     'runc --root "$1" list -q | grep "^$2" | '
     'while read -r id; do echo "$id"; runc --root "$1" delete --force "$id" >/dev/null; done'
 )
-Streams = tuple[int, int, int]  # descriptors for standard input, output and error
+Streams = tuple[int, int, int]  # file descriptors for standard input, output and error
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process of runc that stays in front of the container's, ends with it and has its exit code."""
+    """The runc process that waits for a container. It ends with the container and has the same exit code."""
 
     process: asyncio.subprocess.Process
 
 
 class Runc:
-    """Containers below ``root``, a folder of this process alone. :meth:`find` says whether they can run here."""
+    """Containers below ``root``, a directory that only this process uses. :meth:`find` checks whether they can run here."""
 
     def __init__(self, root: Path, version: tuple[int, ...]) -> None:
         self.root = root
         self.version = version
         self._guard: Guard | None = None
-        self._ours = secrets.token_hex(8)  # what our containers' names begin with
+        self._prefix = secrets.token_hex(8)  # prefix of the names of this process's containers
         self._guarding = asyncio.Lock()
 
     @classmethod
     async def find(cls, root: Path) -> Runc:
-        """Raises :class:`ContainerError` with what is missing."""
+        """Returns an instance if containers can run on this machine.
+
+        Raises:
+            ContainerError: something is missing; the text lists it.
+        """
         if why := missing():
             raise ContainerError(why)
         code, out, error = await _run("runc", "--version")
@@ -65,17 +69,21 @@ class Runc:
         return cls(root, tuple(map(int, found.groups())))
 
     def name(self) -> str:
-        """A new one for a container, as containerd's look: 64 hexadecimal digits."""
-        return self._ours + secrets.token_hex(24)
+        """Returns a new container name of 64 hexadecimal digits, like containerd's."""
+        return self._prefix + secrets.token_hex(24)
 
     async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
-        """Creates and starts the container of ``bundle``; returns once its process runs. ``tty``: the streams are a terminal.
+        """Creates and starts the container of ``bundle``. Returns when its process runs.
 
-        What is left of it once it has ended (its cgroup) stays until :meth:`delete`.
+        What an ended container leaves, its cgroup, stays until :meth:`delete`.
 
-        Raises :class:`ContainerError` with runc's own words where it does not get there.
+        Args:
+            tty: whether the streams are a terminal.
+
+        Raises:
+            ContainerError: the process did not start; the text is runc's.
         """
-        await self._watch_over()
+        await self._start_guard()
         runc = self._argv(
             bundle / "runc.log", "run", "--keep", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container
         )
@@ -85,7 +93,14 @@ class Runc:
     async def exec(
         self, container: str, scratch: Path, command: Sequence[str], streams: Streams, *, tty: bool
     ) -> Started:
-        """Starts a command in a running container; ``scratch`` is a new folder for what runc says. Raises as :meth:`run`."""
+        """Starts a command in a running container.
+
+        Args:
+            scratch: a new directory for runc's log.
+
+        Raises:
+            ContainerError: the command did not start; the text is runc's.
+        """
         options = ["--pid-file", str(scratch / "pid"), *(["--tty"] if tty else [])]
         argv = self._argv(scratch / "runc.log", "exec", *options, container, *command)
         return await self._start(argv, scratch / "pid", scratch / "runc.log", streams, session=tty)
@@ -98,32 +113,32 @@ class Runc:
     ) -> Started:
         stdin, stdout, stderr = streams
         env = {**os.environ, **(self._guard.mark if self._guard else {})}
-        # In a process group of its own: Ctrl-C is for us, and we end the containers in order.
+        # A process group of its own keeps Ctrl-C away from runc. This process then stops the containers in order.
         process = await asyncio.create_subprocess_exec(
             *argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
             process_group=None if session else 0,
         )  # fmt: skip
-        begun = asyncio.ensure_future(_begun(process, pid))
+        waiter = asyncio.ensure_future(_wait_started(process, pid))
         try:
-            await asyncio.shield(begun)
-        except asyncio.CancelledError:  # what runc had made by half, a cgroup say, nobody would find
-            await asyncio.wait({begun}, timeout=_COMMAND)
+            await asyncio.shield(waiter)
+        except asyncio.CancelledError:  # wait, because a half-created container or its cgroup would be left over
+            await asyncio.wait({waiter}, timeout=_COMMAND)
             with contextlib.suppress(OSError):
                 os.kill(int(_read(pid)), signal.SIGKILL)
             raise
         finally:
-            begun.cancel()
+            waiter.cancel()
         if not _exists(pid):
             raise ContainerError(_last_error(log) or f"runc ended with {process.returncode} before the container ran")
         return Started(process)
 
     async def signal(self, container: str, name: str) -> bool:
-        """False where there is no such container, or it has ended."""
+        """Sends a signal to a container. Returns False if the container does not exist or has ended."""
         code, _, _ = await _run("runc", "--root", str(self.root), "kill", container, name)
         return code == 0
 
     async def delete(self, container: str) -> None:
-        """Ends it at once; unknown is success."""
+        """Kills and deletes a container. An unknown container is success."""
         await _run("runc", "--root", str(self.root), "delete", "--force", container)
 
     async def list(self) -> list[str]:
@@ -133,23 +148,23 @@ class Runc:
         return out.split()
 
     async def close(self) -> None:
-        """Ends all containers."""
+        """Deletes all containers."""
         await asyncio.gather(*(self.delete(container) for container in await self.list()))
         if self._guard:
             await self._guard.close()
             self._guard = None
 
-    async def _watch_over(self) -> None:
-        """Ends the containers that are left when we end, by whatever cause."""
+    async def _start_guard(self) -> None:
+        """Starts the guard, which deletes the remaining containers when this process ends for any reason."""
         async with self._guarding:
-            if self._guard is None:  # what a machine that went down left
+            if self._guard is None:  # delete containers of a previous run, for example after a power failure
                 await asyncio.gather(*(self.delete(container) for container in await self.list()))
             if self._guard is None or not self._guard.alive:
-                self._guard = await Guard.start(_PATIENCE, _DELETE, str(self.root), self._ours)
+                self._guard = await Guard.start(_GUARD_TIME, _DELETE, str(self.root), self._prefix)
 
 
-async def _begun(process: asyncio.subprocess.Process, pid: Path) -> None:
-    """Until its process runs, or it has ended."""
+async def _wait_started(process: asyncio.subprocess.Process, pid: Path) -> None:
+    """Waits until the process runs or has ended."""
     ended = asyncio.ensure_future(process.wait())
     try:
         while not ended.done() and not _exists(pid):
@@ -158,7 +173,7 @@ async def _begun(process: asyncio.subprocess.Process, pid: Path) -> None:
         ended.cancel()
 
 
-# On a local file system, which answers at once.
+# Blocking calls are acceptable here: the files are on a local file system.
 def _exists(path: Path) -> bool:
     return path.exists()
 
@@ -168,7 +183,7 @@ def _read(path: Path) -> str:
 
 
 def missing() -> str:
-    """What keeps containers from running on this machine; empty where nothing does."""
+    """Returns what prevents containers from running on this machine; empty if nothing does."""
     tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
@@ -196,7 +211,7 @@ async def _run(*argv: str) -> tuple[int, str, str]:
 
 
 def _last_error(log: Path) -> str:
-    """What runc said last that is an error."""
+    """Returns the last error in runc's log."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""A runtime whose containers really run: a pod's images from folders, its devices injected as containerd does, by runc.
+"""A runtime that runs real containers with runc: images from directories, CDI devices injected as containerd does.
 
-Nothing of the machine is given away: a container has the devices of its claims, the mounts that the kubelet prepared and those
-that a driver's CDI files name, a network with a loopback device only, and a usual container's capabilities at most.
+It protects this machine. A container gets only its claims' devices, mounts from the kubelet and from CDI specs, a
+loopback network and at most the default capabilities.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .pod_namespaces import ADDRESS, PodNamespaces
 from .runc import Runc
 
 JSON = dict[str, Any]
-_NETWORK_DEVICES = (1, 4, 0)  # the runc that moves a host's network devices into a container
+_NETWORK_DEVICES = (1, 4, 0)  # the first runc version that moves network devices of the host into a container
 _NULL = (1, 3)
 _MESSAGE = "/dev/termination-log"
 _MESSAGE_BYTES = 4096
@@ -66,18 +66,19 @@ class _Pod:
     sandbox: Sandbox
     namespaces: PodNamespaces
     containers: dict[str, _Container] = field(default_factory=dict)
-    earlier: dict[str, ContainerLog] = field(default_factory=dict)  # of the attempt before
+    earlier: dict[str, ContainerLog] = field(default_factory=dict)  # logs of the previous attempt
 
 
 class RuncRuntime:
     """Implements :class:`.interface.ContainerRuntime`.
 
     Args:
-        state: a folder of its own: OCI specs, logs, what runc keeps.
-        images: what runs.
-        cdi_dirs: folders of CDI specs, lowest priority first.
-        runc: as :meth:`Runc.find` found it.
-        dev: where device nodes are looked up. A described host's are not real: a container gets one that behaves like /dev/null.
+        state: a directory of its own for OCI specs, logs and runc's state.
+        images: finds the images.
+        cdi_dirs: directories of CDI specs, lowest priority first.
+        runc: from :meth:`Runc.find`.
+        dev: where device nodes are looked up. Device nodes of a described host are not real: a container gets nodes
+            that behave like /dev/null.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class RuncRuntime:
             log.close()
             if not isinstance(e, ContainerError):
                 raise
-            why = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {_create(str(e))}: unknown"
+            why = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {_as_create(str(e))}: unknown"
             found.status = status.not_started(why)
             pod.containers[container.name] = found
             raise ContainerError(why, "RunContainerError") from None
@@ -142,11 +143,19 @@ class RuncRuntime:
         return status
 
     def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path, identity: str) -> JSON:
-        """Writes the bundle; answers the spec as injected. Raises :class:`ContainerError`."""
+        """Writes the bundle. Returns the spec with its devices injected.
+
+        Raises:
+            ContainerError: the container cannot be created.
+        """
         uid, gid = image.user_of(container.user, container.group)
-        may = refusals.allowed(pod.sandbox, container, uid)
+        permissions = refusals.allowed(pod.sandbox, container, uid)
         shutil.rmtree(folder, ignore_errors=True)
-        for part in (self.state, self.state / pod.sandbox.uid, folder):  # environments hold secrets
+        for part in (
+            self.state,
+            self.state / pod.sandbox.uid,
+            folder,
+        ):  # environments may contain secrets, so only the owner can read
             part.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("rootfs", "scratch"):
             (folder / name).mkdir()
@@ -159,20 +168,20 @@ class RuncRuntime:
             container.working_dir or image.working_dir or "/",
             uid,
             gid,
-            may.groups,
-            may.capabilities,
-            may.no_new_privileges,
+            permissions.groups,
+            permissions.capabilities,
+            permissions.no_new_privileges,
             container.tty,
         )
-        around = ContainerSurroundings(
+        surroundings = ContainerSurroundings(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
-            f"/dra-dev-{identity}",  # flat: runc removes no folder above it
-            may.read_only_root,
+            f"/dra-dev-{identity}",  # one level: runc would not remove a parent directory
+            permissions.read_only_root,
             container.limits,
         )
         try:
-            spec = CdiCache(self.cdi_dirs).inject(base_spec(process, around), container.cdi_devices, self.dev)
+            spec = CdiCache(self.cdi_dirs).inject(base_spec(process, surroundings), container.cdi_devices, self.dev)
         except CdiInjectError as e:
             raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:
@@ -180,13 +189,13 @@ class RuncRuntime:
                 f"a device wants a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
                 f"would leave out: it needs {'.'.join(map(str, _NETWORK_DEVICES))}"
             )
-        runs = spec if self.dev == Path("/dev") else _without_described(spec)
-        (folder / "config.json").write_text(json.dumps(runs, indent=2) + "\n")
+        runnable_spec = spec if self.dev == Path("/dev") else _without_described(spec)
+        (folder / "config.json").write_text(json.dumps(runnable_spec, indent=2) + "\n")
         (folder.parent / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
         return spec
 
     def _own_mounts(self, sandbox: Sandbox, container: ContainerConfig, folder: Path) -> list[Mount]:
-        """What a runtime gives every container of a pod, unless the kubelet has something at that place."""
+        """Returns the mounts that a runtime adds to every container, without those whose place a kubelet's mount takes."""
         shared = self.state / sandbox.uid / "shared"
         memory = shared / "shm"
         if not memory.is_dir():
@@ -207,12 +216,13 @@ class RuncRuntime:
         return [m for m in own if m.container not in taken]
 
     async def _follow(self, uid: str, container: _Container) -> None:
-        """Until the container has ended and its last word is in the log."""
+        """Waits until the container has ended and its output is in the log, then sets its final status."""
         code = await container.console.follow()
         container.log.close()
         code, finished = code if code >= 0 else 128 - code, time.time()
-        starved = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
-        with contextlib.suppress(ContainerError, OSError):  # it has ended, whether or not runc can tidy up now
+        out_of_memory = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
+        # The container has ended whether or not runc can delete it now
+        with contextlib.suppress(ContainerError, OSError):
             await self._runc.delete(container.status.id.removeprefix("runc://"))
         message = ""
         if container.message:
@@ -220,9 +230,9 @@ class RuncRuntime:
                 message = container.message.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
         container.status = replace(
             container.status, state=ContainerState.EXITED, finished_at=finished, exit_code=code,
-            reason="OOMKilled" if starved else "Completed" if code == 0 else "Error", message=message,
+            reason="OOMKilled" if out_of_memory else "Completed" if code == 0 else "Error", message=message,
         )  # fmt: skip
-        self._changes.tell(uid)
+        self._changes.notify(uid)
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
         found = self._running(pod_uid, name)
@@ -257,7 +267,7 @@ class RuncRuntime:
         await self._runc.signal(container.status.id.removeprefix("runc://"), "KILL")
         await asyncio.wait({container.ended})
 
-    # --- what is known ------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------
 
     def statuses(self, pod_uid: str) -> dict[str, ContainerStatus]:
         pod = self._pods.get(pod_uid)
@@ -320,9 +330,15 @@ class RuncRuntime:
 
 
 async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Path, Sequence[Path]], RuncRuntime]:
-    """Makes a node's runtime from its name, a folder of its own and the folders of CDI specs. ``images``: folders by image name.
+    """Checks that containers can run here. Returns a function that creates a node's runtime.
 
-    Raises :class:`ContainerError` with what is missing where containers cannot run on this machine.
+    The function takes the node's name, a directory of its own and the directories of CDI specs.
+
+    Args:
+        images: directories by image name.
+
+    Raises:
+        ContainerError: containers cannot run on this machine; the text lists what is missing.
     """
     found = await Runc.find(Path())
 
@@ -333,13 +349,16 @@ async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Pa
     return make
 
 
-def _create(error: str) -> str:
-    """containerd creates and starts in two calls of runc, so its error names the first."""
+def _as_create(error: str) -> str:
+    """Rewrites runc's error: containerd creates and starts in two runc calls, so its error names ``create``."""
     return error.replace("runc run failed", "runc create failed")
 
 
 def _without_described(spec: JSON) -> JSON:
-    """A described host's device nodes do not exist, and their numbers may be those of a real device of this machine."""
+    """Replaces a described host's device nodes by /dev/null.
+
+    They do not exist, and their numbers may be those of a real device of this machine.
+    """
     out = copy.deepcopy(spec)
     devices = out["linux"].get("devices") or []
     if devices:

@@ -1,4 +1,4 @@
-"""A runtime that runs nothing: it injects devices into an OCI spec as containerd does, and keeps that for whoever looks."""
+"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does and keeps the result for inspection."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from .interface import (
     Role,
     Sandbox,
 )
-from .simulated_behavior import PREFIX, outcome_of, part_of
+from .simulated_behavior import PREFIX, behavior_of, outcome_of
 
 JSON = dict[str, Any]
-_INSTEAD = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
+_HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
-    """The container's OCI spec after injection of its devices; device nodes are looked up below ``dev``.
+    """Returns the container's OCI spec with its devices injected. Device nodes are looked up below ``dev``.
 
-    Raises :class:`ContainerError` in containerd's words.
+    Raises:
+        ContainerError: the injection failed; the text is containerd's.
     """
     base = {
         "ociVersion": "1.1.0",
@@ -59,11 +60,11 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
 
 
 def _unmountable(spec: Mapping[str, Any]) -> str:
-    """Why the container could not be started; empty where it could."""
+    """Returns why runc could not mount the container's file systems; empty if it could."""
     for mount in spec["mounts"]:
         if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
             source, place = mount["source"], mount["destination"]
-            return (  # as runc ends, which takes it for a file system of no type
+            return (  # runc takes such a mount for a file system without a type
                 f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
                 "has neither a type nor the option bind"
             )
@@ -79,12 +80,14 @@ class _Container:
 
 
 class SimulatedRuntime:
-    """Containers end as :mod:`.rehearsal` has it, when they are stopped, or when :meth:`end` is called.
+    """Simulates containers.
+
+    A container ends when :mod:`.simulated_behavior` schedules it, when it is stopped, or when :meth:`end` is called.
 
     Args:
-        state: a folder in which the OCI specs can be read, ``<pod UID>/<container>.json``, and the logs.
-        cdi_dirs: folders of CDI specs, lowest priority first.
-        dev: where device nodes are looked up; of a described host its own.
+        state: a directory for the logs and the OCI specs, ``<pod UID>/<container>.json``.
+        cdi_dirs: directories of CDI specs, lowest priority first.
+        dev: where device nodes are looked up; a described host has its own.
     """
 
     version = "simulated://1"
@@ -94,18 +97,18 @@ class SimulatedRuntime:
         self.cdi_dirs = cdi_dirs
         self.dev = dev
         self._pods: dict[str, dict[str, _Container]] = {}
-        self._earlier: dict[tuple[str, str], ContainerLog] = {}  # of the attempt before
+        self._earlier: dict[tuple[str, str], ContainerLog] = {}  # logs of the previous attempt
         self._changes = Changes()
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
-        part = part_of(sandbox, container)
+        behavior = behavior_of(sandbox, container)
         spec = oci_spec(container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
-        for place in (self.state, folder):  # environments hold secrets
+        for place in (self.state, folder):  # environments may contain secrets, so only the owner can read
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
         (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
-        log.write("stdout", told(container, spec))
+        log.write("stdout", describe_injection(container, spec))
         status = ContainerStatus(
             f"simulated://{sandbox.uid}/{container.name}/{container.attempt}",
             container.name,
@@ -125,25 +128,29 @@ class SimulatedRuntime:
             found.status = status.not_started(why)
             log.close()
             raise ContainerError(why, "RunContainerError")
-        if part.seconds == 0.0 and container.role is Role.INIT:
-            _ended(found, part.exit_code)
-        elif part.seconds is not None:
+        if behavior.seconds == 0.0 and container.role is Role.INIT:
+            _ended(found, behavior.exit_code)
+        elif behavior.seconds is not None:
             found.end = asyncio.get_running_loop().call_later(
-                part.seconds, self._over, sandbox.uid, found, part.exit_code
+                behavior.seconds, self._end, sandbox.uid, found, behavior.exit_code
             )
         return found.status
 
-    def _over(self, pod_uid: str, container: _Container, code: int) -> None:
+    def _end(self, pod_uid: str, container: _Container, code: int) -> None:
         _ended(container, code)
-        self._changes.tell(pod_uid)
+        self._changes.notify(pod_uid)
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
         if found := self._pods.get(pod_uid, {}).get(name):
             _ended(found, 137 if grace == 0 else 143)
 
     def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None:
-        """The container's process ends by itself. Raises ``KeyError`` where there is none."""
-        self._over(pod_uid, self._pods[pod_uid][name], exit_code)
+        """Ends a container as if its process had exited.
+
+        Raises:
+            KeyError: there is no such container.
+        """
+        self._end(pod_uid, self._pods[pod_uid][name], exit_code)
 
     async def remove(self, pod_uid: str) -> None:
         for container in self._pods.pop(pod_uid, {}).values():
@@ -164,7 +171,7 @@ class SimulatedRuntime:
         return copy.deepcopy(self._pods[pod_uid][name].spec)
 
     def logs(self, pod_uid: str, name: str, options: LogOptions) -> AsyncIterator[bytes]:
-        """What was injected, since nothing runs."""
+        """Yields a description of the injected devices, because no process writes a log."""
         log = self._earlier[pod_uid, name] if options.previous else self._pods[pod_uid][name].log
         return log.read(options)
 
@@ -172,11 +179,11 @@ class SimulatedRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_INSTEAD}")
+        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_HINT}")
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_INSTEAD}")
+        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_HINT}")
 
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         return outcome_of(name, action)
@@ -189,12 +196,12 @@ class SimulatedRuntime:
         await self.reboot()
 
 
-def told(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
-    """The log of a container that does not run: what would, and with what."""
+def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
+    """Returns the log of a simulated container: what would run, and with which devices."""
     process, linux = spec["process"], spec["linux"]
     own = {f"{name}={value}" for name, value in container.env} | {PATH}
     lines = [
-        "# This container is simulated: nothing runs. `dra dev --containers` runs it; annotations say how long it lasts:",
+        "# This container is simulated: nothing runs. `dra dev --containers` runs it; annotations set how long it runs:",
         f"# {PREFIX}/duration: 5s, {PREFIX}/exit-code: 1",
         f"image: {container.image}",
         f"command: {json.dumps(process['args'])}",
@@ -242,4 +249,4 @@ def _close(container: _Container) -> None:
     container.log.close()
 
 
-__all__ = ["SimulatedRuntime", "oci_spec", "told"]
+__all__ = ["SimulatedRuntime", "describe_injection", "oci_spec"]

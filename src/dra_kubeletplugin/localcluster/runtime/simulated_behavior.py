@@ -1,17 +1,17 @@
-"""How long a simulated container lasts, how it ends and how its probes do: from annotations of the pod, or else from what it would run.
+"""Decides how a simulated container behaves: how long it runs, its exit code and the results of its probes.
 
-Annotations, of which those that name a container come first::
+Annotations of the pod decide first; one with a container's name precedes one without::
 
     simulated.dra-kubeletplugin.dev/duration: 5s          # or "forever"
     simulated.dra-kubeletplugin.dev/duration.main: 500ms
-    simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # of the first start, and of all that follow
-    simulated.dra-kubeletplugin.dev/readiness-probe: fail,pass  # the first after each start, and all that follow
+    simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # of the first start, and of all later starts
+    simulated.dra-kubeletplugin.dev/readiness-probe: fail,pass  # the first after each start, and all later ones
     simulated.dra-kubeletplugin.dev/startup-probe, liveness-probe, post-start, pre-stop: likewise
 
-Without them a pod whose containers are restarted for ever runs for ever, since a server is what it most likely is. Of other pods,
-Jobs among them, a container lasts as long as its ``sleep`` says, for ever where it waits for ever, and a second otherwise;
-it fails where its last words are ``exit 3`` or ``false``. How a probe would end nobody knows; a hook is taken to pass, as the
-command is taken to run.
+Without annotations, containers of a pod with restart policy Always run forever, because such a pod is probably a
+server. A container of another pod, for example of a Job, runs as long as its ``sleep``. It runs forever if its command
+waits forever, otherwise one second. It fails if its command ends with ``exit 3`` or ``false``. A probe has no result; a
+hook succeeds.
 """
 
 from __future__ import annotations
@@ -47,42 +47,47 @@ _OCCASIONS = {
     HandlerOccasion.PRE_STOP: "pre-stop",
 }
 _HOOKS = {HandlerOccasion.POST_START, HandlerOccasion.PRE_STOP}
-_ENDS = {"pass": ProbeResult.PASS, "fail": ProbeResult.FAIL}
+_RESULTS = {"pass": ProbeResult.PASS, "fail": ProbeResult.FAIL}
 
 
 @dataclass(frozen=True)
 class Behavior:
-    """``seconds`` is None for a container that ends only when it is stopped."""
+    """How a container ends. ``seconds`` is None for a container that ends only when it is stopped."""
 
     seconds: float | None
     exit_code: int = 0
 
 
-def part_of(sandbox: Sandbox, container: ContainerConfig) -> Behavior:
-    """Raises :class:`ContainerError` for an annotation that cannot be read."""
+def behavior_of(sandbox: Sandbox, container: ContainerConfig) -> Behavior:
+    """Returns the behavior of a container.
+
+    Raises:
+        ContainerError: an annotation is invalid.
+    """
     duration = _annotation(sandbox.annotations, container.name, "duration")
     codes = _annotation(sandbox.annotations, container.name, "exit-code")
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
-        seconds = _SHORT  # a code is of something that ends
+        seconds = _SHORT  # an exit code implies that the container ends
     return Behavior(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
 def outcome_of(container: str, action: HandlerAction) -> Outcome:
-    """How a probe or hook of a simulated container ends."""
+    """Returns the result of a simulated container's probe or hook."""
     what = _OCCASIONS[action.occasion]
     found = _annotation(action.annotations, container, what)
     if found is None:
         if action.occasion in _HOOKS:
             return Outcome(ProbeResult.PASS)
         return Outcome(
-            ProbeResult.NOBODY, f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass"
+            ProbeResult.UNDEFINED,
+            f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass",
         )
     key, text = found
-    ends = [part.strip() for part in text.split(",")]
-    if not _ENDS.keys() >= set(ends):
-        return Outcome(ProbeResult.ERROR, str(_wrong(key, text, "pass, fail, or several of them: fail,fail,pass")))
-    return Outcome(_ENDS[ends[min(action.number, len(ends) - 1)]], f"simulated, as annotation {key} says")
+    results = [part.strip() for part in text.split(",")]
+    if not _RESULTS.keys() >= set(results):
+        return Outcome(ProbeResult.ERROR, str(_invalid(key, text, "pass, fail, or several of them: fail,fail,pass")))
+    return Outcome(_RESULTS[results[min(action.number, len(results) - 1)]], f"simulated by annotation {key}")
 
 
 def _annotation(annotations: Mapping[str, str], container: str, what: str) -> tuple[str, str] | None:
@@ -120,19 +125,19 @@ def _seconds(text: str, key: str) -> float | None:
         return None
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise _wrong(key, text, "a duration like 500ms, 5s or 1m30s, or forever")
+        raise _invalid(key, text, "a duration like 500ms, 5s or 1m30s, or forever")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def _code(text: str, key: str, attempt: int) -> int:
     codes = [part.strip() for part in text.split(",")]
     if not all(c.isdecimal() and int(c) <= 255 for c in codes):
-        raise _wrong(key, text, 'exit codes of 0 to 255, for example "1,0"')
+        raise _invalid(key, text, 'exit codes of 0 to 255, for example "1,0"')
     return int(codes[min(attempt, len(codes) - 1)])
 
 
-def _wrong(key: str, text: str, wanted: str) -> ContainerError:
+def _invalid(key: str, text: str, wanted: str) -> ContainerError:
     return ContainerError(f"annotation {key} is {text!r}, and must be {wanted}", "CreateContainerConfigError")
 
 
-__all__ = ["PREFIX", "Behavior", "outcome_of", "part_of"]
+__all__ = ["PREFIX", "Behavior", "behavior_of", "outcome_of"]

@@ -1,1 +1,1 @@
-"""The scheduler's loop: a queue of pods, a cycle for each, claims written and pods bound."""
+"""The scheduler: a queue of pods, a scheduling cycle for each, writes of claims and bindings."""

@@ -1,6 +1,6 @@
-"""Nodes that were made a moment ago, and keep a taint until the node controller has looked at them.
+"""Tracks new nodes that have a taint until the node controller has processed them.
 
-A pod that is new waits that long, so that nodes and pods that are applied together do not begin with a failure. Pods that were
+A new pod waits for such nodes, so nodes and pods that are applied together do not begin with a failure. Pods that were
 rejected before are tried at once, as in Kubernetes.
 """
 
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-_PATIENCE = 0.5  # seconds for one node: somebody else may have tainted it so
+_MAX_WAIT = 0.5  # seconds for one node, because the taint may also come from another client
 _TAINT = "node.kubernetes.io/not-ready"
 
 
@@ -27,10 +27,10 @@ class ArrivingNodes:
             if self._until.pop(name, None) is not None:
                 self._changed.set()
         elif new:
-            self._until[name] = asyncio.get_running_loop().time() + _PATIENCE
+            self._until[name] = asyncio.get_running_loop().time() + _MAX_WAIT
 
     async def wait(self) -> None:
-        """Until no node is arriving any more, half a second at most."""
+        """Waits until no node is new, at most half a second per node."""
         now = asyncio.get_running_loop().time
         while self._until:
             left = max(self._until.values()) - now()

@@ -1,6 +1,6 @@
-"""Writes what was decided about a pod's claims: allocation, reservation, the claim for extended resources; and takes it back.
+"""Writes decisions on a pod's claims: allocation, reservation, the claim for extended resources. Can undo all of them.
 
-Kubernetes' DynamicResources from Reserve to PreBind, and its PostFilter.
+Corresponds to Kubernetes' DynamicResources plugin from Reserve to PreBind, and its PostFilter.
 """
 
 from __future__ import annotations
@@ -26,44 +26,55 @@ from ..informer import FINALIZER, words_of
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
-_TRIES = 5  # of a write that others interfere with
-_LOOK = 5.0  # the most seconds between looks at binding conditions
+_TRIES = 5  # attempts of a write that conflicts with other clients
+_LOOK = 5.0  # seconds at most between two looks at binding conditions
 
 
 class _Conflict(Exception):
-    """Somebody else wrote first."""
+    """Another client wrote the claim first."""
 
 
 class ClaimBinder:
-    """Args: timeout: seconds from a claim's allocation in which its binding conditions must become true."""
+    """Writes claims.
+
+    Args:
+        timeout: seconds from a claim's allocation until its binding conditions must be true.
+    """
 
     def __init__(self, client: KubeClient, store: ClaimCache, timeout: float) -> None:
         self.client = client
         self.store = store
         self.timeout = timeout
         self._changed = asyncio.Event()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by UID of a claim
+        self._claim_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by UID of a claim
 
     def claim_changed(self) -> None:
-        """Who waits for binding conditions looks again."""
+        """Wakes the pods that wait for binding conditions."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     # --- reserve --------------------------------------------------------------------------------
 
     def reserve(self, claims: PodClaims, offer: Candidate | None) -> PodBinding:
-        """Takes the devices of an offer, so that no other pod is given them."""
+        """Reserves the devices of an offer, so that no other pod gets them."""
         return PodBinding(self, claims, offer)
 
     # --- writes ---------------------------------------------------------------------------------
 
     async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
-        """The claim with a reservation for ``consumer``, and with ``allocation`` where there is one. Raises :class:`SchedulerError`.
+        """Writes a reservation for ``consumer`` to the claim, and ``allocation`` if it is not None.
 
-        Pods that share a claim write it in turn, each what the one before has left: together all but one would be in conflict.
+        Pods that share a claim write one after the other, each based on the previous result. In parallel all but one
+        would conflict.
+
+        Returns:
+            The written claim.
+
+        Raises:
+            SchedulerError: the claim cannot be written, or it changed so that the decision is invalid.
         """
-        turn = self._turns.setdefault(claim["metadata"]["uid"], asyncio.Lock())
-        async with turn:
+        lock = self._claim_locks.setdefault(claim["metadata"]["uid"], asyncio.Lock())
+        async with lock:
             return await self._write(self._newest(claim), consumer, allocation)
 
     def _newest(self, claim: JSON) -> JSON:
@@ -73,12 +84,12 @@ class ClaimBinder:
 
     async def _write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-        lost = ""
+        conflict = ""
         for attempt in range(_TRIES):
             try:
                 if attempt:
                     meta = claim["metadata"]
-                    claim = await self._fresh(meta["name"], meta["namespace"], name)
+                    claim = await self._reload(meta["name"], meta["namespace"], name)
                 if claim["metadata"].get("deletionTimestamp"):
                     raise SchedulerError(f"claim {name} got deleted in the meantime")
                 if allocation is None and pod_groups.is_group(consumer) and _is_reserved(claim, consumer):
@@ -96,17 +107,17 @@ class ClaimBinder:
                 what = "add allocation and reservation" if allocation is not None else "add reservation"
                 return await self._update({**claim, "status": status}, f"{what} to claim {name}", "status")
             except _Conflict as e:
-                lost = str(e)
-        raise SchedulerError(lost)
+                conflict = str(e)
+        raise SchedulerError(conflict)
 
-    async def _fresh(self, name: str, namespace: str, full_name: str) -> JSON:
+    async def _reload(self, name: str, namespace: str, full_name: str) -> JSON:
         try:
             return await self.client.get(CLAIMS, name, namespace)
         except ApiError as e:
             raise SchedulerError(f"get updated claim {full_name} after conflict: {words_of(e)}") from None
 
     async def _protected(self, claim: JSON, name: str) -> JSON:
-        """An allocated claim stays until it is deallocated."""
+        """Adds the finalizer that keeps an allocated claim until it is deallocated."""
         finalizers = claim["metadata"].get("finalizers") or []
         if FINALIZER in finalizers:
             return claim
@@ -117,13 +128,13 @@ class ClaimBinder:
         try:
             updated = await self.client.update(CLAIMS, claim, sub)
         except ApiError as e:
-            told = f"{what}: {words_of(e)}"
-            raise (_Conflict(told) if e.status == 409 else SchedulerError(told)) from None
+            text = f"{what}: {words_of(e)}"
+            raise (_Conflict(text) if e.status == 409 else SchedulerError(text)) from None
         self.store.wrote(updated)
         return updated
 
     async def create(self, draft: JSON, pod: PodInfo) -> JSON:
-        """The claim for a pod's extended resources."""
+        """Creates the claim for a pod's extended resources."""
         meta = {k: v for k, v in draft["metadata"].items() if k not in {"name", "uid"}}
         body = {k: v for k, v in draft.items() if k != "status"} | {"metadata": meta}
         try:
@@ -152,10 +163,14 @@ class ClaimBinder:
         except ApiError as e:
             log.debug(
                 "the reservation of %s for %s stays: %s", meta["name"], consumer["name"], e
-            )  # the claim controller takes it
+            )  # the claim controller removes the reservation later
 
     async def delete(self, claim: JSON) -> None:
-        """Deletes a claim that was made for extended resources. Raises :class:`ApiError`."""
+        """Deletes a claim that was created for extended resources.
+
+        Raises:
+            ApiError: the claim cannot be deleted.
+        """
         meta = claim["metadata"]
         for _ in range(_TRIES):
             try:
@@ -175,7 +190,12 @@ class ClaimBinder:
     # --- binding conditions ---------------------------------------------------------------------
 
     async def wait_ready(self, claims: list[JSON]) -> None:
-        """Until the devices of all claims are ready. Raises :class:`Unschedulable` where they never will be."""
+        """Waits until the devices of all claims are ready.
+
+        Raises:
+            Unschedulable: a binding condition failed or timed out.
+            SchedulerError: a claim was deleted.
+        """
         while True:
             changed = self._changed
             states = []
@@ -196,10 +216,10 @@ class ClaimBinder:
                 async with asyncio.timeout(max(0.01, left)):
                     await changed.wait()
 
-    # --- what may help --------------------------------------------------------------------------
+    # --- PostFilter -----------------------------------------------------------------------------
 
-    async def make_room(self, pod: PodInfo, claims: PodClaims | None) -> str:
-        """Frees a claim of the pod that no node can use as it is and that nobody else has. Answers what it did."""
+    async def free_claims(self, pod: PodInfo, claims: PodClaims | None) -> str:
+        """Deallocates a claim of the pod that fits no node and that no other pod uses. Returns a text with the result."""
         if claims is None or not claims.claims:
             return "no new claims to deallocate"
         for index in claims.unusable:
@@ -223,7 +243,7 @@ class ClaimBinder:
 
 
 class PodBinding:
-    """The claims of one pod on their way to a node. Made by :meth:`ClaimBinder.reserve`."""
+    """The claims of one pod during its binding; create it with :meth:`ClaimBinder.reserve`."""
 
     def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Candidate | None) -> None:
         self._binder = binder
@@ -243,14 +263,18 @@ class PodBinding:
             self._reserved.append(uid)
 
     async def write(self, pod: PodInfo) -> None:
-        """Allocates and reserves. Raises :class:`SchedulerError`."""
+        """Writes allocations and reservations.
+
+        Raises:
+            SchedulerError: a claim cannot be written.
+        """
         try:
             for index, claim in enumerate(self._claims):
                 if _is_reserved(claim, self._consumers[index]):
                     continue
                 allocation = self._allocations.get(index)
                 if index == self._extended and allocation is None:
-                    continue  # the node has the resources from device plugins
+                    continue  # device plugins of the node provide the resources
                 await self._write_one(index, pod, allocation)
         except SchedulerError as e:
             raise SchedulerError(f'running PreBind plugin "{Plugin.DEVICES.value}": {e}') from None
@@ -278,7 +302,7 @@ class PodBinding:
         return [c for c in self._claims if not extended.is_draft(c)]
 
     async def wait_ready(self) -> None:
-        """As :meth:`ClaimBinder.wait_ready`."""
+        """Waits until the devices of all claims are ready; see :meth:`ClaimBinder.wait_ready`."""
         written = self._written
         states = [state_of(c, self._binder.timeout) for c in written if is_allocated(c)]
         if all(s.readiness is Readiness.READY for s in states):
@@ -286,13 +310,16 @@ class PodBinding:
         await self._binder.wait_ready(written)
 
     def forget(self) -> None:
-        """Takes back what was reserved and not written."""
+        """Releases reservations that are not written."""
         for uid in self._reserved:
             self._binder.store.release(uid)
 
     async def undo(self, *, group: bool) -> None:
-        """Takes back what was reserved and written, for the pod's PodGroup too with ``group``. Never raises but for
-        cancellation."""
+        """Undoes reservations and writes. Raises only ``asyncio.CancelledError``.
+
+        Args:
+            group: also undo the reservation for the pod's PodGroup.
+        """
         self.forget()
         for index, (claim, consumer) in enumerate(zip(self._claims, self._consumers, strict=True)):
             if index == self._extended:

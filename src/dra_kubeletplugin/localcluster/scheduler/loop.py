@@ -1,6 +1,7 @@
-"""The scheduler: takes pods from the queue one by one, finds each a node, and binds them, several at a time.
+"""The scheduler: takes one pod after the other from its queue, selects a node, and binds several pods in parallel.
 
-As Kubernetes': PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind, Bind. An error concerns one pod.
+It has Kubernetes' extension points PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind and Bind. An
+error affects one pod only.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ from .reporting import Reporter
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 T = TypeVar("T")
-_MOMENT = 0.01  # seconds for which a search may keep everybody else waiting
+_MOMENT = 0.01  # seconds that a search may block the event loop
 _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
 class Scheduler:
-    """Args:
-    features: the release that it schedules as.
-    binding_timeout: seconds from a claim's allocation in which its binding conditions must become true.
+    """The scheduler.
+
+    Args:
+        features: the Kubernetes release that it behaves as.
+        binding_timeout: seconds from a claim's allocation until its binding conditions must be true.
     """
 
     def __init__(self, client: KubeClient, features: Features, binding_timeout: float = TIMEOUT) -> None:
@@ -61,12 +64,12 @@ class Scheduler:
         followed = (*core, *filter(None, (self._rules, self._groups)))
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
-        self._pods: dict[str, PodInfo] = {}  # those without a node, by UID
+        self._pods: dict[str, PodInfo] = {}  # pods without a node, by UID
         self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
-        self._search: NodeAllocator | None = None  # what a thread is looking for, and for which pod
+        self._search: NodeAllocator | None = None  # the search that runs in a thread; its pod's UID is in _searched
         self._searched = ""
-        self._abandoned: set[str] = set()  # pods that went while they were being bound
+        self._abandoned: set[str] = set()  # UIDs of pods that were deleted during their binding
         self.informers.on(NODES, self._node)
         self.informers.on(PODS, self._pod)
         self.informers.on(CLAIMS, self._claim)
@@ -79,7 +82,7 @@ class Scheduler:
         self.informers.on(NAMESPACES, lambda c: self._move(self.cache.namespace_changed(c.object, gone=c.gone)))
 
     async def run(self) -> None:
-        """Never returns."""
+        """Schedules pods. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.events.run(), name="scheduler's events")
             await self.informers.run(tasks)
@@ -88,16 +91,16 @@ class Scheduler:
                 entry = await self.queue.pop()
                 try:
                     await self._schedule(entry, tasks)
-                except Exception as e:  # a pod or another object without an object's form: it concerns this pod alone
+                except Exception as e:  # a malformed pod or another malformed object, which must affect this pod only
                     log.exception("scheduler: pod %s", entry.info.key)
                     await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
 
     async def wait_ready(self) -> None:
-        """Until the cluster is followed: who writes after that is heard of in about that order."""
+        """Waits until the informers watch the cluster. Later writes arrive approximately in their order."""
         await self.informers.wait_synced()
         await self.informers.wait_watching()
 
-    # --- news -----------------------------------------------------------------------------------
+    # --- changes --------------------------------------------------------------------------------
 
     def _move(self, found: list[ClusterChange]) -> None:
         for change in found:
@@ -166,17 +169,17 @@ class Scheduler:
         if known:
             self.cache.nominate(known, "")
         if self._searched == uid and self._search is not None:
-            self._search.cancel()  # nobody needs its answer any more
+            self._search.cancel()  # the result is not needed any more
         if task := self._binding.get(uid):
             self._abandoned.add(uid)
             task.cancel()
         if self.cache.displace(uid):
             self.queue.move(ClusterChange(ChangeKind.POD_GONE, pod=uid))
 
-    # --- what the queue asks --------------------------------------------------------------------
+    # --- callbacks of the queue -----------------------------------------------------------------
 
     def _gate(self, pod: PodInfo) -> Plugin | None:
-        """PreEnqueue."""
+        """PreEnqueue: returns the plugin that keeps the pod out of the active queue, or None."""
         if pod.spec.get("schedulingGates"):
             return Plugin.GATES
         try:
@@ -207,7 +210,7 @@ class Scheduler:
         claims = self._prefilter(pod)
         if isinstance(claims, Rejection):
             diagnosis = NodeDiagnosis(len(snapshot.nodes), of_all=claims)
-            diagnosis.after = f"{await self.binder.make_room(pod, None)}, {not_helpful(len(snapshot.nodes))}"
+            diagnosis.after = f"{await self.binder.free_claims(pod, None)}, {not_helpful(len(snapshot.nodes))}"
             await self._unschedulable(entry, diagnosis)
             return
         use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
@@ -231,9 +234,10 @@ class Scheduler:
         self._assume(entry, node, claims, tasks)
 
     async def _feasible(self, cycle: Cycle) -> list[NodeInfo]:
-        """The nodes that would take a pod: mostly known in a moment; a search that takes long goes on in a thread.
+        """Returns the nodes that fit the pod. A search that takes long continues in a thread.
 
-        Raises :class:`SchedulerError`.
+        Raises:
+            SchedulerError: the allocation failed.
         """
         try:
             return cycle.feasible()
@@ -241,7 +245,7 @@ class Scheduler:
             cycle.allocations.take_time()
         self._searched, self._search = cycle.pod.uid, cycle.allocations
         try:
-            return await _aside(cycle, Cycle.feasible)
+            return await _search_in_thread(cycle, Cycle.feasible)
         finally:
             self._search = None
 
@@ -257,11 +261,11 @@ class Scheduler:
         return devices.read(pod, cache.claims, cache.classes, explicit, self.binding_timeout, shared)
 
     async def _no_node(self, entry: QueuedPod, cycle: Cycle) -> None:
-        """PostFilter."""
+        """PostFilter: tries to free claims or to preempt other pods."""
         diagnosis = NodeDiagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
-        freed = await self.binder.make_room(cycle.pod, cycle.claims)
+        freed = await self.binder.free_claims(cycle.pod, cycle.claims)
         cycle.allocations.take_time()
-        verdict = await _aside(cycle, preempt)
+        verdict = await _search_in_thread(cycle, preempt)
         nominated = None
         if isinstance(verdict, Victims):
             nominated = verdict.node
@@ -299,7 +303,7 @@ class Scheduler:
         self._binding[pod.uid] = task
 
     async def _bind(self, entry: QueuedPod, node: str, binding: PodBinding) -> None:
-        """Ends well, whatever happens, or cancelled where the pod is gone."""
+        """Binds a pod. Handles all errors; raises only ``CancelledError``, and not if the pod was deleted."""
         pod = entry.info
         try:
             await binding.write(pod)
@@ -307,14 +311,14 @@ class Scheduler:
                 await self._wait(pod, node, binding)
             await self._place(pod, node)
         except (SchedulerError, Unschedulable) as e:
-            await self._give_up(entry, binding, e)
+            await self._undo_binding(entry, binding, e)
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
                 raise
-            binding.forget()  # the claim controller takes back what was written for a pod that is gone
+            binding.forget()  # the claim controller removes what was written for a deleted pod
         except Exception as e:
             log.exception("scheduler: binding pod %s", pod.key)
-            await self._give_up(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
+            await self._undo_binding(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
         else:
             self.queue.done(pod.uid)
             self.events.event(pod.pod, "Pod", "Normal", "Scheduled", f"Successfully assigned {pod.key} to {node}")
@@ -323,7 +327,7 @@ class Scheduler:
             self._abandoned.discard(pod.uid)
 
     async def _wait(self, pod: PodInfo, node: str, binding: PodBinding) -> None:
-        """KEP-5007: until then the pod has a nominated node, and no other."""
+        """Waits for binding conditions (KEP-5007). The pod has a nominated node meanwhile."""
         await self.reporter.nominate(pod, node)
         text = f"waiting for binding conditions for device on node {node}"
         self.events.event(pod.pod, "Pod", "Normal", "BindingConditionsPending", text)
@@ -338,7 +342,7 @@ class Scheduler:
         except ApiError as e:
             raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
 
-    async def _give_up(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
+    async def _undo_binding(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
         pod = entry.info
         if self.cache.displace(pod.uid):
             self.queue.move(ClusterChange(ChangeKind.POD_GONE, pod=pod.uid))
@@ -346,12 +350,15 @@ class Scheduler:
         await self._failed(entry, error)
 
 
-async def _aside(cycle: Cycle, look: Callable[[Cycle], T]) -> T:
-    """In a thread where devices are searched for: that may take up to its time limit, unless nobody waits for it any more."""
+async def _search_in_thread(cycle: Cycle, search: Callable[[Cycle], T]) -> T:
+    """Runs ``look`` in a thread if devices must be searched, because that may take up to its time limit.
+
+    A cancelled wait cancels the search.
+    """
     if not cycle.claims.claims:
-        return look(cycle)
+        return search(cycle)
     try:
-        return await asyncio.to_thread(look, cycle)
+        return await asyncio.to_thread(search, cycle)
     except asyncio.CancelledError:
         cycle.allocations.cancel()
         raise

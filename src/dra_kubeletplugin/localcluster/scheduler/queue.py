@@ -1,8 +1,8 @@
-"""Pods that wait for the scheduler: those to be tried now, those that pause, those that wait for a change.
+"""The scheduling queue: pods to be tried now, pods in back-off, and pods that wait for a change of the cluster.
 
-As Kubernetes' scheduling queue: by priority, then by age; a pod that failed for an error pauses 1 s, then twice as long each
-time up to 10 s; one that was rejected waits until something changes that may help it, five minutes at most. What changes while a
-pod is being tried counts too.
+It follows Kubernetes' queue: by priority, then by age. After an error a pod waits 1 s, doubled each time up to 10 s. A
+rejected pod waits for a change that may help it, at most five minutes. Changes during a pod's scheduling cycle count
+too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...scheduling.framework.status import Plugin
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 10.0
-FLUSH = 300.0  # seconds after which a rejected pod is tried again, whatever happened
+FLUSH = 300.0  # seconds after which a rejected pod is tried again without a change
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class QueuedPod:
     """A pod in the queue. ``rejectors`` is empty after an error."""
 
     info: PodInfo
-    since: float  # when it came, or came back
+    since: float  # loop time when it was added or returned
     number: int
     rejectors: frozenset[Plugin] = frozenset()
     failures: int = 0
@@ -41,15 +41,18 @@ class QueuedPod:
 
 
 @dataclass
-class _Flight:
+class _Cycle:
     entry: QueuedPod
-    seen: int  # how many changes had been logged when it began
+    seen: int  # number of changes logged before the cycle began
 
 
 class SchedulingQueue:
-    """Args:
-    gate: why a pod must not be tried at all; None where it may.
-    uses: whether a pod uses a claim, by UID.
+    """The pods that wait for the scheduler.
+
+    Args:
+        gate: returns the plugin that keeps a pod from being tried, or None.
+        uses: whether a pod uses a claim; takes the pod and the claim's UID.
+        pause: seconds of the first back-off.
     """
 
     def __init__(
@@ -60,33 +63,34 @@ class SchedulingQueue:
         self._pause = pause
         self._entries: dict[str, QueuedPod] = {}
         self._active: list[tuple[tuple[int, float, int], str]] = []
-        self._ready: set[str] = set()  # which of the entries are in the heap
+        self._ready: set[str] = set()  # UIDs of the entries that are in the heap
         self._pausing: set[str] = set()
-        self._parked: dict[str, QueuedPod] = {}  # those that wait for a change
-        self._gated: set[str] = set()  # those of them that must not be tried: only they themselves or their claims help
-        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of claims that they name
+        self._parked: dict[str, QueuedPod] = {}  # pods that wait for a change
+        # Parked pods that must not be tried; only changes of the pod or of its claims help
+        self._gated: set[str] = set()
+        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of the claims that they name
         self._flushed = 0.0
-        self._flights: dict[str, _Flight] = {}
+        self._cycles: dict[str, _Cycle] = {}
         self._log: deque[ClusterChange] = deque()
         self._logged = 0
         self._number = 0
         self._wake = asyncio.Event()
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._entries or uid in self._flights
+        return uid in self._entries or uid in self._cycles
 
     # --- pods -----------------------------------------------------------------------------------
 
     def add(self, info: PodInfo) -> None:
-        """A pod that is new."""
+        """Adds a new pod."""
         self._number += 1
         entry = self._entries[info.uid] = QueuedPod(info, self._now(), self._number)
         self._activate(entry)
 
     def update(self, info: PodInfo, changes: list[ClusterChange]) -> None:
-        """A pod that waits has changed."""
-        if flight := self._flights.get(info.uid):
-            flight.entry.info = info
+        """Updates a pod that waits or is being tried; adds it if it is unknown."""
+        if cycle := self._cycles.get(info.uid):
+            cycle.entry.info = info
         elif entry := self._entries.get(info.uid):
             parked, gated = info.uid in self._parked, info.uid in self._gated
             self._unpark(info.uid)
@@ -102,16 +106,16 @@ class SchedulingQueue:
             self.move(change)
 
     def remove(self, uid: str) -> None:
-        """The pod is gone, or has a node."""
+        """Removes a pod that was deleted or has a node."""
         self._entries.pop(uid, None)
         self._ready.discard(uid)
         self._pausing.discard(uid)
         self._unpark(uid)
-        self._flights.pop(uid, None)
+        self._cycles.pop(uid, None)
         self._trim()
 
     async def pop(self) -> QueuedPod:
-        """The next pod to be tried. It must be given back by :meth:`failed` or :meth:`done`."""
+        """Waits for the next pod to try. :meth:`failed` or :meth:`done` must follow."""
         while True:
             self._look_at_pauses()
             while self._active:
@@ -121,7 +125,7 @@ class SchedulingQueue:
                     continue
                 self._ready.discard(uid)
                 del self._entries[uid]
-                self._flights[uid] = _Flight(entry, self._logged)
+                self._cycles[uid] = _Cycle(entry, self._logged)
                 return entry
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
@@ -129,16 +133,20 @@ class SchedulingQueue:
                     await self._wake.wait()
 
     def done(self, uid: str) -> None:
-        """The pod has a node."""
-        self._flights.pop(uid, None)
+        """Ends the cycle of a pod that has a node."""
+        self._cycles.pop(uid, None)
         self._trim()
 
     def failed(self, entry: QueuedPod, rejectors: frozenset[Plugin]) -> None:
-        """The pod was tried in vain; without ``rejectors`` for an error. One that is gone meanwhile is forgotten."""
-        flight = self._flights.pop(entry.info.uid, None)
-        if flight is None:
+        """Ends a failed cycle. Ignores a pod that was removed meanwhile.
+
+        Args:
+            rejectors: the plugins that rejected the pod; empty after an error.
+        """
+        cycle = self._cycles.pop(entry.info.uid, None)
+        if cycle is None:
             return
-        missed = list(self._log)[len(self._log) - (self._logged - flight.seen) :] if self._logged > flight.seen else []
+        missed = list(self._log)[len(self._log) - (self._logged - cycle.seen) :] if self._logged > cycle.seen else []
         self._trim()
         entry.rejectors = rejectors
         entry.failures += 1
@@ -157,15 +165,15 @@ class SchedulingQueue:
     # --- changes --------------------------------------------------------------------------------
 
     def move(self, change: ClusterChange) -> None:
-        """Something changed: pods that it may help are tried again."""
-        if self._flights:
+        """Activates the pods that a change may help."""
+        if self._cycles:
             self._log.append(change)
         self._logged += 1
         for entry in [e for e in self._concerned(change) if self._helps(change, e)]:
             self._activate(entry)
 
     def _concerned(self, change: ClusterChange) -> list[QueuedPod]:
-        """Parked pods that a change can help at all: most changes concern few."""
+        """Returns the parked pods that a change could help, to keep the number of checks small."""
         if change.kind is ChangeKind.OWN:
             return [self._parked[change.pod]] if change.pod in self._parked else []
         if change.kind is ChangeKind.CLAIM and not change.frees:
@@ -226,8 +234,8 @@ class SchedulingQueue:
         return max(0.0, min(soonest - self._now(), FLUSH / 10))
 
     def _trim(self) -> None:
-        """Changes that no pod in flight has missed are forgotten."""
-        oldest = min((f.seen for f in self._flights.values()), default=self._logged)
+        """Drops logged changes that every pod in a cycle has seen."""
+        oldest = min((f.seen for f in self._cycles.values()), default=self._logged)
         while self._log and len(self._log) > self._logged - oldest:
             self._log.popleft()
 

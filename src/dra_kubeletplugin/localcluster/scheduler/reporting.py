@@ -1,4 +1,4 @@
-"""What users see of a pod that waits: its condition PodScheduled, its nominated node, events; and how pods are made to go."""
+"""Reports the state of waiting pods: condition PodScheduled, nominated node, events; and evicts preempted pods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class Reporter:
         self.events = events
 
     async def failed(self, pod: PodInfo, reason: str, message: str, nominated: str | None) -> None:
-        """The pod waits. ``nominated`` is the node that it was promised; None leaves what it has."""
+        """Reports that a pod could not be scheduled.
+
+        Args:
+            nominated: the node that the pod may get after a preemption; None keeps the current one.
+        """
         self.events.event(pod.pod, "Pod", "Warning", "FailedScheduling", message)
         before = next((c for c in _conditions(pod) if c.get("type") == "PodScheduled"), {})
         condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
@@ -42,7 +46,7 @@ class Reporter:
             await self._patch(pod, {"nominatedNodeName": node})
 
     async def evict(self, preemptor: PodInfo, victims: Victims) -> None:
-        """Deletes the victims, with the condition that says why."""
+        """Deletes the victims, with a condition that contains the reason."""
         for pod in victims.pods:
             if pod.terminating:
                 continue
@@ -68,7 +72,8 @@ class Reporter:
             path = PODS.path(pod.namespace, pod.name, "status")
             await self.client.call("PATCH", path, body, content_type=STRATEGIC)
         except ApiError as e:
-            log.debug("the status of pod %s: %s", pod.key, e)  # it is gone, or told again with the next try
+            # The pod was deleted, or the next attempt reports it again
+            log.debug("the status of pod %s: %s", pod.key, e)
 
 
 def _conditions(pod: PodInfo) -> list[JSON]:
