@@ -1,9 +1,9 @@
-"""The pytest plugin: fixtures with a local cluster, and a driver on a node of it. Loaded by its entry point.
+"""The pytest plugin: fixtures with a local cluster and a driver on one of its nodes. pytest loads it by its entry point.
 
     # pyproject.toml
     [tool.pytest.ini_options]
     dra_driver = "driver.py"              # as `dra run` takes it
-    dra_host = "hosts/two-fpgas.yaml"     # a described host, or the name of one that comes with the package
+    dra_host = "hosts/two-fpgas.yaml"     # a described host, or the name of one in the package
 
     def test_a_pod_gets_its_fpga(node):
         pod = node.run_pod(parameters={"image": "a.bit"})
@@ -12,17 +12,25 @@
     async def test_the_same_as_a_coroutine(node):   # with pytest-asyncio or anyio, in any mode
         pod = await node.run_pod.aio(parameters={"image": "a.bit"})
 
-``@pytest.mark.dra(...)`` says it for a test, a class or a module: ``driver`` (a class, or as `dra run` takes it), ``host``,
-``nodes`` (their names), ``timers`` (of the kubelets), ``options`` (the driver's own: an object, or values by name), ``environment``
-(variables that the driver reads), ``process`` (gives the driver one of its own, which ``node.kill()`` can kill), ``kubernetes`` (the
-release that the cluster behaves as), ``feature_gates`` (name → whether it is on), and any field of :class:`Settings`.
-``pytest --kubernetes 1.34`` says the release for all other tests.
+``@pytest.mark.dra(...)`` sets these for a test, a class or a module:
 
-The cluster lives in a thread of its own, so no test needs an event loop, and those that have one may use any. With
-``KUBEBUILDER_ASSETS`` (a folder with etcd and kube-apiserver, as envtest takes it) a real API server stands in for the local
-one.
+- ``driver``: a class, or a text as `dra run` takes it
+- ``host``: as ``dra_host``
+- ``nodes``: the names of the nodes
+- ``timers``: of the kubelets
+- ``options``: the driver's own: an object, or values by name
+- ``environment``: variables that the driver reads
+- ``process``: whether the driver gets a process of its own, which ``node.kill()`` can kill
+- ``kubernetes``: the release that the cluster behaves as
+- ``feature_gates``: gate name → enabled
+- any field of :class:`Settings`
 
-Nothing but pytest is imported before a fixture is used.
+``pytest --kubernetes 1.34`` sets the release for tests without a marker.
+
+The cluster runs in its own thread, so a test needs no event loop and may use any. With ``KUBEBUILDER_ASSETS`` (a
+folder with etcd and kube-apiserver, as in envtest) a real API server replaces the local one.
+
+The module imports only pytest until a fixture is used.
 """
 
 from __future__ import annotations
@@ -49,8 +57,8 @@ _THIS_MACHINE = "this machine"
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What the markers of a test and the ini file ask for; the nearest marker wins."""
+class _TestConfig:
+    """The configuration of one test from its markers and the ini file. The nearest marker wins."""
 
     driver: type[Driver] | str
     host: Any
@@ -62,54 +70,60 @@ class _Wanted:
     kubernetes: str
     feature_gates: dict[str, bool]
     settings: dict[str, Any] = field(default_factory=dict)
-    here: Path = Path()  # what files are relative to
-    said: dict[str, str] = field(default_factory=dict)  # where driver and host were named
+    base_folder: Path = Path()  # the folder that relative files belong to
+    origins: dict[str, str] = field(default_factory=dict)  # where the driver and the host were configured
 
     @classmethod
-    def of(cls, request: pytest.FixtureRequest) -> _Wanted:
-        given: dict[str, Any] = {}
-        for marker in request.node.iter_markers("dra"):  # the nearest comes first
+    def of(cls, request: pytest.FixtureRequest) -> _TestConfig:
+        arguments: dict[str, Any] = {}
+        for marker in request.node.iter_markers("dra"):  # pytest yields the nearest marker first
             if marker.args:
-                _refuse(f"@pytest.mark.dra takes names only: {marker.args[0]!r} has none")
-            given = marker.kwargs | given
-        _check_names(given)
-        _check_types(given)
+                _fail(f"@pytest.mark.dra takes keyword arguments only, not {marker.args[0]!r}")
+            arguments = marker.kwargs | arguments
+        _check_names(arguments)
+        _check_types(arguments)
         config = request.config
-        here = config.inipath.parent if config.inipath else config.rootpath
+        base_folder = config.inipath.parent if config.inipath else config.rootpath
         ini = f"{config.inipath}: " if config.inipath else ""
-        said = {n: f"@pytest.mark.dra: {n}" if given.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
-        driver: type[Driver] | str = given.pop("driver", None) or config.getini("dra_driver")
-        host = given.pop("host", None) or config.getini("dra_host")
+        origins = {n: f"@pytest.mark.dra: {n}" if arguments.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
+        driver: type[Driver] | str = arguments.pop("driver", None) or config.getini("dra_driver")
+        host = arguments.pop("host", None) or config.getini("dra_host")
         return cls(
-            _driver_path(driver, here) if isinstance(driver, str) else driver,
+            _driver_path(driver, base_folder) if isinstance(driver, str) else driver,
             None if host == _THIS_MACHINE else host,
-            tuple(given.pop("nodes", ("node-1",))),
-            given.pop("timers", None),
-            given.pop("options", None),
-            given.pop("environment", {}),
-            given.pop("process", False),
-            given.pop("kubernetes", "") or config.getoption("kubernetes"),
-            given.pop("feature_gates", {}),
-            given,
-            here,
-            said,
+            tuple(arguments.pop("nodes", ("node-1",))),
+            arguments.pop("timers", None),
+            arguments.pop("options", None),
+            arguments.pop("environment", {}),
+            arguments.pop("process", False),
+            arguments.pop("kubernetes", "") or config.getoption("kubernetes"),
+            arguments.pop("feature_gates", {}),
+            arguments,
+            base_folder,
+            origins,
         )
 
 
-def _check_names(given: Collection[str]) -> None:
+def _check_names(arguments: Collection[str]) -> None:
     from .base.settings import Settings
 
-    own = [f.name for f in dataclasses.fields(_Wanted) if f.name not in {"settings", "here", "said"}]
-    known = [*own, *(f.name for f in dataclasses.fields(Settings))]
-    for name in given:
+    own_names = [
+        f.name for f in dataclasses.fields(_TestConfig) if f.name not in {"settings", "base_folder", "origins"}
+    ]
+    known = [*own_names, *(f.name for f in dataclasses.fields(Settings))]
+    for name in arguments:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {near[0]}?" if near else f", only {', '.join(own)} and the options of the plugin"
-            _refuse(f"@pytest.mark.dra takes no {name!r}{hint}")
+            matches = difflib.get_close_matches(name, known, 1)
+            hint = (
+                f": did you mean {matches[0]}?"
+                if matches
+                else f", only {', '.join(own_names)} and the options of the plugin"
+            )
+            _fail(f"@pytest.mark.dra takes no {name!r}{hint}")
 
 
-def _check_types(given: Mapping[str, Any]) -> None:
-    """What would fail far from the marker."""
+def _check_types(arguments: Mapping[str, Any]) -> None:
+    """Rejects values of wrong types at the marker, because they would fail later without naming it."""
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         "driver": ((str, type), "a class, or as `dra run` takes it"),
         "nodes": ((list, tuple, set, frozenset), "a list of names"),
@@ -119,35 +133,37 @@ def _check_types(given: Mapping[str, Any]) -> None:
         "feature_gates": ((Mapping,), "a mapping of names to True or False"),
     }
     for name, (types, wanted) in kinds.items():
-        if name in given and not isinstance(given[name], types):
-            _refuse(f"@pytest.mark.dra({name}={given[name]!r}): give {wanted}")
-    if timers := given.get("timers"):
+        if name in arguments and not isinstance(arguments[name], types):
+            _fail(f"@pytest.mark.dra({name}={arguments[name]!r}): give {wanted}")
+    if timers := arguments.get("timers"):
         from .localcluster.kubelet import Timers
 
         if not isinstance(timers, Timers):
-            _refuse(f"@pytest.mark.dra(timers={timers!r}): give dra_kubeletplugin.testing.Timers(...)")
-    for name, value in given.get("environment", {}).items():
+            _fail(f"@pytest.mark.dra(timers={timers!r}): give dra_kubeletplugin.testing.Timers(...)")
+    for name, value in arguments.get("environment", {}).items():
         if not isinstance(value, str):
-            _refuse(f"@pytest.mark.dra(environment): {name} is {value!r}, not text")
+            _fail(f"@pytest.mark.dra(environment): {name} is {value!r}, not text")
 
 
-def _refuse(why: str) -> NoReturn:
-    """A mistake of the test's author, or of the driver's: the sentence is all that helps."""
+def _fail(why: str) -> NoReturn:
+    """Fails the test with one sentence and no traceback, for a mistake in the test or in the driver."""
     raise pytest.fail.Exception(why, pytrace=False) from None
 
 
 @contextlib.contextmanager
-def _told(said: str = "") -> Iterator[None]:
-    """Tells a fault as a sentence; ``said`` is where the name was given that it is about."""
+def _fail_on_error(origin: str = "") -> Iterator[None]:
+    """Fails the test with one sentence if the block raises our error or a ``ValueError``; ``origin`` is the place of the
+    wrong setting.
+    """
     from .errors import DraError
 
-    where = f"{said}: " if said else ""
+    where = f"{origin}: " if origin else ""
     try:
         yield
     except DraError as e:
-        _refuse(f"{where}{e.message} [{e.code}]")
+        _fail(f"{where}{e.message} [{e.code}]")
     except ValueError as e:
-        _refuse(f"{where}{e}")
+        _fail(f"{where}{e}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -186,7 +202,7 @@ def _dra_thread() -> Iterator[LoopThread]:
 
 @pytest.fixture(scope="session")
 def _dra_server(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
-    """The kubeconfig of a real API server, where there is one."""
+    """The kubeconfig of a real API server, or None if ``KUBEBUILDER_ASSETS`` is not set."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
         yield None
@@ -202,16 +218,16 @@ def _dra_server(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFa
 def local_cluster(
     request: pytest.FixtureRequest, _dra_thread: LoopThread, _dra_server: Path | None
 ) -> Iterator[Cluster]:
-    """A cluster of its own for each test."""
+    """A new cluster for each test."""
     from .localcluster.cluster import LocalCluster
     from .testing.api import AsyncApi
-    from .testing.controlplane import emptied
+    from .testing.controlplane import delete_all_objects
     from .testing.facade import Cluster
     from .testing.sync_async import Scope
 
-    wanted = _Wanted.of(request)
+    wanted = _TestConfig.of(request)
 
-    async def made() -> LocalCluster:
+    async def create() -> LocalCluster:
         return LocalCluster(
             wanted.nodes,
             kubeconfig=_dra_server,
@@ -221,12 +237,12 @@ def local_cluster(
         )
 
     with contextlib.ExitStack() as stack:
-        with _told():
-            inner = _dra_thread.run(made())
+        with _fail_on_error():
+            inner = _dra_thread.run(create())
             cluster = stack.enter_context(Scope(_dra_thread, inner, "the local cluster"))
         yield Cluster(_dra_thread, cluster)
         if _dra_server:
-            _dra_thread.run(emptied(AsyncApi(cluster)))
+            _dra_thread.run(delete_all_objects(AsyncApi(cluster)))
 
 
 @pytest.fixture
@@ -240,19 +256,19 @@ def node(
     from .testing.node import on_node
     from .testing.sync_async import Scope
 
-    wanted = _Wanted.of(request)
+    wanted = _TestConfig.of(request)
     if not wanted.driver:
-        _refuse("which driver? Say it with dra_driver in pytest's ini file, or with @pytest.mark.dra(driver=...)")
+        _fail("no driver is configured: set dra_driver in pytest's ini file, or use @pytest.mark.dra(driver=...)")
     for name, value in wanted.environment.items():
         monkeypatch.setenv(name, value)
     with contextlib.ExitStack() as stack:
-        with _told(wanted.said["driver"]):
+        with _fail_on_error(wanted.origins["driver"]):
             driver = load_driver(wanted.driver) if isinstance(wanted.driver, str) else wanted.driver
             check(driver)
-        with _told():
+        with _fail_on_error():
             host = wanted.host
             if isinstance(host, str):
-                host = sysfs.find(host, wanted.said["host"], wanted.here)
+                host = sysfs.find(host, wanted.origins["host"], wanted.base_folder)
             running = on_node(
                 local_cluster.inner,
                 driver,
@@ -273,26 +289,26 @@ def kubelet(local_cluster: Cluster) -> Kubelet:
 
 @pytest.fixture
 def api(local_cluster: Cluster) -> Api:
-    """The API server: objects, and faults."""
+    """The API server: its objects and its faults."""
     return local_cluster.api
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """A test that fails shows what the cluster was told."""
+    """Adds the cluster's events to the report of a failed test."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("local_cluster")
     if call.when == "call" and report.failed and cluster is not None:
         try:
-            told = [str(e) for e in cluster.api.events()]
-        except Exception as e:  # the cluster may be what has failed
-            told = [f"they cannot be read: {e}"]
-        report.sections.append(("events of the local cluster", "\n".join(told) or "none"))
+            lines = [str(e) for e in cluster.api.events()]
+        except Exception as e:  # the cluster itself may be the cause
+            lines = [f"they cannot be read: {e}"]
+        report.sections.append(("events of the local cluster", "\n".join(lines) or "none"))
     return report
 
 
-def _driver_path(target: str, here: Path) -> str:
-    """As `dra run` takes it; files are relative to the ini file."""
+def _driver_path(target: str, base_folder: Path) -> str:
+    """The driver in the form that `dra run` takes, with files relative to the ini file."""
     head, colon, name = target.rpartition(":")
-    path = here / (head if colon else target)
+    path = base_folder / (head if colon else target)
     return f"{path}{colon}{name if colon else ''}" if target and path.exists() else target

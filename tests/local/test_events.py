@@ -148,8 +148,8 @@ async def test_a_described_host_tells_of_what_the_kernel_would(
     root = described.build(tmp_path / "sys", {"functions": [WITH_NODE, WITH_VFS]})
     listeners = {name: Listener(root, (name,)) for name in ("pci", "fpga", "net")}
     change(root)
-    assert {name for name, listener in listeners.items() if listener.heard()} == subsystems
-    assert not any(listener.heard() for listener in listeners.values()), "told once"
+    assert {name for name, listener in listeners.items() if listener.has_new()} == subsystems
+    assert not any(listener.has_new() for listener in listeners.values()), "told once"
 
 
 async def test_a_listener_is_woken_by_a_described_host_and_by_no_event_of_before(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_a_described_host_that_is_gone_tells_of_nothing(tmp_path: Path) ->
     root = described.build(tmp_path / "sys", {"functions": []})
     listener = Listener(root, ("pci",))
     shutil.rmtree(root)
-    assert not listener.heard()
+    assert not listener.has_new()
 
 
 async def test_a_card_that_is_unplugged_is_seen_long_before_the_interval(tmp_path: Path) -> None:

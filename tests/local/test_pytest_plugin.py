@@ -198,7 +198,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             with pytest.raises(FaultError, match="no node has a pod ghost"):
                 node.oci("ghost")
             for fault in (api.conflict, api.throttle, api.slow):
-                with pytest.raises(FaultError, match="it takes what is 0 or more"):
+                with pytest.raises(FaultError, match="the value must be finite and at least 0"):
                     fault(-1)
 
         @pytest.mark.dra(host="this machine")
@@ -242,7 +242,7 @@ def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(autho
             assert len(reasons) == len(set(reasons))
 
         def test_no_place(node):
-            with pytest.raises(PodError, match="finds no place, and nothing has changed for 0.3 s: 0/1 nodes.*\\\\n.*Warning FailedScheduling"):
+            with pytest.raises(PodError, match="is unschedulable, and nothing has changed for 0.3 s: 0/1 nodes.*\\\\n.*Warning FailedScheduling"):
                 node.run_pod("p", ClaimSpec(Request(count=3)), timeout=60, patience=0.3)
 
         def test_deleted_meanwhile(node, api):
@@ -312,7 +312,7 @@ def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester
     author.makepyfile("def test_it(node): pass")
     result = run(author)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*which driver? Say it with dra_driver*"])
+    result.stdout.fnmatch_lines(["*no driver is configured: set dra_driver*"])
 
 
 @pytest.mark.full

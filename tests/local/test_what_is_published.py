@@ -106,9 +106,9 @@ async def test_a_state_is_waited_for_by_names_or_by_what_a_function_says_of_it()
     ("wanted", "why"),
     [
         (["card-0", "card-1", "part-0", "part-1", "part-2"], "part-2 is missing"),
-        (["card-0", "card-1", "part-0"], "part-1 is there besides"),
-        (["card-2"], "card-2 is missing and card-0, card-1, part-0, part-1 is there besides"),
-        (lambda devices: devices["card-0"].taints, "it is not as asked for"),
+        (["card-0", "card-1", "part-0"], "part-1 is unexpected"),
+        (["card-2"], "card-2 is missing and card-0, card-1, part-0, part-1 is unexpected"),
+        (lambda devices: devices["card-0"].taints, "the function returned no true value"),
         (lambda devices: devices["card0"].taints, "no device 'card0' is published, did you mean 'card-0'?"),
     ],
 )

@@ -201,7 +201,7 @@ WRONG = {
     "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is none of numa_nodes, which has 0"),
     "distances that do not fit": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: one for each, its own included"),
     "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 belongs to node 0 already"),
-    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":5: functions[0].attributes.numa_node: say numa_node with the key `numa`"),
+    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":5: functions[0].attributes.numa_node: set numa_node with the key `numa`"),
     "a file elsewhere": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is no path within the folder"),
     "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240 is no device node: write 'c major:minor', or 'b major:minor' for a block device"),
     "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":5: functions[0].classes.fpga: dev '240' is not major:minor, such as 240:0"),
@@ -231,7 +231,7 @@ TWICE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", TWICE)
 def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
-    with pytest.raises(SettingsError, match=r"cannot be laid out in|surrogates not allowed"):
+    with pytest.raises(SettingsError, match=r"cannot build the described host in|surrogates not allowed"):
         sysfs.build(tmp_path, TWICE[what])
     sysfs.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
     if "files" not in TWICE[what] and "nodes" not in TWICE[what]:

@@ -22,7 +22,7 @@ from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explaine
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.resourceapi.nodes import Nodes
-from dra_kubeletplugin.testing.health_override import told_besides
+from dra_kubeletplugin.testing.health_override import with_health_overrides
 
 DRIVER = """
 from dra_kubeletplugin import Driver
@@ -275,7 +275,7 @@ def test_a_vendor_s_line_is_not_the_author_s_where_his_environment_is_within_his
 
 async def test_a_health_of_any_kind_of_method_is_told_with_what_others_say() -> None:
     async def asked(health: Any) -> Any:
-        made = told_besides(_made(health=health), lambda _: {"b": Health(False)})()
+        made = with_health_overrides(_made(health=health), lambda _: {"b": Health(False)})()
         answer: Awaitable[Any] = made.health()  # type: ignore[assignment]
         return await answer
 

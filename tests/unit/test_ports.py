@@ -24,6 +24,6 @@ def test_another_session_is_never_told_the_same_port_before_somebody_listens_the
 
 
 def test_marks_of_ports_are_few_however_many_are_asked_for() -> None:
-    told = [free_port() for _ in range(3 * ports._KEPT)]
-    assert len(ports._marks) == ports._KEPT
-    assert len({*told[-ports._KEPT :]}) == ports._KEPT
+    told = [free_port() for _ in range(3 * ports._MAX_MARKS)]
+    assert len(ports._marks) == ports._MAX_MARKS
+    assert len({*told[-ports._MAX_MARKS :]}) == ports._MAX_MARKS

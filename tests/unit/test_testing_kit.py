@@ -33,7 +33,7 @@ from dra_kubeletplugin.testing import (
     claim,
     pod,
 )
-from dra_kubeletplugin.testing.events import fails, folded, hopeless, stuck
+from dra_kubeletplugin.testing.events import merge_events, permanent_failure, prepare_failure, unschedulable_reason
 from dra_kubeletplugin.testing.sync_async import LoopThread, Scope, both
 from dra_kubeletplugin.testing.task_context import Hosted
 
@@ -135,7 +135,7 @@ def event(reason: str, message: str, second: int, **more: Any) -> dict[str, Any]
 
 
 def test_events_that_say_the_same_are_one_with_their_count_oldest_first() -> None:
-    told = folded(
+    told = merge_events(
         [
             event("Failed", "b", 9, reportingComponent="kubelet", series={"count": 3}),
             event("Failed", "a", 1, source={"component": "kubelet"}, count=2),
@@ -147,7 +147,7 @@ def test_events_that_say_the_same_are_one_with_their_count_oldest_first() -> Non
         "Warning Failed (x3) from kubelet: b",
     ]
     assert str(PodError("no", told)) == "no\n  " + "\n  ".join(map(str, told))
-    assert "no event was told" in str(PodError("no", []))
+    assert "no events" in str(PodError("no", []))
 
 
 def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
@@ -165,20 +165,24 @@ def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pod_is_given_up_where_waiting_is_of_no_use(found: dict[str, Any] | None, message: str, why: str) -> None:
-    assert hopeless("p", found, folded([event("FailedPrepareDynamicResources", message, 1)])) == why
+    assert permanent_failure("p", found, merge_events([event("FailedPrepareDynamicResources", message, 1)])) == why
 
 
 def test_what_fails_is_known_also_where_the_scheduler_s_word_comes_later() -> None:
     """Each component tells its events in the background."""
     told = [event("FailedPrepareDynamicResources", "the bus is gone [DRA-E103]", 1), event("Scheduled", "to node-1", 2)]
-    assert fails(folded(told)) == "the bus is gone [DRA-E103]"
-    assert fails(folded([*told, event("Started", "main", 3)])) == ""
+    assert prepare_failure(merge_events(told)) == "the bus is gone [DRA-E103]"
+    assert prepare_failure(merge_events([*told, event("Started", "main", 3)])) == ""
 
 
 def test_a_pod_that_has_a_node_or_was_not_refused_is_not_stuck() -> None:
-    refused = folded([event("FailedScheduling", "0/1 nodes are available", 1)])
+    refused = merge_events([event("FailedScheduling", "0/1 nodes are available", 1)])
     bound = a_pod() | {"spec": {"nodeName": "n"}}
-    assert (stuck(a_pod(), refused), stuck(bound, refused), stuck(a_pod(), [])) == ("0/1 nodes are available", "", "")
+    assert (
+        unschedulable_reason(a_pod(), refused),
+        unschedulable_reason(bound, refused),
+        unschedulable_reason(a_pod(), []),
+    ) == ("0/1 nodes are available", "", "")
 
 
 class Counter:
@@ -259,7 +263,7 @@ def test_a_driver_that_blocks_the_loop_of_its_own_cluster_is_told_so() -> None:
     async def in_the_loop() -> int:
         return handle.add(1)
 
-    with pytest.raises(RuntimeError, match="blocks the event loop of the cluster"):
+    with pytest.raises(RuntimeError, match="would block the cluster's event loop"):
         thread.run(in_the_loop())
     thread.close()
 

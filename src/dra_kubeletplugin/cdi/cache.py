@@ -1,4 +1,4 @@
-"""Finds CDI devices in spec folders and injects them into an OCI spec, by the rules of the Go library 1.1.0."""
+"""Finds CDI devices in spec folders and injects them into an OCI spec, with the rules of the Go library 1.1.0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
 class CdiInjectError(Exception):
-    """Devices cannot be injected; ``unresolved`` names those that were not found."""
+    """Devices cannot be injected. ``unresolved`` contains the names that were not found."""
 
     def __init__(self, message: str, unresolved: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class CdiInjectError(Exception):
 
 
 class CdiCache:
-    """All usable devices of some folders, lowest priority first. Reads the folders once, when made."""
+    """The usable devices of some folders, lowest priority first. The folders are read once, at creation."""
 
     def __init__(self, dirs: Sequence[Path] = DEFAULT_DIRS) -> None:
         self.errors: dict[str, list[str]] = {}
@@ -71,9 +71,14 @@ class CdiCache:
         self.errors.setdefault(str(path), []).append(message)
 
     def inject(self, oci: Mapping[str, Any] | None, names: Sequence[str], dev: Path = Path("/dev")) -> dict[str, Any]:
-        """A copy of ``oci`` with the devices' edits; device nodes are looked up below ``dev``.
+        """Returns a copy of ``oci`` with the devices' edits applied.
 
-        Raises :class:`CdiInjectError` when a name is unknown or a device node is not on the host.
+        Args:
+            oci: an OCI spec, or None for an empty one.
+            names: CDI device ids.
+            dev: the folder to look up device nodes in, instead of ``/dev``.
+
+        Raises :class:`CdiInjectError` if a name is unknown or a device node does not exist on the host.
         """
         unresolved = [n for n in names if n not in self.devices]
         if unresolved:
@@ -100,25 +105,25 @@ def _process(oci: dict[str, Any]) -> dict[str, Any]:
 
 
 def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]], dev: Path) -> None:
-    def gathered(key: str) -> list[Any]:
+    def all_items(key: str) -> list[Any]:
         return [item for edits in all_edits for item in edits.get(key) or []]
 
-    if entries := gathered("env"):
+    if entries := all_items("env"):
         _add_env(_process(oci).setdefault("env", []), entries)
-    for node in gathered("deviceNodes"):
+    for node in all_items("deviceNodes"):
         _add_node(oci, node, dev)
-    for net in gathered("netDevices"):
+    for net in all_items("netDevices"):
         oci.setdefault("linux", {}).setdefault("netDevices", {})[net["hostInterfaceName"]] = {"name": net["name"]}
-    if mounts := gathered("mounts"):
+    if mounts := all_items("mounts"):
         _add_mounts(oci, mounts)
-    for hook in gathered("hooks"):
+    for hook in all_items("hooks"):
         entry = {k: hook[k] for k in ("path", "args", "env", "timeout") if hook.get(k) not in (None, [])}
         oci.setdefault("hooks", {}).setdefault(hook["hookName"], []).append(entry)
     for edits in all_edits:
         if edits.get("intelRdt") is not None:
             rdt = {k: v for k, v in edits["intelRdt"].items() if v not in ("", False, None, [])}
             oci.setdefault("linux", {})["intelRdt"] = rdt
-    for gid in gathered("additionalGids"):
+    for gid in all_items("additionalGids"):
         if gid:
             gids = _process(oci)["user"].setdefault("additionalGids", [])
             if gid not in gids:
@@ -126,7 +131,10 @@ def _apply(oci: dict[str, Any], all_edits: Sequence[Mapping[str, Any]], dev: Pat
 
 
 def _add_env(env: list[str], entries: Sequence[str]) -> None:
-    """Appends; only what the devices themselves set is replaced by later devices, as in the Go library."""
+    """Appends variables.
+
+    As in the Go library, a later device replaces variables of earlier devices, but not the container's own.
+    """
     places = {entry: i for i, entry in enumerate(env)}
     for entry in entries:
         name = entry.partition("=")[0]
@@ -138,20 +146,20 @@ def _add_env(env: list[str], entries: Sequence[str]) -> None:
 
 
 def _place(items: Sequence[Mapping[str, Any]], key: str, value: str) -> int | None:
-    """Where the first item with this value is."""
+    """Returns the index of the first item with this value."""
     return next((i for i, item in enumerate(items) if item[key] == value), None)
 
 
 def _add_mounts(oci: dict[str, Any], mounts: Sequence[Mapping[str, Any]]) -> None:
     existing: list[dict[str, Any]] = oci.setdefault("mounts", [])
     for mount in mounts:
-        # One of the same place goes, as in the Go library, should there be more.
+        # As in the Go library, only the first mount with the same destination is replaced.
         if (i := _place(existing, "destination", mount["containerPath"])) is not None:
             del existing[i]
         entry = {"destination": mount["containerPath"], "type": mount.get("type", ""), "source": mount["hostPath"]}
         entry["options"] = mount.get("options") or []
         existing.append({k: v for k, v in entry.items() if v})
-    # Parents before children: by number of path components, otherwise in order.
+    # Parents before children: sorted by the number of path components, otherwise in order.
     existing.sort(key=lambda m: posixpath.normpath(m["destination"]).count("/"))
 
 
@@ -182,7 +190,7 @@ def _add_node(oci: dict[str, Any], node: Mapping[str, Any], dev: Path) -> None:
 
 
 def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
-    """Type, numbers and mode from the host, where the spec leaves them out."""
+    """Adds type, numbers and mode from the host where the spec omits them."""
     out = dict(node)
     complete = bool(out.get("type") and (out.get("major") or out["type"] == "p"))
     source = out.get("hostPath") or out["path"]
@@ -206,9 +214,9 @@ def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
 
 
 def _on_host(source: str, dev: Path) -> tuple[str, int, int, int | None]:
-    """Type, major, minor and mode of a device node; a described one has no mode.
+    """Returns type, major, minor and mode of a device node; a described host's node has no mode.
 
-    Raises ``OSError`` where there is none. A link is none.
+    Raises ``OSError`` if there is no device node. A link does not count as one.
     """
     seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
     if dev != Path("/dev") and (numbers := sysfs.device_numbers(seen)):

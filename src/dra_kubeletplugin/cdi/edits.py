@@ -1,4 +1,4 @@
-"""What a container gets with a device: the author's typed way to write CDI container edits."""
+"""The typed API for CDI container edits: what a container gets together with a device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..errors import InvalidSpecError, describe, printable
 from .spec import check_edits, check_types
 
 E = TypeVar("E")
-_NO_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, type(lambda: None))
+_NOT_TEXT = (bytes, bytearray, Mapping, list, tuple, set, frozenset, Awaitable, type(lambda: None))
 _BIND = frozenset({"bind", "rbind"})
 
 
 class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
-        """Raises :class:`InvalidSpecError` for a value that JSON does not have."""
+        """The edit as a JSON object. Raises :class:`InvalidSpecError` for a value that JSON cannot represent."""
         try:
             built: dict[str, Any] = msgspec.to_builtins(self)
         except Exception as e:
@@ -29,8 +29,12 @@ class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True
 class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A device node in the container.
 
-    ``path`` is where it appears, ``host_path`` where it is on the host (the same when empty). Type and numbers are looked up
-    on the host by the runtime when left out. ``permissions`` are of the cgroup: any of r, w, m. ``file_mode`` is octal bits.
+    Args:
+        path: the path in the container.
+        host_path: the path on the host; empty means the same path.
+        type, major, minor: by default the runtime reads them from the host.
+        file_mode: permission bits, e.g. ``0o660``.
+        permissions: of the cgroup: any of r, w, m.
     """
 
     path: str
@@ -51,8 +55,9 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
 class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro"])``.
 
-    The option ``bind`` is added where neither it, ``rbind`` nor a ``type`` is given: a runtime refuses a mount without any of them.
-    Another ``type`` (``tmpfs``) makes another mount, for which ``host_path`` is what the kernel calls the source.
+    The option ``bind`` is added if there is neither ``bind`` nor ``rbind`` nor a ``type``, because a runtime rejects
+    such a mount. Another ``type`` (``tmpfs``) makes another kind of mount; its ``host_path`` is the kernel's mount
+    source.
     """
 
     host_path: str
@@ -73,7 +78,7 @@ class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"
 
 
 class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """An OCI hook. ``path`` is a program on the host, as an absolute path; ``timeout`` is in seconds."""
+    """An OCI hook. ``path`` is the absolute path of a program on the host; ``timeout`` is in seconds."""
 
     hook_name: str
     path: str
@@ -83,22 +88,25 @@ class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel")
 
 
 class NetDevice(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A host's network interface that moves into the container (CDI 1.1.0)."""
+    """A network interface of the host that moves into the container (CDI 1.1.0)."""
 
     host_interface_name: str
     name: str
 
 
 class ContainerEdits:
-    """The changes that one device makes to a container; immutable.
+    """The changes that one device makes to a container. Immutable.
 
-    Checked when made: raises :class:`InvalidSpecError` with the field and the rule, so that a fault shows in a unit test. The
-    rules are those of the CDI specification, and three more: paths are absolute, because a runtime would look for others from
-    wherever it happens to run; text is valid Unicode; and it has no NUL.
+    The constructor validates and raises :class:`InvalidSpecError` with field and rule, so that a unit test finds
+    mistakes. The rules are the CDI specification's and three more:
+
+    - Paths are absolute, because a runtime resolves a relative path from its own working directory.
+    - Text is valid Unicode.
+    - Text has no NUL.
 
     Args:
         env: ``{"NAME": "value"}``.
-        device_nodes: paths, or :class:`DeviceNode` for more.
+        device_nodes: paths, or :class:`DeviceNode` for more options.
         mounts, hooks, net_devices: see their classes.
         additional_gids: supplementary group ids of the process.
         intel_rdt: as in the CDI specification.
@@ -120,18 +128,19 @@ class ContainerEdits:
         if env is not None and not isinstance(env, Mapping):
             raise InvalidSpecError(f"env must be a mapping of names to values, not {_kind(env)}")
         lists = {"device_nodes": device_nodes, "mounts": mounts, "hooks": hooks, "net_devices": net_devices}
-        for field, given in (lists | {"additional_gids": additional_gids}).items():
-            if given and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable)):
-                one = f": put it into a list, `[{given!r}]`" if isinstance(given, str) else ""
-                raise InvalidSpecError(f"{field} must be a list, not {_kind(given)}{one}")
+        for field, sequence in (lists | {"additional_gids": additional_gids}).items():
+            if sequence and (isinstance(sequence, str | bytes | Mapping) or not isinstance(sequence, Iterable)):
+                one = f": put it into a list, `[{sequence!r}]`" if isinstance(sequence, str) else ""
+                raise InvalidSpecError(f"{field} must be a list, not {_kind(sequence)}{one}")
         for name in env or {}:
             if not isinstance(name, str):
                 raise InvalidSpecError(f"env name {printable(repr(name))} must be text")
             if "=" in name:
                 raise InvalidSpecError(f"env name {name!r} must not contain '='")
-            said: object = (env or {})[name]
-            if said is None or isinstance(said, _NO_TEXT):  # its text is nothing that a program in a container means
-                raise InvalidSpecError(f"env {name} is {_kind(said)}: give text, or leave it out")
+            variable: object = (env or {})[name]
+            # the text of such an object, e.g. a list or a function, is never the intended value
+            if variable is None or isinstance(variable, _NOT_TEXT):
+                raise InvalidSpecError(f"env {name} is {_kind(variable)}: give text, or leave it out")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
         built: dict[str, Any] = {}
         for key, value in (
@@ -157,8 +166,9 @@ class ContainerEdits:
         return dict(self._json)
 
     def host_paths(self) -> Iterator[str]:
-        """Paths that must exist on the host for a container to start: device nodes whose numbers the runtime has to look up,
-        sources of bind mounts, programs of hooks."""
+        """Yields the paths that must exist on the host before a container can start: device nodes without numbers,
+        sources of bind mounts, programs of hooks.
+        """
         yield from self._host_paths
 
     def __bool__(self) -> bool:
@@ -179,7 +189,7 @@ def _kind(value: object) -> str:
 
 
 def _written(cls: type[_Edit]) -> str:
-    """How one is made, with what must be given."""
+    """The constructor call with its required arguments, for error messages."""
     needed = ", ".join(f"{f.name}=..." for f in msgspec.structs.fields(cls) if f.required)
     return f"{cls.__name__}({needed})"
 
@@ -194,7 +204,10 @@ def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, An
 
 
 def _checked_paths(nodes: Sequence[DeviceNode], mounts: Sequence[Mount], hooks: Sequence[Hook]) -> tuple[str, ...]:
-    """Those that must be on the host. Raises :class:`InvalidSpecError` where one is not absolute, also in the container."""
+    """Returns the paths that must exist on the host.
+
+    Raises :class:`InvalidSpecError` for a relative path on the host or in the container.
+    """
     on_host = [(f"device_nodes[{i}]", n.source) for i, n in enumerate(nodes) if not n.major]
     on_host += [(f"mounts[{i}].host_path", m.host_path) for i, m in enumerate(mounts) if m.is_bind]
     on_host += [(f"hooks[{i}].path", h.path) for i, h in enumerate(hooks)]

@@ -1,7 +1,7 @@
-"""Reads CDI spec files as the Go library does: as YAML whatever their names are, strictly, into the fields of a spec.
+"""Reads CDI spec files as the Go library does: always as YAML, strictly, into the fields of a spec.
 
-A file may have comments and more documents, of which the first counts. A key that stands twice is refused. Names of fields are
-found without regard to case, and a number or bool where text is wanted becomes text.
+A file may contain comments and several documents; only the first document is used. A duplicate key is an error. Field
+names match without regard to case. A number or bool is converted to text if the field is text.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from .directory import content_of
 from .spec import SPEC_SHAPE
 
 JSON = dict[str, Any]
-_MOST, _MULTIPLE = 100_000, 10  # values of a document; above, aliases may repeat what is written so many times
+_MAX_VALUES = 100_000  # values of a document; above this, aliases may expand it by at most _MAX_EXPANSION
+_MAX_EXPANSION = 10
 
 
 class SpecFileError(ValueError):
-    """The file has no spec; the text is the Go library's, as far as a user needs it."""
+    """The file has no valid spec. The text is the Go library's, as far as a user needs it."""
 
 
 class _Strict(yaml.SafeLoader):
-    """YAML as Go reads it: no times, no numbers to the base of 60, no key twice."""
+    """YAML as Go reads it: no timestamps, no base-60 numbers, no duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -56,9 +57,9 @@ _Strict.add_implicit_resolver(
 
 
 def read_spec(path: Path) -> JSON:
-    """The spec in a file, with the names of fields as they are specified.
+    """Reads the spec of a file, with field names as specified.
 
-    Raises :class:`SpecFileError` where there is none, and ``OSError``.
+    Raises :class:`SpecFileError` if the file has no valid spec, and ``OSError``.
     """
     try:
         found = parse(content_of(str(path)).decode(errors="replace"))
@@ -75,7 +76,7 @@ def read_spec(path: Path) -> JSON:
 
 
 def parse(text: str) -> Any:
-    """What a file says, whatever that is. Raises :class:`SpecFileError`."""
+    """Parses a file's text into any value. Raises :class:`SpecFileError`."""
     try:
         return _as_json(text)
     except (ValueError, RecursionError):
@@ -83,7 +84,7 @@ def parse(text: str) -> Any:
 
 
 def _as_json(text: str) -> Any:
-    """Most files are plain JSON, which is read much faster."""
+    """Parses plain JSON, which most files are, because that is much faster than YAML."""
 
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         out = dict(pairs)
@@ -115,12 +116,12 @@ def _as_yaml(text: str) -> Any:
 
 
 def _check_aliases(node: yaml.Node) -> None:
-    """Few lines of aliases can stand for more than any memory holds, or for themselves. Raises :class:`SpecFileError`."""
+    """Rejects aliases that expand beyond memory or contain themselves. Raises :class:`SpecFileError`."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = 0  # until it is known: one that is met within itself has none
+            sizes[id(node)] = 0  # in progress: a node that is found inside itself still has 0
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
             sizes[id(node)] = 1 + sum(map(size, parts))
@@ -128,12 +129,15 @@ def _check_aliases(node: yaml.Node) -> None:
             raise SpecFileError("error converting YAML to JSON: yaml: an anchor's value contains itself")
         return sizes[id(node)]
 
-    if size(node) > _MOST and len(sizes) * _MULTIPLE < sizes[id(node)]:
+    if size(node) > _MAX_VALUES and len(sizes) * _MAX_EXPANSION < sizes[id(node)]:
         raise SpecFileError("error converting YAML to JSON: yaml: document contains excessive aliasing")
 
 
 def _named(value: Any, shape: Any) -> Any:
-    """``value`` with the field names of ``shape``, and text where that wants text. What is not in it stays as it is."""
+    """Returns ``value`` with the field names of ``shape``, and with text where ``shape`` requires text.
+
+    Unknown fields stay unchanged.
+    """
     if isinstance(shape, dict) and isinstance(value, dict):
         known = {name.lower(): name for name in shape}
         out: JSON = {}

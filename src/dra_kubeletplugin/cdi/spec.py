@@ -1,4 +1,4 @@
-"""The rules for a CDI spec, as JSON: the strict checks that the Go library makes when a runtime loads it."""
+"""Validates CDI specs, as JSON: the strict checks that the Go library makes when a runtime loads a spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "post
 JSON = Mapping[str, Any]
 _DEVICE_NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
-# What the fields hold: s text, i a 64-bit integer, u an unsigned 32-bit one, b a bool, m a map of texts.
+# Types of fields: s text, i 64-bit integer, u unsigned 32-bit integer, b bool, m map of texts.
 _STRING_LIST = ["s"]
 EDITS_SHAPE = {
     "env": _STRING_LIST,
@@ -63,19 +63,22 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def minimum_version(spec: JSON) -> str:
-    """The least CDI version that the Go library 1.1.0 accepts for a spec, by the fields that it uses.
+    """Returns the lowest CDI version that the Go library 1.1.0 accepts for a spec, based on its fields.
 
-    It looks at mount types and host paths of the last device only.
+    The library checks mount types and host paths of the last device only.
     """
     return _least(spec, (spec.get("devices") or [])[-1:])
 
 
 def version_to_declare(spec: JSON) -> str:
-    """The least CDI version that has all the fields which a spec uses: accepted by every library that knows it."""
+    """Returns the lowest CDI version that has all fields of a spec.
+
+    Every library that knows this version accepts the spec.
+    """
     return _least(spec, spec.get("devices") or [])
 
 
-def _least(spec: JSON, looked_at: Sequence[JSON]) -> str:
+def _least(spec: JSON, checked_devices: Sequence[JSON]) -> str:
     used = [OLDEST]
     kind = str(spec.get("kind", ""))
     if "." in kind.partition("/")[2]:
@@ -88,7 +91,7 @@ def _least(spec: JSON, looked_at: Sequence[JSON]) -> str:
             used.append("0.5.0")
         if device.get("annotations"):
             used.append("0.6.0")
-    for owner in (*looked_at, spec):
+    for owner in (*checked_devices, spec):
         used += _older_versions(owner.get("containerEdits") or {})
     for owner in (*devices, spec):
         used += _edits_versions(owner.get("containerEdits") or {})
@@ -119,7 +122,7 @@ def _edits_versions(edits: JSON) -> list[str]:
 
 
 def spec_faults(spec: Any) -> str:
-    """Why a runtime refuses ``spec``; empty when it does not."""
+    """Returns why a runtime rejects ``spec``, or "" if it accepts it."""
     try:
         validate_spec(spec)
     except InvalidSpecError as e:
@@ -128,7 +131,7 @@ def spec_faults(spec: Any) -> str:
 
 
 def validate_spec(spec: Any) -> None:
-    """Raises :class:`InvalidSpecError`, in the Go library's words, at the first fault."""
+    """Raises :class:`InvalidSpecError` with the Go library's text for the first error."""
     _strict(spec, SPEC_SHAPE, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
     if version not in VERSIONS:
@@ -160,7 +163,7 @@ def validate_spec(spec: Any) -> None:
 
 
 def validate_kind(kind: str) -> None:
-    """``vendor/class``: each begins with a letter, ends with a letter or digit, and has [A-Za-z0-9_.-] between.
+    """Checks ``vendor/class``: each begins with a letter, ends with a letter or digit, and has [A-Za-z0-9_.-] between.
 
     Raises :class:`InvalidSpecError`.
     """
@@ -178,7 +181,7 @@ def validate_kind(kind: str) -> None:
 
 
 def validate_device_name(name: str) -> None:
-    """Begins and ends with a letter or digit, with [A-Za-z0-9_.:-] between.
+    """Checks a device name: it begins and ends with a letter or digit, with [A-Za-z0-9_.:-] between.
 
     Raises :class:`InvalidSpecError`.
     """
@@ -196,12 +199,12 @@ def validate_device_name(name: str) -> None:
 
 
 def check_types(edits: Any) -> None:
-    """Raises :class:`InvalidSpecError` where container edits have an unknown field or a wrong type."""
+    """Raises :class:`InvalidSpecError` if container edits have an unknown field or a wrong type."""
     _strict(edits, EDITS_SHAPE, ("edits",))
 
 
 def check_edits(edits: JSON) -> None:
-    """The Go library's rules for container edits whose types are right. Raises :class:`InvalidSpecError`."""
+    """Applies the Go library's rules to container edits whose types are valid. Raises :class:`InvalidSpecError`."""
     for env in edits.get("env") or []:
         _check_env(env, "invalid container edits: ")
     for node in edits.get("deviceNodes") or []:
@@ -221,7 +224,7 @@ def check_edits(edits: JSON) -> None:
     rdt = edits.get("intelRdt")
     if rdt is not None:
         clos = rdt.get("closID", "")
-        # The root's own group is "/"; others are names of folders.
+        # "/" is the root group; other groups are folder names.
         if clos != "/" and (len(clos.encode()) >= 4096 or clos in {".", ".."} or "/" in clos or "\n" in clos):
             raise InvalidSpecError("invalid ClosID")
     _check_net(edits.get("netDevices") or [])
@@ -261,13 +264,17 @@ def _check_net(devices: list[JSON]) -> None:
 
 
 def check_shape(spec: Any) -> None:
-    """Raises :class:`InvalidSpecError` where the fields that are known here have other types than the specification's. Fields
-    of a newer version pass: whoever wrote the spec may have known them."""
+    """Checks the types of the known fields.
+
+    Unknown fields are accepted, because a newer version of the specification may have them.
+
+    Raises :class:`InvalidSpecError`.
+    """
     _strict(spec, SPEC_SHAPE, ("spec",), newer=True)
 
 
 def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None:
-    """Unknown fields and wrong types are refused, as by the Go library's decoder; the former not where they may be newer."""
+    """Rejects wrong types and, unless ``newer``, unknown fields, as the Go library's decoder does."""
     if value is None:
         return
     if isinstance(shape, str):
@@ -289,7 +296,7 @@ def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None
                 raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
 
 
-_Path = tuple[object, ...]  # texts and, first, the path around: put together only where a fault is told
+_Path = tuple[object, ...]  # texts, and first the parent's path: joined only if an error is reported
 
 
 def _shown(path: _Path) -> str:

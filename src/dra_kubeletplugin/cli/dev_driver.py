@@ -27,7 +27,7 @@ from ..errors import DraError, NotReadyError
 from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
 from ..resourceapi.types import Taint
-from ..testing.health_override import told_besides
+from ..testing.health_override import with_health_overrides
 from .controller import controller, cut_when_lost
 from .run import run, tidy
 from .shell.driver_options import add_own_options
@@ -70,7 +70,7 @@ def steered(driver: type[Driver], file: Path) -> type[Driver]:
                 out[device] = Health(said.healthy, said.message)
         return out
 
-    return told_besides(driver, told)
+    return with_health_overrides(driver, told)
 
 
 def _told(file: Path) -> dict[str, _HealthOverride]:

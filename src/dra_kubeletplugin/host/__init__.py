@@ -1,4 +1,4 @@
-"""The machine: what sysfs and the kernel say. A folder can stand in for the real ``/sys``."""
+"""The hardware of the machine: reads sysfs and kernel events. A described host can replace the real ``/sys``."""
 
 from .machine import Host
 from .pci import PciFunction

@@ -1,4 +1,6 @@
-"""Tells when hardware comes or goes: kernel uevents through udev's library, where there is one, or a described host's."""
+"""Watches for hardware changes: kernel uevents through udev's library if it is installed, or the events of a described
+host.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from .fake.marker import is_described
 from .fake.uevents import Listener
 
 log = logging.getLogger(__name__)
-_LOOK = 0.1  # seconds between looks for a described host's events: a file wakes nobody
-_SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number is what was dropped
+_POLL_INTERVAL = 0.1  # seconds between reads of a described host's events, because a file does not wake the event loop
+_SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number counts dropped events
 SUBSYSTEMS = (
     "accel",
     "auxiliary",
@@ -37,12 +39,12 @@ SUBSYSTEMS = (
 
 @contextlib.contextmanager
 def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str] = SUBSYSTEMS) -> Iterator[bool]:
-    """Calls ``notify`` on the event loop after each event of these subsystems; answers whether events come at all.
+    """Calls ``notify`` on the event loop after each event of these subsystems; yields whether events arrive at all.
 
-    The source is the kernel, because udev's own needs a running udevd. Events are lost when buffers overflow, and pods in a
-    user namespace get none, so whoever relies on them looks by interval too.
+    The source is the kernel, because udev's own events need a running udevd. Events are lost when a buffer overflows,
+    and pods in a user namespace receive none. A caller therefore also rescans at an interval.
     """
-    # Without any a monitor would not be filtered at all.
+    # A monitor without any subsystem filter would receive every event.
     if not subsystems or (sys.platform != "linux" and not is_described(sysfs)):
         yield False
         return
@@ -58,20 +60,21 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
             monitor.filter_by(subsystem)
         monitor.start()
     except Exception as e:  # ImportError without libudev, OSError without netlink
-        log.warning("no udev events (%s): devices are looked at by interval only", e)
+        log.warning("no udev events: %s; devices are rescanned at an interval only", e)
         yield False
         return
 
-    lost = _lost(monitor.fileno())
+    dropped = _dropped_events(monitor.fileno())
 
     def readable() -> None:
-        nonlocal lost
-        heard = False
+        nonlocal dropped
+        received = False
         with contextlib.suppress(OSError):  # such as ENOBUFS
-            while monitor.poll(timeout=0) is not None:  # events of other subsystems wake us too, and are none
-                heard = True
-        before, lost = lost, _lost(monitor.fileno())
-        if heard or lost != before:  # what was lost may have been one of ours
+            # events of other subsystems also wake the reader, without an event here
+            while monitor.poll(timeout=0) is not None:
+                received = True
+        before, dropped = dropped, _dropped_events(monitor.fileno())
+        if received or dropped != before:  # a lost event may have been from a watched subsystem
             notify()
 
     loop = asyncio.get_running_loop()
@@ -87,21 +90,24 @@ def _described_events(sysfs: Path, notify: Callable[[], None], subsystems: Seque
     listener, loop = Listener(sysfs, subsystems), asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 
-    def look() -> None:
+    def read_events() -> None:
         nonlocal timer
-        timer = loop.call_later(_LOOK, look)
-        if listener.heard():
+        timer = loop.call_later(_POLL_INTERVAL, read_events)
+        if listener.has_new():
             notify()
 
-    timer = loop.call_later(_LOOK, look)
+    timer = loop.call_later(_POLL_INTERVAL, read_events)
     try:
         yield
     finally:
         timer.cancel()
 
 
-def _lost(fd: int) -> int:
-    """How many events did not fit into the socket's buffer. libudev keeps that to itself. Source: socket(7), sock_diag(7)."""
+def _dropped_events(fd: int) -> int:
+    """Returns how many events did not fit into the socket's buffer; libudev does not report it.
+
+    Source: socket(7), sock_diag(7).
+    """
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             return int(struct.unpack("=9I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))[8])

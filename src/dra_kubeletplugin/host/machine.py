@@ -1,4 +1,4 @@
-"""One machine: its PCI functions, NUMA nodes, boot id, and writes to sysfs."""
+"""The machine of a driver: its PCI functions, NUMA nodes, boot id, and writes to sysfs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Host:
 
     Args:
         sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake.sysfs`).
-        dev: where the host's ``/dev`` is seen from this process; a described host brings its own.
-        lists: whether attributes may be lists, which the cluster's gate DRAListTypeAttributes says.
+        dev: the path of the host's ``/dev`` in this process; a described host has its own.
+        lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
 
     def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev"), *, lists: bool = False) -> None:
@@ -35,17 +35,17 @@ class Host:
 
     @property
     def is_real(self) -> bool:
-        """False for a described host."""
+        """Whether this is a machine's own sysfs and not a described host."""
         return not is_described(self.sysfs)
 
     @cached_property
     def names(self) -> PciNames:
-        """Names from pci.ids."""
+        """Vendor, device and class names from pci.ids."""
         return PciNames.load()
 
     @cached_property
     def numa(self) -> Numa:
-        """The NUMA nodes, for devices that are no PCI functions too."""
+        """The NUMA nodes, also for devices that are not PCI functions."""
         return Numa(self.sysfs)
 
     def pci(
@@ -56,14 +56,14 @@ class Host:
         class_code: int | None = None,
         driver: str | None = None,
     ) -> list[PciFunction]:
-        """PCI functions in address order, all or those that fit.
+        """Returns the PCI functions that match all arguments, in address order.
 
         Args:
             vendor, device: 16-bit ids, e.g. ``0x10EE``.
-            class_code: 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
-            driver: the kernel driver that is bound.
+            class_code: the 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
+            driver: the bound kernel driver.
 
-        Raises ``TypeError`` for an id that is no integer: compared with text, nothing would ever fit.
+        Raises ``TypeError`` for an id that is not an integer, because text would never match.
         """
         for name, number in (("vendor", vendor), ("device", device), ("class_code", class_code)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
@@ -74,13 +74,13 @@ class Host:
             try:
                 fn = find_function(around, name, vendor, device)
             except (FileNotFoundError, ValueError):
-                continue  # went away, or is not ready, while we look; an event or the next scan brings it
+                continue  # removed or not ready during the scan; an event or the next scan finds it
             if fn is not None and (class_code is None or fn.is_class(class_code)):
                 out.append(fn)
         return sorted(out, key=lambda fn: (len(fn.address), fn.address))
 
     def function(self, address: str) -> PciFunction | None:
-        """One function as it is now; None where it is not there (any more)."""
+        """Returns the present state of one function, or None if it does not exist (any more)."""
         if not ADDRESS.fullmatch(address):
             return None
         try:
@@ -89,9 +89,10 @@ class Host:
             return None
 
     def pcie_roots_of_cpus(self) -> dict[int, list[str]]:
-        """The root complexes that are local to each CPU, by number, in order.
+        """Returns the root complexes local to each CPU, in order, by CPU number.
 
-        As a list it is the standard attribute ``pcieRoot`` of a CPU, so that CPUs are matched with devices (KEP-5491).
+        The list is the value of the standard attribute ``pcieRoot`` of a CPU, so that CPUs can be matched with
+        devices (KEP-5491).
         """
         roots: dict[int, set[str]] = {}
         for fn in self.pci(class_code=_BRIDGE):
@@ -104,19 +105,22 @@ class Host:
         return Surroundings(self.sysfs, self.names, self.numa, lists=self.lists)
 
     def _bound(self, driver: str) -> Iterator[str]:
-        """The addresses that a driver has: they are linked in its folder, so the others need not be looked at."""
+        """Yields the addresses bound to a driver. The driver's folder links them, so other functions need not be read."""
         return (n for n in sysfs.names(f"{self.sysfs}/bus/pci/drivers/{driver}") if ADDRESS.fullmatch(n.lower()))
 
     def boot_id(self) -> str:
-        """Another value after each boot. Source: Documentation/admin-guide/sysctl/kernel.rst, random/boot_id."""
+        """Returns an id that changes with every boot.
+
+        Source: Documentation/admin-guide/sysctl/kernel.rst, random/boot_id.
+        """
         for path in (self.sysfs / BOOT_ID, Path("/proc/sys/kernel/random/boot_id")):
             if path.is_file():
                 return path.read_text().strip()
-        # Not Linux: there is no boot id, and no container runtime either; one id a machine will do.
+        # Outside Linux there is neither a boot id nor a container runtime, so a constant per machine is enough.
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, os.uname().nodename))
 
     def write(self, path: str, text: str) -> None:
-        """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``; on a described host with the kernel's effect.
+        """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``. A described host shows the kernel's effect.
 
         Raises ``OSError`` as the kernel does.
         """
@@ -124,11 +128,11 @@ class Host:
         if not is_described(self.sysfs):
             target.write_text(text)
             return
-        from .fake import sysfs as described  # no node has one
+        from .fake import sysfs as described  # never needed on a real node
 
         described.write(self.sysfs, path, text)
 
     def check(self) -> None:
-        """Raises :class:`SettingsError` where this is no sysfs."""
+        """Raises :class:`SettingsError` if the path is not a sysfs."""
         if not (self.sysfs / "devices").is_dir() and not (self.sysfs / "bus").is_dir():
             raise SettingsError(f"--sysfs-root (SYSFS_ROOT) {self.sysfs} has neither devices/ nor bus/: it is no sysfs")

@@ -1,6 +1,6 @@
-"""Gives memory back that starting or a burst of work took and idling does not need.
+"""Returns memory to the kernel that the start or a burst of work used and an idle process does not need.
 
-Source: malloc_trim(3); glibc only, elsewhere nothing but a collection.
+Source: malloc_trim(3), glibc only; on other platforms it only runs the garbage collector.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import ctypes
 import gc
 import sys
 
-_SETTLED = 5.0  # seconds: what starting set off (the first events of watches, a second publishing) is over
-_INTERVAL = 60.0  # as often as devices are looked at, each time anew
+_SETTLED = 5.0  # seconds; longer than the work that the start triggers (first watch events, a second publish)
+_INTERVAL = 60.0  # seconds; as often as devices are rescanned, which allocates each time
 
 
 def trim() -> None:
-    """One collection, then free pages of the heap go back to the kernel. A few milliseconds."""
+    """Runs the garbage collector, and returns the heap's free pages to the kernel. Takes a few milliseconds."""
     gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -24,11 +24,11 @@ def trim() -> None:
 
 
 async def keep_trimmed(settled: float = _SETTLED, interval: float = _INTERVAL) -> None:
-    """Trims now, after ``settled`` seconds, and then every ``interval`` seconds. Never returns."""
+    """Trims now, again after ``settled`` seconds, and then every ``interval`` seconds. Never returns."""
     trim()
     await asyncio.sleep(settled)
     gc.collect()
-    gc.freeze()  # what is there now stays: later collections pass it over, and hold up nobody
+    gc.freeze()  # these objects live as long as the process; later collections skip them and take less time
     while True:
         trim()
         await asyncio.sleep(interval)

@@ -1,4 +1,4 @@
-"""What a described machine consists of: functions, what they offer, and where they hang."""
+"""The data classes of a described host: PCI functions with their links and virtual functions, and NUMA nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VFS_DEFAULTS = {("enabled", 0), ("stride", 1)}
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The most that a link can do: gigatransfers a second a lane, and lanes."""
+    """The maximum of a link: gigatransfers per second and lane, and number of lanes."""
 
     speed: float
     width: int
@@ -27,20 +27,20 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualFunctions:
-    """What a physical function offers. ``iommu_group`` is that of the first."""
+    """The virtual functions of a physical one. ``iommu_group`` belongs to the first; the others count up."""
 
     total: int
     device: int
     enabled: int = 0
     driver: str | None = None
     iommu_group: int | None = None
-    offset: int = 0  # of the first's address from the parent's; given, or found for it
+    offset: int = 0  # from the parent's address to the first one's; described, or chosen by the parser
     stride: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """One PCI function; see :mod:`.description` for what the fields mean."""
+    """One PCI function; :mod:`.fake.schema` explains the fields."""
 
     address: str
     vendor: int
@@ -60,8 +60,8 @@ class Function:
     classes: Classes = field(default_factory=dict)
     attributes: Texts = field(default_factory=dict)
 
-    def given(self) -> dict[str, Any]:
-        """As a description has it, without what need not be said."""
+    def description(self) -> dict[str, Any]:
+        """The function as a description, without default values."""
         out: dict[str, Any] = {"address": self.address, "vendor": self.vendor, "device": self.device}
         out |= {"class": self.class_code} if self.class_code else {}
         out |= {"subsystem_vendor": self.subsystem_vendor} if self.subsystem_vendor != self.vendor else {}
@@ -72,12 +72,12 @@ class Function:
         out |= {"root": self.root} if self.root and (self.behind or self.root != root_of(self.address)) else {}
         out |= {"link": {"speed": self.link.speed, "width": self.link.width}} if self.link else {}
         if self.vfs:
-            told = dataclasses.asdict(self.vfs)
-            out["vfs"] = {k: v for k, v in told.items() if v is not None and (k, v) not in _VFS_DEFAULTS}
+            vfs_fields = dataclasses.asdict(self.vfs)
+            out["vfs"] = {k: v for k, v in vfs_fields.items() if v is not None and (k, v) not in _VFS_DEFAULTS}
         return out
 
     def virtual(self, index: int) -> Function:
-        """One of the virtual functions; it hangs where its parent does."""
+        """Returns a virtual function by index; it has the same place in the PCI tree as its parent."""
         assert self.vfs is not None
         group = self.vfs.iommu_group
         return Function(
@@ -104,7 +104,7 @@ class NumaNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A whole description. Made by :func:`.description.parse` only, which checks it."""
+    """A complete description. Only :func:`.fake.schema.parse` creates it, after validation."""
 
     functions: Sequence[Function] = ()
     numa_nodes: Mapping[int, NumaNode] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Machine:
     files: Texts = field(default_factory=dict)
 
     def folder(self, function: Function) -> PurePosixPath:
-        """A function's folder below sysfs' ``devices``."""
+        """The function's folder below ``devices`` of sysfs."""
         by_address = {f.address: f for f in self.functions}
         parts: list[str] = []
         at: Function | None = function
@@ -124,12 +124,12 @@ class Machine:
 
 
 def root_of(address: str) -> str:
-    """The root complex of a function that hangs below nothing that is described."""
+    """The root complex of a function without a described parent."""
     return f"pci{':'.join(address.split(':')[:2])}"
 
 
 def shifted(address: str, by: int) -> str:
-    """The address whose routing id (bus, device and function) is ``by`` further."""
+    """Returns the address whose routing id (bus, device and function) is higher by ``by``."""
     domain, _, _ = address.partition(":")
     number = routing_id(address) + by
     return f"{domain}:{number >> 8:02x}:{number >> 3 & 0x1F:02x}.{number & 7}"

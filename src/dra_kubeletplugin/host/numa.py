@@ -1,4 +1,4 @@
-"""NUMA nodes, and which are near each other. Source: Documentation/ABI/stable/sysfs-devices-node of the kernel, KEP-6072."""
+"""NUMA nodes and their distances. Source: Documentation/ABI/stable/sysfs-devices-node of the kernel, KEP-6072."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 from . import sysfs
 
-_MOST = 1024  # nodes that the kernel can be built for
+_MAX_NODES = 1024  # the kernel's maximum number of nodes
 
 
 class Numa:
-    """The NUMA nodes of one machine. Read when first asked for and then kept: they do not change before a reboot."""
+    """The NUMA nodes of one machine.
+
+    Distances are read at first use and cached, because they do not change before a reboot.
+    """
 
     def __init__(self, root: Path) -> None:
         self._nodes = f"{root}/devices/system/node"
@@ -18,32 +21,33 @@ class Numa:
         self._near: dict[int, list[int]] = {}
 
     def nodes(self) -> list[int]:
-        """The numbers of the nodes, in order; none where the kernel knows of no NUMA."""
+        """The numbers of the nodes, in order; empty if the kernel has no NUMA support."""
         return sorted(
             int(n[4:]) for n in sysfs.names(self._nodes) if n.startswith("node") and n.isascii() and n[4:].isdigit()
         )
 
     def of_cpu(self, cpu: int) -> int | None:
-        """The node of a CPU; None where there is no such CPU, or it belongs to none."""
+        """Returns the node of a CPU, or None if there is no such CPU or it belongs to no node."""
         for name in sysfs.names(f"{self._cpus}/cpu{cpu}"):
             if name.startswith("node") and name.isascii() and name[4:].isdigit():
                 return int(name[4:])
         return next((n for n in self.nodes() if cpu in self.cpus(n)), None)
 
     def cpus(self, node: int) -> list[int]:
-        """The CPUs of a node; none for a node of memory only."""
+        """The CPUs of a node; empty for a memory-only node."""
         return sysfs.cpu_list(sysfs.text(f"{self._nodes}/node{node}/cpulist"))
 
     def near(self, node: int) -> list[int]:
-        """``node``, then the nodes of the same socket that are nearest to it, all at the same distance, by number.
+        """Returns ``node`` followed by the nearest nodes of the same socket, which all have the same distance, by
+        number.
 
-        A node whose socket cannot be told counts as one of the same: leaving out a near node would be worse. Only ``node`` itself
-        where the firmware gives no distances.
+        A node of unknown socket counts as the same socket, because leaving out a near node would be worse. Returns
+        only ``node`` if the firmware has no distances.
 
-        Raises ``ValueError`` where ``node`` is no number of a node: -1, no affinity, must never be published, as it would match
-        every other device without.
+        Raises ``ValueError`` for a number that no node has. -1 (no affinity) must never be published: it would match
+        all other devices without affinity.
         """
-        if not 0 <= node < _MOST:
+        if not 0 <= node < _MAX_NODES:
             raise ValueError(f"{node} is no NUMA node: leave the attribute out where a device has no affinity")
         if node not in self._near:
             self._near[node] = [node, *self._nearest(node)]
@@ -54,7 +58,8 @@ class Numa:
         row = (sysfs.text(f"{self._nodes}/node{node}/distance") or "").split()
         if node not in nodes or len(row) != len(nodes) or not all(d.isascii() and d.isdigit() for d in row):
             return []
-        # One number for each node that is online, in order: where some are not, the place is not the number.
+        # The file has one number per online node, in order. If some are offline, the position is not the node's
+        # number.
         distances = {n: int(d) for n, d in zip(nodes, row, strict=True) if n != node}
         least = min(distances.values(), default=0)
         socket = self._socket(node)

@@ -1,6 +1,7 @@
-"""One PCI function, from sysfs. Source: Documentation/ABI/testing/sysfs-bus-pci and PCI/sysfs-pci.rst of the kernel.
+"""Reads PCI functions from sysfs. Source: Documentation/ABI/testing/sysfs-bus-pci and PCI/sysfs-pci.rst of the kernel.
 
-Finding a function reads its ids and class; the rest is read when somebody asks for it, because a node may have thousands.
+Finding a function reads only its ids and class. Other attributes are read at first use, because a node may have
+thousands.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .pci_names import PciNames
 
 ADDRESS = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _SPEED = re.compile(r"(\d+)(?:\.(\d))? GT/s")
-_WIDTHS = {1, 2, 4, 8, 12, 16, 32}  # 0 and 255 are said where there is no link
+_WIDTHS = {1, 2, 4, 8, 12, 16, 32}  # without a link the kernel reports 0 or 255
 _FUNCTION = re.compile(r"[0-9a-f]{4,5}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _UP = "../../../devices/"
 K = TypeVar("K")
@@ -31,8 +32,10 @@ V = TypeVar("V")
 
 
 class once(Generic[V]):
-    """A property that is read when first asked for, and then kept: ``functools.cached_property`` has a lock before Python 3.12,
-    which takes longer than reading does."""
+    """A property that is read at first use and cached.
+
+    ``functools.cached_property`` takes a lock before Python 3.12, which costs more than the read itself.
+    """
 
     def __init__(self, read: Callable[[Any], V]) -> None:
         self._read = read
@@ -53,11 +56,11 @@ class once(Generic[V]):
 
 
 class Surroundings:
-    """What functions that are found in one look share: the machine, and what is read once for many of them.
+    """The values that all functions of one scan share, so that each is read only once.
 
     Args:
         root: of sysfs.
-        lists: whether attributes may be lists: the cluster's gate DRAListTypeAttributes.
+        lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
 
     def __init__(self, root: Path, names: PciNames, numa: Numa, *, lists: bool) -> None:
@@ -71,18 +74,18 @@ class Surroundings:
         self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
 
     def resolved(self, link: str) -> str:
-        """Where a link in :attr:`links` leads; the kernel's are relative, and all of one form."""
-        target = os.readlink(link)  # noqa: PTH115 - a Path takes longer to make than a link to read
+        """Resolves a link in :attr:`links`. The kernel's links are relative and all have the same form."""
+        target = os.readlink(link)  # noqa: PTH115 - creating a Path takes longer than reading the link
         if target.startswith(_UP):
             return self.devices + target[len(_UP) :]
         return os.path.realpath(link)
 
     def virtual_functions(self, folder: str) -> Mapping[str, int]:
-        """The indices of a physical function's virtual ones, by address."""
-        return _once(self._virtual, folder, _virtual_functions)
+        """The virtual functions of a physical function: index by address."""
+        return _cached(self._virtual, folder, _virtual_functions)
 
     def model(self, fn: PciFunction) -> Mapping[str, Attribute | None]:
-        """What all functions of one kind have in common: ids and their names."""
+        """The attributes that all functions with the same ids share: ids and their names."""
         ids = (fn.vendor, fn.device_id, fn.class_code)
         if ids not in self._models:
             self._models[ids] = {
@@ -96,16 +99,19 @@ class Surroundings:
         return self._models[ids]
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
-        """What the link of a physical function can do, with the port above: megatransfers a second, and lanes."""
-        return _once(self._most, folder, _link_limits)
+        """The maximum of a physical function's link, limited by the port above: megatransfers per second and lane, and
+        lanes.
+        """
+        return _cached(self._most, folder, _link_limits)
 
 
 @dataclass(frozen=True)
 class PciFunction:
-    """A PCI function.
+    """One PCI function.
 
-    What is not among the first four is read from sysfs when it is first asked for, and kept: look the function up again
-    (:meth:`Host.function`) for what is so now. Ids are integers; ``numa_node``, ``iommu_group`` and links are None where there are none.
+    Attributes other than the ids, class and folder are read from sysfs at first use and cached. For the present
+    state, look the function up again (:meth:`Host.function`). Ids are integers; ``numa_node``, ``iommu_group`` and
+    links are None if absent.
     """
 
     address: str  # domain:bus:device.function, lower case
@@ -121,7 +127,7 @@ class PciFunction:
         return Path(self.folder)
 
     def read(self, name: str) -> str | None:
-        """Any attribute of the function's folder, as it is now; None where there is none, or it is empty."""
+        """Reads any attribute of the function's folder, uncached; None if it is missing or empty."""
         return sysfs.text(f"{self.folder}/{name}")
 
     @once
@@ -138,7 +144,10 @@ class PciFunction:
 
     @once
     def driver(self) -> str | None:
-        """The kernel driver that is bound. It changes while a function is given away through VFIO, so it is no attribute."""
+        """The bound kernel driver.
+
+        It changes while a function is passed through with VFIO, so it is not a published attribute.
+        """
         return sysfs.link(f"{self.folder}/driver")
 
     @once
@@ -153,12 +162,12 @@ class PciFunction:
 
     @once
     def pcie_root(self) -> str | None:
-        """The first component below ``devices``, e.g. ``pci0000:00``; below Intel's VMD that of its controller."""
+        """The first component below ``devices``, e.g. ``pci0000:00``; below Intel's VMD the root of its controller."""
         return device_attributes.pcie_root(self._below.partition("/")[0])
 
     @once
     def upstream(self) -> str | None:
-        """The address of the bridge, port or controller that the function hangs below; None at a root."""
+        """The address of the bridge, port or controller directly above the function; None at a root."""
         parts = self._below.split("/")[:-1]
         return next((p for p in reversed(parts) if _FUNCTION.fullmatch(p)), None)
 
@@ -168,7 +177,7 @@ class PciFunction:
 
     @once
     def physical_function(self) -> str | None:
-        """The address of the parent, for an SR-IOV virtual function."""
+        """The parent's address for an SR-IOV virtual function, else None."""
         return sysfs.link(f"{self.folder}/physfn")
 
     @property
@@ -177,7 +186,7 @@ class PciFunction:
 
     @once
     def vf_index(self) -> int | None:
-        """The number of a virtual function below its parent."""
+        """The index of a virtual function below its parent."""
         parent = self._parent
         return None if parent is None else self.around.virtual_functions(parent).get(self.address)
 
@@ -187,32 +196,32 @@ class PciFunction:
 
     @once
     def total_vfs(self) -> int:
-        """How many virtual functions a physical one can offer; 0 without SR-IOV."""
+        """The number of virtual functions that a physical one supports; 0 without SR-IOV."""
         return 0 if self.is_vf else sysfs.integer(f"{self.folder}/sriov_totalvfs") or 0
 
     @once
     def boot_vga(self) -> bool:
-        """Whether it carries the console."""
+        """Whether the function is the console's graphics device."""
         return sysfs.integer(f"{self.folder}/boot_vga") == 1
 
     @once
     def link_speed(self) -> int | None:
-        """What the link runs at now, in megatransfers a second a lane. Many devices slow it down while they idle."""
+        """The current link speed in megatransfers per second and lane. Many devices reduce it while idle."""
         return _speed(self.read("current_link_speed"))
 
     @once
     def link_width(self) -> int | None:
-        """The lanes that the link uses now."""
+        """The number of lanes in use."""
         return _width(self.read("current_link_width"))
 
     @property
     def max_link_speed(self) -> int | None:
-        """The most that the function and the port above it can do together; for a virtual function that of its parent."""
+        """The maximum speed of the function and the port above it together; for a virtual function its parent's."""
         return self._limits[0]
 
     @property
     def max_link_width(self) -> int | None:
-        """The most lanes that the function and the port above it can use; for a virtual function that of its parent."""
+        """The maximum lanes of the function and the port above it together; for a virtual function its parent's."""
         return self._limits[1]
 
     @once
@@ -232,38 +241,45 @@ class PciFunction:
         return self.around.names.class_name(self.class_code)
 
     def is_class(self, code: int) -> bool:
-        """Whether the class is ``code``, given with 8, 16 or 24 bits."""
+        """Returns whether the class equals ``code``, which has 8, 16 or 24 bits."""
         if code <= 0xFF:
             return self.class_code >> 16 == code
         return self.class_code >> 8 == code if code <= 0xFFFF else self.class_code == code
 
     @property
     def pci_bus_id(self) -> str | None:
-        """The address where it has the standard form; VMD domains of five digits have not."""
+        """The address if it has the standard form, which a VMD domain of five digits does not have; else None."""
         return device_attributes.pci_bus_id(self.address)
 
     def nodes(self, kind: str | None = None) -> list[str]:
-        """The device files that the function's driver made, e.g. ``/dev/dri/renderD128``, sorted; those of one class, or all.
+        """Returns the device files that the function's driver created, e.g. ``/dev/dri/renderD128``, sorted.
 
-        They are there while the driver is bound, and follow the function wherever it is found: a position in a list does not.
+        They exist while the driver is bound. Unlike a position in a list, they identify the function however the
+        devices are ordered.
+
+        Args:
+            kind: return the files of this class only, e.g. ``drm``.
         """
         out = []
-        for folder in _made(self.folder):
+        for folder in _subfolders(self.folder):
             if sysfs.text(f"{folder}/dev") and (kind is None or sysfs.link(f"{folder}/subsystem") == kind):
-                said = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/uevent") or "", re.MULTILINE)
-                out.append(f"/dev/{said[1] if said else folder.rpartition('/')[2]}")
+                devname = re.search(r"^DEVNAME=(.+)$", sysfs.text(f"{folder}/uevent") or "", re.MULTILINE)
+                out.append(f"/dev/{devname[1] if devname else folder.rpartition('/')[2]}")
         return sorted(out)
 
     def attributes(self) -> dict[str, Attribute]:
-        """What a scheduler may ask for, and what stays true while the function is in use.
+        """Returns the attributes for selectors whose values stay constant while the function is in use.
 
-        Standard ones: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (integer, or a list where the cluster takes lists; left out
-        without affinity). Own ones: ids as lower-case hex strings (``vendor``, ``device``, ``class``), names from pci.ids,
-        ``iommuGroup`` (integer), for virtual functions ``physicalFunction`` and ``vfIndex``, ``linkSpeed`` in megatransfers a
-        second a lane and ``linkWidth`` in lanes, as the link could be at best. Not the driver, which VFIO changes.
+        Standard: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (integer, or a list if the cluster supports
+        lists; absent without affinity).
+
+        Own: ids as lower-case hex strings (``vendor``, ``device``, ``class``), names from pci.ids, ``iommuGroup``
+        (integer), ``totalVFs``. Virtual functions have ``physicalFunction`` and ``vfIndex``. ``linkSpeed``
+        (megatransfers per second and lane) and ``linkWidth`` (lanes) are the link's maximum. The kernel driver is
+        left out, because VFIO changes it.
         """
         speed, width = self._limits
-        given: dict[str, Attribute | None] = {
+        values: dict[str, Attribute | None] = {
             device_attributes.PCIE_ROOT: self.pcie_root,
             device_attributes.PCI_BUS_ID: self.pci_bus_id,
             device_attributes.NUMA_NODE: self._numa(),
@@ -276,7 +292,7 @@ class PciFunction:
             "linkSpeed": speed,
             "linkWidth": width,
         }
-        return {k: v for k, v in given.items() if v is not None}
+        return {k: v for k, v in values.items() if v is not None}
 
     def _numa(self) -> Attribute | None:
         node = self.numa_node
@@ -289,9 +305,12 @@ class PciFunction:
         attributes: Mapping[str, Attribute] | None = None,
         **fields: Any,
     ) -> Device:
-        """A :class:`Device` for this function, named after its address unless ``name`` says otherwise.
+        """Returns a :class:`Device` for this function.
 
-        ``attributes`` add to and override :meth:`attributes`; other ``fields`` are those of :class:`Device`.
+        Args:
+            name: the device's name; by default made from the address.
+            attributes: added to :meth:`attributes`; they override equal names.
+            fields: other fields of :class:`Device`.
         """
         merged = {**self.attributes(), **(attributes or {})}
         return Device(name or sanitize(f"pci-{self.address}"), merged, data=self, **fields)
@@ -300,9 +319,9 @@ class PciFunction:
 def find_function(
     around: Surroundings, name: str, vendor: int | None = None, device: int | None = None
 ) -> PciFunction | None:
-    """The function behind ``bus/pci/devices/<name>``; None where it is another than is asked for.
+    """Reads the function ``bus/pci/devices/<name>``; returns None if it has another vendor or device id.
 
-    Raises ``FileNotFoundError`` where it has gone, ``ValueError`` where ``name`` is no PCI address.
+    Raises ``FileNotFoundError`` if it does not exist, ``ValueError`` if ``name`` is not a PCI address.
     """
     address = name.lower()
     if not ADDRESS.fullmatch(address):
@@ -322,19 +341,19 @@ def find_function(
     )
 
 
-def _made(folder: str, depth: int = 5) -> Iterator[str]:
-    """The folders below a function's own, without those of functions below it."""
+def _subfolders(folder: str, depth: int = 5) -> Iterator[str]:
+    """Yields the folders below a function's folder, without the folders of functions below it."""
     try:
         with os.scandir(folder) as entries:
             found = [e.path for e in entries if e.is_dir(follow_symlinks=False) and not _FUNCTION.fullmatch(e.name)]
-    except OSError as e:  # it went away while we look
+    except OSError as e:  # removed during the scan
         if e.errno in NOT_NOW:
             raise
         return
     for path in found:
         yield path
         if depth:
-            yield from _made(path, depth - 1)
+            yield from _subfolders(path, depth - 1)
 
 
 def _id(folder: str, name: str) -> int:
@@ -351,7 +370,7 @@ def _id(folder: str, name: str) -> int:
 
 def _virtual_functions(folder: str) -> dict[str, int]:
     out = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may go away while we look
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may be removed during the scan
         for entry in entries:
             index = entry.name[6:]
             if entry.name.startswith("virtfn") and index.isascii() and index.isdigit():
@@ -366,26 +385,26 @@ def _link_limits(folder: str) -> tuple[int | None, int | None]:
     return _least(speeds), _least(widths)
 
 
-def _speed(said: str | None) -> int | None:
-    """``16.0 GT/s PCIe`` is 16000; ``Unknown`` is None."""
-    found = _SPEED.match(said or "")
+def _speed(text: str | None) -> int | None:
+    """Parses a speed: ``16.0 GT/s PCIe`` is 16000; ``Unknown`` is None."""
+    found = _SPEED.match(text or "")
     return int(found[1]) * 1000 + int(found[2] or 0) * 100 if found else None
 
 
-def _width(said: str | None) -> int | None:
-    return int(said) if said and said.isascii() and said.isdigit() and int(said) in _WIDTHS else None
+def _width(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and int(text) in _WIDTHS else None
 
 
 def _least(known: Iterable[int | None]) -> int | None:
     return min((n for n in known if n is not None), default=None)
 
 
-def _once(cache: dict[K, V], key: K, make: Callable[[K], V]) -> V:
+def _cached(cache: dict[K, V], key: K, make: Callable[[K], V]) -> V:
     if key not in cache:
         cache[key] = make(key)
     return cache[key]
 
 
 def _short(name: str | None) -> str | None:
-    """Cut to the 64 bytes of an attribute."""
+    """Truncates a name to the 64 bytes of an attribute."""
     return name.encode()[:64].decode(errors="ignore") if name else None

@@ -1,4 +1,4 @@
-"""Human names of PCI ids, from the pci.ids database where Debian's ``pci.ids`` (or hwdata) is installed."""
+"""Human-readable names of PCI ids, from the pci.ids database of Debian's ``pci.ids`` or of hwdata, if one is installed."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PATHS = (Path("/usr/share/misc/pci.ids"), Path("/usr/share/hwdata/pci.ids"))
-_HEAD = re.compile(rb"\n[^\t#\n]")  # the next line at the margin
+_HEAD = re.compile(rb"\n[^\t#\n]")  # the next line without indentation
 
 
 class PciNames:
-    """Looks names up in the file; keeps only what was asked for, because the whole is 1.5 MB of text."""
+    """Looks up names in the file. Only names already looked up are kept in memory, because the file has 1.5 MB."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._found: dict[tuple[str, str], str | None] = {}
+        self._cache: dict[tuple[str, str], str | None] = {}
 
     @classmethod
     def load(cls, paths: Iterable[Path] = PATHS) -> PciNames:
         return cls(next((p for p in paths if p.is_file()), None))
 
     def vendor(self, vendor: int) -> str | None:
-        return self._look(f"{vendor:04x}", "")
+        return self._lookup(f"{vendor:04x}", "")
 
     def device(self, vendor: int, device: int) -> str | None:
-        return self._look(f"{vendor:04x}", f"{device:04x}")
+        return self._lookup(f"{vendor:04x}", f"{device:04x}")
 
     def class_name(self, class_code: int) -> str | None:
         base, sub = f"C {class_code >> 16:02x}", f"{class_code >> 8 & 0xFF:02x}"
-        return self._look(base, sub) or self._look(base, "")
+        return self._lookup(base, sub) or self._lookup(base, "")
 
-    def _look(self, head: str, sub: str) -> str | None:
+    def _lookup(self, head: str, sub: str) -> str | None:
         if self.path is None:
             return None
         key = (head, sub)
-        if key not in self._found:
+        if key not in self._cache:
             try:
                 with self.path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    self._found[key] = _search(content, head.encode(), sub.encode())
-            except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
-                self._found[key] = None
-        return self._found[key]
+                    self._cache[key] = _search(content, head.encode(), sub.encode())
+            except (OSError, ValueError):  # ValueError: mmap rejects an empty file
+                self._cache[key] = None
+        return self._cache[key]
 
 
 def _search(content: mmap.mmap, head: bytes, sub: bytes) -> str | None:
-    """A head at the margin, its entries behind one tab, theirs behind two."""
+    """Finds an entry. A head has no indentation, its entries have one tab and their sub-entries two."""
     mark = b"\n" + head + b"  "
     at = content.find(mark)
     if at < 0:

@@ -1,4 +1,4 @@
-"""Reads a machine into a description, real ones too: what a vendor's test runs on is best what the hardware said."""
+"""Records a machine's hardware as a host description, so that a vendor's tests can use values of the real hardware."""
 
 from __future__ import annotations
 
@@ -13,37 +13,42 @@ from .model import SPEEDS, WIDTHS, Machine
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
-_BUSES = {"pci_bus"}  # a class of what is no device, and what no driver made
-_KEPT = ("dev", "operstate", "size")  # attributes of what a driver made
+_BUSES = {"pci_bus"}  # classes of buses, which no driver creates
+_RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class devices
 
 
 def record(host: Host) -> Machine:
-    """What a machine's sysfs says, as far as a description can say it: virtual functions are told with their parents."""
+    """Reads a machine's sysfs into a description, as far as the format allows.
+
+    Virtual functions are part of their parents.
+    """
     every = host.pci()
     functions, virtual = [fn for fn in every if not fn.is_vf], [fn for fn in every if fn.is_vf]
-    made = _devices(host)
+    class_devices = _devices(host)
     numa = {n: {"cpus": _ranges(host.numa.cpus(n)), **_numa(host, n)} for n in host.numa.nodes()}
-    found: dict[str, Any] = {"functions": [_function(host, fn, virtual, made.get(fn.folder, {})) for fn in functions]}
+    found: dict[str, Any] = {
+        "functions": [_function(host, fn, virtual, class_devices.get(fn.folder, {})) for fn in functions]
+    }
     if numa:
         found["numa_nodes"] = {
-            n: {k: v for k, v in told.items() if v not in ("", None, [])} for n, told in numa.items()
+            n: {k: v for k, v in numa_fields.items() if v not in ("", None, [])} for n, numa_fields in numa.items()
         }
     return schema.parse(found, "the machine's sysfs")
 
 
 def text(machine: Machine, title: str = "") -> str:
-    """A description as YAML, one function a line."""
+    """Formats a description as YAML, with one function per line."""
     out = [f"# {title}"] if title else []
     out += (
-        ["functions:", *(f"- {_flow(f.given())}" for f in machine.functions)]
+        ["functions:", *(f"- {_flow(f.description())}" for f in machine.functions)]
         if machine.functions
         else ["functions: []"]
     )
     if machine.numa_nodes:
         out.append("numa_nodes:")
         for number, node in machine.numa_nodes.items():
-            told = {"cpus": node.cpus, "socket": node.socket, "distances": list(node.distances)}
-            out.append(f"  {number}: {_flow({k: v for k, v in told.items() if v not in ('', [])})}")
+            numa_fields = {"cpus": node.cpus, "socket": node.socket, "distances": list(node.distances)}
+            out.append(f"  {number}: {_flow({k: v for k, v in numa_fields.items() if v not in ('', [])})}")
     for name, value in (("drivers", list(machine.drivers)), ("nodes", machine.nodes), ("files", machine.files)):
         if value:
             out.append(f"{name}: {_flow(value)}")
@@ -53,7 +58,7 @@ def text(machine: Machine, title: str = "") -> str:
 def _function(
     host: Host, fn: PciFunction, virtual: Sequence[PciFunction], classes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "address": fn.address,
         "vendor": fn.vendor,
         "device": fn.device_id,
@@ -71,11 +76,11 @@ def _function(
         "vfs": _virtual(fn, virtual) if fn.total_vfs else None,
         "classes": classes,
     }
-    return {k: v for k, v in said.items() if v is not None and v != {}}
+    return {k: v for k, v in fields.items() if v is not None and v != {}}
 
 
 def _root(host: Host, fn: PciFunction) -> str | None:
-    """The folders between the function and what it hangs below."""
+    """The folders between the function and the function above it."""
     parts = fn.path.parent.relative_to((host.sysfs / "devices").resolve()).parts
     if fn.upstream in parts:
         parts = parts[parts.index(fn.upstream) + 1 :]
@@ -83,7 +88,7 @@ def _root(host: Host, fn: PciFunction) -> str | None:
 
 
 def _link(fn: PciFunction) -> Mapping[str, float] | None:
-    """The function's own: without that of the port above."""
+    """The function's own link limit, without the limit of the port above."""
     speed = (fn.read("max_link_speed") or "").partition(" ")[0]
     width = sysfs.integer(f"{fn.folder}/max_link_width")
     known = next((s for s in SPEEDS if f"{s:.1f}" == speed), None)
@@ -93,7 +98,7 @@ def _link(fn: PciFunction) -> Mapping[str, float] | None:
 def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, Any]:
     own = [vf for vf in virtual if vf.physical_function == fn.address]
     first = next((vf for vf in own if vf.vf_index == 0), None)
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "total": fn.total_vfs,
         "device": sysfs.integer(f"{fn.folder}/sriov_vf_device", 16),
         "enabled": len(own),
@@ -102,11 +107,11 @@ def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, An
         "offset": sysfs.integer(f"{fn.folder}/sriov_offset") or None,
         "stride": sysfs.integer(f"{fn.folder}/sriov_stride") or None,
     }
-    return {k: v for k, v in said.items() if v is not None}
+    return {k: v for k, v in fields.items() if v is not None}
 
 
 def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
-    """What drivers made of functions, wherever below their folders it hangs: folder, class, name, attributes."""
+    """The class devices that drivers created anywhere below the functions' folders: folder → class → name → attributes."""
     out: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     folders = {fn.folder for fn in host.pci()}
     for kind in sysfs.names(f"{host.sysfs}/class"):
@@ -119,7 +124,7 @@ def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
 
 
 def _device(folder: str) -> dict[str, str]:
-    found = {a: said for a in _KEPT if (said := sysfs.text(f"{folder}/{a}"))}
+    found = {a: value for a in _RECORDED if (value := sysfs.text(f"{folder}/{a}"))}
     event = dict(line.partition("=")[::2] for line in (sysfs.text(f"{folder}/uevent") or "").splitlines())
     name = folder.rpartition("/")[2]
     return found | ({"devname": event["DEVNAME"]} if "dev" in found and event.get("DEVNAME", name) != name else {})
@@ -144,7 +149,7 @@ def _ranges(cpus: Sequence[int]) -> str:
 
 
 def _flow(value: Any, key: str = "") -> str:
-    """YAML on one line; ids in hexadecimal."""
+    """Formats a value as one line of YAML; ids are hexadecimal."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)}: {_flow(v, str(k))}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,6 +1,9 @@
-"""Small files and links of sysfs, as text. What is missing or cannot be read is None: hardware comes and goes while we look.
+"""Reads small files and links of sysfs as text.
 
-Where no file can be read now, ``OSError`` is raised: else all hardware would be gone.
+A missing or unreadable file is None, because hardware can be removed during a scan.
+
+``OSError`` is raised if no file at all can be opened now (too many open files, no memory): otherwise all hardware
+would seem removed.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ import re
 
 from ..base.files import NOT_NOW
 
-_LARGEST = 4096  # bytes: the kernel gives an attribute one page
-_CPUS = 65_536  # more than the kernel can be built for
+_LARGEST = 4096  # bytes: the kernel limits an attribute to one page
+_CPUS = 65_536  # above the kernel's maximum number of CPUs
 CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def text(path: str) -> str | None:
-    """What an attribute says, without the line's end; None where there is none, or nothing in it."""
+    """Reads an attribute without the line's end; None if it is missing or empty."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as e:
@@ -32,7 +35,7 @@ def text(path: str) -> str | None:
 
 
 def integer(path: str, base: int = 10) -> int | None:
-    """A number; None also for what is none, such as a width of ``Unknown``."""
+    """Reads a number; None also for other text, such as the width ``Unknown``."""
     found = text(path)
     try:
         return None if found is None else int(found, base)
@@ -49,10 +52,10 @@ def link(path: str) -> str | None:
 
 
 def names(folder: str) -> list[str]:
-    """What a folder holds, sorted; nothing where there is no such folder.
+    """The sorted names in a folder; empty if the folder does not exist.
 
-    Raises ``OSError`` where it cannot be read now, ``PermissionError`` where a security policy such as SELinux denies it: folders of
-    sysfs are readable for everybody, and an empty list would look as if all devices were gone.
+    Raises ``OSError`` if the folder cannot be read now, and ``PermissionError`` if a security policy such as SELinux denies it.
+    All users may read the folders of sysfs, so an empty list would look as if all devices were gone.
     """
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208
@@ -63,7 +66,7 @@ def names(folder: str) -> list[str]:
 
 
 def cpu_list(found: str | None) -> list[int]:
-    """The CPUs of a list such as ``0-3,8-11``; none for what is no such list. Source: cpuset(7), formats."""
+    """Parses a list of CPUs such as ``0-3,8-11``; returns an empty list for invalid text. Source: cpuset(7), formats."""
     if not found or not CPU_LIST.fullmatch(found):
         return []
     out: list[int] = []

@@ -1,4 +1,4 @@
-"""A described machine as a whole: addresses that are one function's each, and nothing that hangs in the air."""
+"""Checks a description as a whole: unique addresses, existing parents, consistent NUMA nodes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from . import sysfs
 from .model import Function, Machine, VirtualFunctions, routing_id
 from .validation import Faults
 
-Taken = dict[tuple[str, int], tuple[int, str]]  # domain and routing id: place in the list, and what to call it
-LAST = 0xFFFF  # routing id of a domain
+Taken = dict[tuple[str, int], tuple[int, str]]  # (domain, routing id) -> (index in the list, name for errors)
+LAST = 0xFFFF  # highest routing id of a domain
 
 
 def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequence[Function]:
-    """Gives virtual functions their addresses, and finds two that claim the same."""
+    """Assigns addresses to virtual functions, and reports addresses that two functions claim."""
     taken: Taken = {}
     for i, fn in enumerate(functions):
-        if fn is not None and _claim(taken, fn.address, 0, 1, 1, (i, fn.address)):
+        if fn is not None and _reserve(taken, fn.address, 0, 1, 1, (i, fn.address)):
             faults.add(("functions", i, "address"), f"{fn.address} is there twice")
     out: list[Function] = []
     for i, fn in enumerate(functions):
@@ -26,8 +26,8 @@ def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequ
             continue
         if fn.vfs is not None:
             name = f"the virtual functions of {fn.address}"
-            offset = fn.vfs.offset or _free(taken, fn, fn.vfs)
-            before = _claim(taken, fn.address, offset, fn.vfs.stride, fn.vfs.total, (i, name))
+            offset = fn.vfs.offset or _free_offset(taken, fn, fn.vfs)
+            before = _reserve(taken, fn.address, offset, fn.vfs.stride, fn.vfs.total, (i, name))
             if before or routing_id(fn.address) + offset + fn.vfs.stride * (fn.vfs.total - 1) > LAST:
                 why = f"share addresses with {before}" if before else "reach beyond the last bus"
                 faults.add(("functions", i, "vfs"), f"{name} {why}: give another offset, stride or total")
@@ -36,8 +36,8 @@ def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequ
     return out
 
 
-def _claim(taken: Taken, address: str, offset: int, stride: int, count: int, owner: tuple[int, str]) -> str:
-    """Takes addresses; answers who has one of them already."""
+def _reserve(taken: Taken, address: str, offset: int, stride: int, count: int, owner: tuple[int, str]) -> str:
+    """Reserves addresses; returns the owner of the first one that is already reserved, else ""."""
     domain, first = address.partition(":")[0], routing_id(address) + offset
     for number in range(first, first + stride * count, stride):
         if (before := taken.setdefault((domain, number), owner)) != owner:
@@ -45,8 +45,8 @@ def _claim(taken: Taken, address: str, offset: int, stride: int, count: int, own
     return ""
 
 
-def _free(taken: Taken, fn: Function, vfs: VirtualFunctions) -> int:
-    """The first offset from the next device number on at which nothing is in the way."""
+def _free_offset(taken: Taken, fn: Function, vfs: VirtualFunctions) -> int:
+    """Returns the first offset, from the next device number on, at which all addresses are free."""
     domain, own = fn.address.partition(":")[0], routing_id(fn.address)
     start = (own | 7) + 1
     while start <= LAST:
@@ -58,7 +58,7 @@ def _free(taken: Taken, fn: Function, vfs: VirtualFunctions) -> int:
 
 
 def check_functions(machine: Machine, faults: Faults) -> None:
-    """What functions hang below, and the memory that they are near to, must be there."""
+    """Reports functions whose parent or NUMA node is not described, and cycles of parents."""
     by_address = {f.address: f for f in machine.functions}
     for i, fn in enumerate(machine.functions):
         seen, at = {fn.address}, fn
@@ -80,12 +80,12 @@ def check_functions(machine: Machine, faults: Faults) -> None:
 
 
 def check_numa(machine: Machine, faults: Faults) -> None:
-    """Each CPU belongs to one node, and each node knows its distance from all."""
+    """Checks that each CPU belongs to one node, and that each node lists its distance to every node."""
     owner: dict[int, int] = {}
     for number, node in machine.numa_nodes.items():
         if node.distances and len(node.distances) != len(machine.numa_nodes):
-            given, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
-            text = f"{given} for {wanted}: one for each, its own included"
+            have, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
+            text = f"{have} for {wanted}: one for each, its own included"
             faults.add(("numa_nodes", number, "distances"), text)
         for cpu in sysfs.cpu_list(node.cpus):
             if owner.setdefault(cpu, number) != number:

@@ -1,4 +1,4 @@
-"""Reads objects that people wrote, key by key, and keeps every fault with its place."""
+"""Reads user-written objects key by key, and collects every error with its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ T = TypeVar("T")
 
 
 class Faults:
-    """What is wrong, each with file, line where it is known, and place. ``lines`` are by place."""
+    """Collects errors, each with file, place and, if known, line.
+
+    Args:
+        lines: line number by place.
+    """
 
     def __init__(self, source: str, lines: Mapping[Place, int]) -> None:
         self.found: list[str] = []
@@ -28,21 +32,21 @@ class Faults:
 
     @staticmethod
     def near(word: object, known: Iterable[str]) -> str:
-        """``; did you mean ...?`` where something is spelt nearly the same."""
+        """Returns ``; did you mean ...?`` if a known word is similar, else ""."""
         close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
         return f"; did you mean `{close[0]}`?" if close else ""
 
 
 class KeyReader:
-    """One mapping. Each key is asked for once; :meth:`end` tells those that nobody asked for."""
+    """Reads one mapping. Each key is read once; :meth:`end` reports keys that were never read."""
 
-    def __init__(self, given: object, place: Place, faults: Faults) -> None:
-        self._given: Mapping[object, object] = given if isinstance(given, Mapping) else {}
+    def __init__(self, data: object, place: Place, faults: Faults) -> None:
+        self._data: Mapping[object, object] = data if isinstance(data, Mapping) else {}
         self._place = place
         self._faults = faults
         self._known: list[str] = []
-        if not isinstance(given, Mapping):
-            faults.add(place, f"{given!r} is no mapping of keys")
+        if not isinstance(data, Mapping):
+            faults.add(place, f"{data!r} is no mapping of keys")
 
     def fault(self, key: str, text: str) -> None:
         self._faults.add((*self._place, key), text)
@@ -52,9 +56,9 @@ class KeyReader:
     @overload
     def take(self, key: str, read: Callable[[object], T]) -> T | None: ...
     def take(self, key: str, read: Callable[[object], T], *, required: bool = False) -> T | None:
-        """A value as ``read`` makes it; None where it is left out, null or wrong."""
+        """Returns a value as converted by ``read``, or None if it is missing, null or invalid."""
         self._known.append(key)
-        value = self._given.get(key)
+        value = self._data.get(key)
         if value is None:
             if required:
                 self._faults.add(self._place, f"`{key}` is missing")
@@ -62,48 +66,48 @@ class KeyReader:
         return self._read((*self._place, key), read, value)
 
     def inner(self, key: str, read: Callable[[KeyReader], T | None]) -> T | None:
-        """A mapping below a key."""
+        """Reads a mapping below a key."""
         self._known.append(key)
-        value = self._given.get(key)
+        value = self._data.get(key)
         return None if value is None else read(KeyReader(value, (*self._place, key), self._faults))
 
     def each(self, key: str, read: Callable[[KeyReader], T], *, required: bool = False) -> list[T]:
-        """A list of mappings."""
+        """Reads a list of mappings."""
         items = self._list(key, required=required)
         return [read(KeyReader(item, (*self._place, key, i), self._faults)) for i, item in enumerate(items)]
 
     def items(self, key: str, read: Callable[[object], T]) -> tuple[T, ...]:
-        """A list of values."""
+        """Reads a list of values."""
         found = (self._read((*self._place, key, i), read, item) for i, item in enumerate(self._list(key)))
         return tuple(item for item in found if item is not None)
 
     def mapping(self, key: str, read_key: Callable[[object], K], read: Callable[[object], T]) -> dict[K, T]:
-        """A mapping whose keys are anybody's own."""
+        """Reads a mapping whose keys the user chooses."""
         self._known.append(key)
-        given = self._given.get(key)
-        if given is None:
+        data = self._data.get(key)
+        if data is None:
             return {}
-        if not isinstance(given, Mapping):
-            self._faults.add((*self._place, key), f"{given!r} is no mapping")
+        if not isinstance(data, Mapping):
+            self._faults.add((*self._place, key), f"{data!r} is no mapping")
             return {}
         out = {}
-        for name, value in given.items():
+        for name, value in data.items():
             place = (*self._place, key, name if isinstance(name, str | int) else str(name))
-            made, found = self._read(place, read_key, name), self._read(place, read, value)
-            if made is not None and found is not None:
-                out[made] = found
+            converted_key, found = self._read(place, read_key, name), self._read(place, read, value)
+            if converted_key is not None and found is not None:
+                out[converted_key] = found
         return out
 
     def end(self) -> None:
-        """Every key that was not asked for is a fault."""
-        for key in self._given:
+        """Reports every key that was never read."""
+        for key in self._data:
             if key not in self._known:
                 name = key if isinstance(key, str | int) else str(key)
                 self._faults.add((*self._place, name), f"unknown key{self._faults.near(key, self._known)}")
 
     def _list(self, key: str, *, required: bool = False) -> Sequence[object]:
         self._known.append(key)
-        value = self._given.get(key)
+        value = self._data.get(key)
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return value
         if value is not None:

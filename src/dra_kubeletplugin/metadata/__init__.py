@@ -1,13 +1,14 @@
-"""What a program in a container knows of its devices, without asking the API server (KEP-5304).
+"""Reads the metadata of a container's devices from mounted files, without access to the API server (KEP-5304).
 
-A driver that turns it on has a file for each request mounted into the containers that use it. Reading needs nothing but this package::
+If a driver enables it, each container has one mounted file for every request that it uses. Reading needs only this
+package::
 
     from dra_kubeletplugin import metadata
 
     for device in metadata.devices():
         print(device.request, device.name, device.attributes.get("model"))
 
-``python -m dra_kubeletplugin.metadata`` prints the same as a table, with ``-o json`` for scripts.
+``python -m dra_kubeletplugin.metadata`` prints the devices as a table, with ``-o json`` as JSON for scripts.
 """
 
 from ..errors import MetadataError

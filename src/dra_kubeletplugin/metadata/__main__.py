@@ -1,4 +1,4 @@
-"""``python -m dra_kubeletplugin.metadata``: the devices of this container."""
+"""``python -m dra_kubeletplugin.metadata``: prints the devices of this container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reader import ROOT_VARIABLE, devices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 where a file cannot be read."""
+    """Returns the exit code: 0, or 1 if a file cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m dra_kubeletplugin.metadata", description="The DRA devices of this container (KEP-5304)."
     )

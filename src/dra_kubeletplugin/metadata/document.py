@@ -1,4 +1,4 @@
-"""The content of a metadata file: a stream of JSON objects, the same facts in each version, the newest first.
+"""The content of a metadata file: a stream of JSON objects with the same facts, one per API version, newest first.
 
 Source: ``k8s.io/dynamic-resource-allocation/api/metadata``; both versions have the same fields.
 """
@@ -19,7 +19,7 @@ from ..resourceapi.types import attribute_value
 from ..resourceapi.version import Version
 
 GROUP = "metadata.resource.k8s.io"
-VERSIONS = ("v1beta1", "v1alpha1")  # newest first, as they are written
+VERSIONS = ("v1beta1", "v1alpha1")  # newest first, the order in files
 KIND = "DeviceMetadata"
 _ESCAPED = re.compile(b"[<>&]|\xe2\x80[\xa8\xa9]")  # Go escapes these in any JSON
 _KNOWN = frozenset(f"{GROUP}/{v}" for v in VERSIONS)
@@ -30,7 +30,11 @@ Value = Scalar | Sequence[Scalar]
 
 @dataclass(frozen=True)
 class ClaimRef:
-    """The ResourceClaim that a device was allocated for. ``pod_claim`` is the pod's name of one made from a template, else empty."""
+    """The ResourceClaim that a device was allocated for.
+
+    Args:
+        pod_claim: the claim's name in the pod, if it was made from a template; else empty.
+    """
 
     name: str
     namespace: str = ""
@@ -40,7 +44,9 @@ class ClaimRef:
 
 @dataclass(frozen=True)
 class Network:
-    """Of a network device: the interface in the pod, addresses with their prefix, e.g. a MAC address."""
+    """The network of a network device: the interface in the pod, its addresses with prefix length, its hardware (MAC)
+    address.
+    """
 
     interface_name: str = ""
     ips: tuple[str, ...] = ()
@@ -52,12 +58,12 @@ class Device:
     """One allocated device.
 
     Attributes:
-        request: of the claim, with the alternative that was chosen (``gpu/large``).
-        driver, pool, name: which device, as in its ResourceSlice.
+        request: the claim's request, with the chosen alternative (``gpu/large``).
+        driver, pool, name: identify the device, as in its ResourceSlice.
         attributes: name → ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of them.
-        network: what is known of a network device; it may come later, with a higher ``generation``.
-        claim: whose it is.
-        generation: from 1, one more with each change.
+        network: data of a network device; it may be added later, with a higher ``generation``.
+        claim: the claim that the device was allocated for.
+        generation: starts at 1 and grows by 1 with each change.
     """
 
     request: str
@@ -72,7 +78,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Document:
-    """One file: what one driver says of one request, in the version that was read."""
+    """One file: the devices of one driver for one request, in the version that was read."""
 
     claim: ClaimRef
     generation: int
@@ -114,9 +120,10 @@ class _Object(msgspec.Struct, rename="camel"):
 
 
 def decode(data: bytes, path: Path) -> Document:
-    """The first object of a version that is known here.
+    """Decodes the first object of a known version.
 
-    Raises :class:`MetadataError` with the path: no JSON, none of our versions (which it names), or a field of another type.
+    Raises :class:`MetadataError` with the path if the data is not JSON, or a field has a wrong type. Also raises it if no
+    version is known; the error then lists the versions found.
     """
     seen: list[str] = []
     for obj in _objects(data, path):
@@ -134,7 +141,10 @@ def decode(data: bytes, path: Path) -> Document:
 
 
 def is_whole(data: bytes, document: Document) -> bool:
-    """Whether every version in ``data`` that is known here says what ``document``, its first, does."""
+    """Returns whether all known versions in ``data`` are equal to ``document``, the first one.
+
+    A partly written file fails this.
+    """
     path = document.path
     try:
         known = [o for o in _objects(data, path) if isinstance(o, dict) and o.get("apiVersion") in _KNOWN]
@@ -177,8 +187,12 @@ def _document(obj: _Object, version: str, path: Path) -> Document:
 
 def _device(device: _Device, request: str, claim: ClaimRef, generation: int) -> Device:
     attributes = {name: _value(value, name) for name, value in (device.attributes or {}).items()}
-    told = device.network_data
-    network = Network(told.interface_name, tuple(told.ips or ()), told.hardware_address) if told else None
+    network_data = device.network_data
+    network = (
+        Network(network_data.interface_name, tuple(network_data.ips or ()), network_data.hardware_address)
+        if network_data
+        else None
+    )
     return Device(request, device.driver, device.pool, device.name, claim, generation, attributes, network)
 
 
@@ -190,9 +204,12 @@ def _value(attribute: Mapping[str, Any], name: str) -> Value:
 
 
 def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """A file's content, byte for byte as a Go driver writes it: an indented object for each version, and a newline behind it.
+    """Returns a file's content, byte for byte as a Go driver writes it: one indented object per version, each followed
+    by a newline.
 
-    ``requests`` are devices by request, each as on the wire (``driver``, ``pool``, ``name``, ``attributes``, ``networkData``).
+    Args:
+        requests: devices by request, each in wire format (``driver``, ``pool``, ``name``, ``attributes``,
+            ``networkData``).
     """
     meta: dict[str, Any] = {
         "name": claim.name,
@@ -210,7 +227,7 @@ def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Map
 
 
 def _ordered(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields in the order of the Go type, attributes by name, as Go writes them."""
+    """Returns the fields in the order of the Go type and the attributes by name, as Go writes them."""
     out: dict[str, Any] = {key: device[key] for key in ("driver", "pool", "name")}
     if attributes := device.get("attributes"):
         out["attributes"] = dict(sorted(attributes.items()))

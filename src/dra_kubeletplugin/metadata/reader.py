@@ -1,7 +1,8 @@
-"""Finds the metadata files in a container and reads them, also while their writer is at it.
+"""Finds and reads the metadata files in a container, also while a driver is writing them.
 
-A container has the file itself mounted, so a writer can only change it in place, and some empty it first. Each version in the
-stream says the same, so one that is half written is known by that, or is no JSON at all: it is read again.
+The file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. All versions
+in the stream have the same content. A partly written file therefore has differing versions or invalid JSON, and is
+read again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .document import Device, Document, decode, is_whole
 from .paths import CLAIMS, CONTAINER_ROOT, SUFFIX, TEMPLATES, base_request
 
 ROOT_VARIABLE = "DRA_DEVICE_METADATA_ROOT"
-_AGAIN = (0.001, 0.005, 0.02, 0.05, 0.1)  # seconds before each further look at a file that is no whole one
+_RETRY_PAUSES = (0.001, 0.005, 0.02, 0.05, 0.1)  # seconds before each new read of a partly written file
 
 
 def devices(
@@ -25,15 +26,17 @@ def devices(
     driver: str = "",
     root: Path | None = None,
 ) -> list[Device]:
-    """The devices of this container, by claim, request and driver, then in the driver's order.
+    """Returns the devices of this container, by claim, request and driver, then in the driver's order.
 
     Args:
-        claim: as the pod's ``spec.resourceClaims`` has it for a claim made from a template, else the ResourceClaim's name; all where empty.
-        request: with or without the alternative that was chosen; all where empty.
-        driver: all where empty.
-        root: for tests; the well-known folder, or the one that DRA_DEVICE_METADATA_ROOT names, when left out.
+        claim: the name in the pod's ``spec.resourceClaims`` for a claim from a template, else the ResourceClaim's
+            name. Empty means all.
+        request: with or without the chosen alternative. Empty means all.
+        driver: empty means all.
+        root: for tests. By default the folder in DRA_DEVICE_METADATA_ROOT, else the well-known folder.
 
-    Raises :class:`MetadataError` where a file cannot be read. A container without metadata has no devices: an empty list.
+    Raises :class:`MetadataError` if a file cannot be read. A container without metadata has no devices, which is no
+    error.
     """
     found = [
         d for document in documents(claim=claim, request=request, driver=driver, root=root) for d in document.devices
@@ -42,7 +45,7 @@ def devices(
 
 
 def documents(*, claim: str = "", request: str = "", driver: str = "", root: Path | None = None) -> list[Document]:
-    """The files themselves, each in the first version that is known here. Arguments and errors as of :func:`devices`."""
+    """Returns the files, each in its first known version. Arguments and errors as for :func:`devices`."""
     top = root or Path(os.environ.get(ROOT_VARIABLE) or CONTAINER_ROOT)
     out = []
     for kind in (CLAIMS, TEMPLATES):
@@ -59,21 +62,23 @@ def documents(*, claim: str = "", request: str = "", driver: str = "", root: Pat
 
 
 def _read(path: Path) -> Document:
-    """What the file says; where it stays odd however often it is read, the first version that can be read."""
-    for pause in _AGAIN:
+    """Reads a file. If it never becomes consistent, returns the first version that can be decoded."""
+    for pause in _RETRY_PAUSES:
         data = _content(path)
         try:
             document = decode(data, path)
             if is_whole(data, document):
                 return document
         except MetadataError:
-            pass  # its writer may be at it
+            pass  # a driver may be writing the file
         time.sleep(pause)
     return decode(_content(path), path)
 
 
 def _files(top: Path) -> list[Path]:
-    """``<claim>/<request>/<driver>-metadata.json`` below ``top``, in order; nothing where there is no such folder."""
+    """The files ``<claim>/<request>/<driver>-metadata.json`` below ``top``, in order; empty if the folder does not
+    exist.
+    """
     try:
         return sorted(p for claim in _folders(top) for request in _folders(claim) for p in _named(request))
     except OSError as e:

@@ -1,1 +1,1 @@
-"""What a driver is shipped as: manifests and a package's scaffold."""
+"""What a driver is shipped as: its manifests, and the scaffold of a new driver's package."""

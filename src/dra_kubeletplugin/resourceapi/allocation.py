@@ -1,4 +1,4 @@
-"""What an allocation says beside its devices."""
+"""Reads facts from a claim's allocation other than its devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ JSON = Mapping[str, Any]
 
 
 def node_of(claim: JSON) -> str:
-    """The one node where the allocation of a ResourceClaim (v1) can be used; empty where there may be several, or none is."""
+    """Returns the only node where the allocation of a ResourceClaim (v1) can be used.
+
+    Returns "" if several nodes are possible or the claim is not allocated.
+    """
     try:
         terms = claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
         names = [

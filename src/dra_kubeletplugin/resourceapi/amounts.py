@@ -1,4 +1,4 @@
-"""Amounts that a device has, what claims may ask of them, and what it takes of its node's own."""
+"""Amounts: capacities of devices, the policies for requesting them, and the node resources that a device uses."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ Amount = str | int | Quantity
 
 
 class RequestPolicy(Immutable):
-    """What claims may ask of a capacity of a device that several share (``requestPolicy``, KEP-5075).
+    """The amounts that claims may request of a capacity of a shareable device (``requestPolicy``, KEP-5075).
 
-    The scheduler rounds a request up to the next amount that is allowed; a claim that asks for nothing gets ``default``.
+    The scheduler rounds a request up to the next allowed amount. A claim without a request for the capacity gets
+    ``default``.
 
     Args:
-        default: what a claim gets that does not name this capacity; itself one of the amounts that are allowed.
-        min, max: bounds of a range. Without ``max`` it ends at the capacity.
-        step: amounts are ``min`` and a multiple of this above it; servers count it in whole numbers.
-        valid_values: the amounts that are allowed, at most 10, in ascending order; instead of a range.
+        default: the amount for a claim that does not request this capacity; must itself be allowed.
+        min, max: bounds of a range. Without ``max`` the range ends at the capacity.
+        step: allowed amounts are ``min`` plus a multiple of ``step``; servers compute it in whole numbers.
+        valid_values: the allowed amounts, at most 10, in ascending order; replaces a range.
 
-    Raises :class:`InvalidObjectError` for what contradicts itself; what does not fit the capacity is found with the device.
+    Raises :class:`InvalidObjectError` for a contradiction. A value above the capacity is reported when the device is
+    validated.
     """
 
-    __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 the order of values that _set takes
+    __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 - the order of the arguments of _set
 
     default: Quantity
     min: Quantity | None
@@ -55,7 +57,7 @@ class RequestPolicy(Immutable):
 
     @classmethod
     def from_json(cls, value: object) -> RequestPolicy:
-        """The policy that resource.k8s.io/v1 has as ``value``; raises ``ValueError``."""
+        """Reads a policy in the form of resource.k8s.io/v1. Raises ``ValueError`` if it is malformed."""
         policy = _fields(value, {"default"}, {"validValues", "validRange"})
         span = _fields({} if policy.get("validRange") is None else policy["validRange"], set(), {"min", "max", "step"})
         options = [] if policy.get("validValues") is None else policy["validValues"]
@@ -71,7 +73,7 @@ class RequestPolicy(Immutable):
             raise ValueError(str(e)) from None
 
     def json(self) -> dict[str, Any]:
-        """The policy as resource.k8s.io/v1 has it."""
+        """The policy in the form of resource.k8s.io/v1."""
         out: dict[str, Any] = {"default": str(self.default)}
         if self.valid_values:
             out["validValues"] = [str(v) for v in self.valid_values]
@@ -80,17 +82,18 @@ class RequestPolicy(Immutable):
 
 
 class Capacity(Immutable):
-    """An amount of something a device has: ``Capacity("80Gi")``.
+    """An amount that a device has: ``Capacity("80Gi")``.
 
     Args:
         value: text such as ``80Gi``, a whole number, or a :class:`Quantity`.
-        policy: what claims may ask of it; for devices with ``allow_multiple_allocations`` only. Without one a
-            claim may ask for any amount, and a claim that does not name the capacity takes all: nobody shares the device then.
+        policy: the amounts that claims may request; only for devices with ``allow_multiple_allocations``. Without a
+            policy a claim may request any amount. A claim without a request then gets the full capacity, so no other
+            claim can share the device.
 
-    Raises :class:`QuantityError` for text that is no quantity.
+    Raises :class:`QuantityError` for text that is not a quantity.
     """
 
-    __slots__ = ("value", "policy")  # noqa: RUF023 the order of values that _set takes
+    __slots__ = ("value", "policy")  # noqa: RUF023 - the order of the arguments of _set
 
     value: Quantity
     policy: RequestPolicy | None
@@ -100,7 +103,7 @@ class Capacity(Immutable):
 
     @classmethod
     def from_json(cls, value: object) -> Capacity:
-        """The capacity that resource.k8s.io/v1 has as ``value``, or that is written as a quantity alone.
+        """Reads a capacity in the form of resource.k8s.io/v1, or a plain quantity.
 
         Raises ``ValueError`` for anything else.
         """
@@ -111,7 +114,7 @@ class Capacity(Immutable):
         return cls(_read_quantity(fields["value"]), None if policy is None else RequestPolicy.from_json(policy))
 
     def json(self) -> dict[str, Any]:
-        """The capacity as resource.k8s.io/v1 has it."""
+        """The capacity in the form of resource.k8s.io/v1."""
         return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
 
 
@@ -132,18 +135,20 @@ def _read_quantity(value: object) -> Quantity:
 
 
 class NodeResource(Immutable):
-    """What one device takes of a resource of its node, such as ``cpu``, and what each use of it costs beside (KEP-5517).
+    """How much of one of its node's resources, such as ``cpu``, a device uses, and the overhead of each use (KEP-5517).
 
     Args:
-        per_device: each device that is allocated is so much of the node's resource.
-        capacity: a capacity of the device instead, of which each unit that is consumed is ``per_unit`` of the node's resource.
-        per_unit: goes with ``capacity``.
-        per_pod, per_container: what a pod with the device needs of the resource besides, once and for each container.
+        per_device: the amount of the node's resource that each allocated device uses.
+        capacity: instead, the name of a capacity of the device; each consumed unit of it uses ``per_unit`` of the
+            node's resource.
+        per_unit: required with ``capacity``.
+        per_pod, per_container: additional amounts for a pod that uses the device: once, and for each of its
+        containers.
 
-    Raises :class:`InvalidObjectError` for a contradiction, or for nothing at all.
+    Raises :class:`InvalidObjectError` for a contradiction, or if no amount is set.
     """
 
-    __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 as _set takes them
+    __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 - the order of _set
 
     per_device: Quantity | None
     capacity: str
@@ -167,19 +172,19 @@ class NodeResource(Immutable):
         if bool(capacity) != (unit is not None):
             raise InvalidObjectError("a NodeResource's capacity and per_unit go together")
         if device is not None and capacity:
-            raise InvalidObjectError("a NodeResource is had per_device, or by a capacity: give one of them")
+            raise InvalidObjectError("a NodeResource has per_device or capacity, not both")
         if not self.json():
             raise InvalidObjectError(
                 "a NodeResource needs per_device, capacity with per_unit, per_pod or per_container"
             )
 
     def json(self) -> dict[str, Any]:
-        """As resource.k8s.io/v1 has it since Kubernetes 1.37."""
+        """The value in the form of resource.k8s.io/v1 of Kubernetes 1.37."""
         mapping = {"capacityKey": self.capacity} if self.capacity else {}
-        mapping |= _given(capacityMultiplier=self.per_unit, deviceMultiplier=self.per_device)
-        overhead = _given(perPod=self.per_pod, perContainer=self.per_container)
+        mapping |= _quantity_texts(capacityMultiplier=self.per_unit, deviceMultiplier=self.per_device)
+        overhead = _quantity_texts(perPod=self.per_pod, perContainer=self.per_container)
         return ({"mapping": mapping} if mapping else {}) | ({"overhead": overhead} if overhead else {})
 
 
-def _given(**amounts: Quantity | None) -> dict[str, str]:
+def _quantity_texts(**amounts: Quantity | None) -> dict[str, str]:
     return {name: str(q) for name, q in amounts.items() if q is not None}

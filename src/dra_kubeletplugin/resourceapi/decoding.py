@@ -1,4 +1,7 @@
-"""Devices and counters as slices have them, read back. What a server has accepted is not judged again: it may be a newer one."""
+"""Reads devices and counters back from slices.
+
+It does not validate, because a newer server may have accepted newer values.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ JSON = Mapping[str, Any]
 
 
 def read_device(raw: JSON) -> Device:
-    """The device that ``raw`` (resource.k8s.io/v1) describes, without its nodes, the times of its taints, and ``data``.
+    """Reads a device in the form of resource.k8s.io/v1, without its nodes, the times of its taints, and ``data``.
 
-    Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` for what cannot be read as one.
+    Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is malformed.
     """
     if not isinstance(raw["name"], str):
         raise TypeError("its name is no text")
@@ -30,7 +33,7 @@ def read_device(raw: JSON) -> Device:
             Taint(key=str(t["key"]), value=str(t.get("value") or ""), effect=str(t["effect"]))
             for t in raw.get("taints") or ()
         ]
-        or (),  # as a device has it that was made without any
+        or (),  # the default value, so that devices compare equal
         "consumes_counters": {
             str(c["counterSet"]): read_counters(c["counters"]) for c in raw.get("consumesCounters") or ()
         },
@@ -49,14 +52,14 @@ def read_device(raw: JSON) -> Device:
     }
     for name, value in fields.items():
         object.__setattr__(device, name, value)
-    device.json()  # whatever asks for it later finds it well
+    device.json()  # raises now instead of at a later use
     return device
 
 
 def read_pool(specs: Sequence[JSON]) -> Pool:
-    """The pool whose slices have these ``specs``, all of one generation, as its driver answered it.
+    """Reads the pool whose slices have these ``specs``, all of one generation.
 
-    Where each device says its nodes itself, what the pool said is not known any more: it is of all nodes then.
+    If every device has its own nodes, the pool's original nodes are unknown; the pool then has all nodes.
 
     Raises as :func:`read_device`.
     """
@@ -81,7 +84,7 @@ def _with_nodes(device: Device, raw: JSON) -> Device:
 
 
 def read_counters(raw: JSON) -> dict[str, str]:
-    """Counter → amount, as quantities that can be read. Raises as :func:`read_device`."""
+    """Reads counters: amount, as quantity text, by name. Raises as :func:`read_device`."""
     return {str(name): _amount(counter["value"]) for name, counter in raw.items()}
 
 
@@ -99,7 +102,7 @@ def _node_resource(raw: JSON) -> NodeResource:
 def _capacity(raw: JSON) -> Capacity:
     try:
         return Capacity.from_json(raw)
-    except ValueError:  # a policy of a newer version: the server has rounded what claims have of it
+    except ValueError:  # a policy of a newer version; the server already rounded what claims consume
         return Capacity(_amount(raw["value"]))
 
 

@@ -1,4 +1,4 @@
-"""Defaults that the API server fills in: allocation mode and count of requests, the time a taint was added."""
+"""The API server's defaults: allocation mode and count of requests, operator of tolerations, the time a taint was added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def now() -> str:
-    """This second, as Kubernetes writes times."""
+    """The present time in Kubernetes' format, in whole seconds."""
     return _written(int(time.time()))
 
 
@@ -19,7 +19,11 @@ def _written(second: int) -> str:
 
 
 def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:
-    """Fills ``obj``, which is changed in place and returned."""
+    """Fills in the defaults. Modifies ``obj`` in place and returns it.
+
+    Args:
+        time: the time of taints without one; by default the present.
+    """
     if kind == "ResourceSlice":
         tainted = [d for d in obj["spec"].get("devices") or () if d.get("taints")]
         for device in tainted:

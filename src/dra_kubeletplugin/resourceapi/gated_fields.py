@@ -1,7 +1,8 @@
-"""What becomes of a device where the API server drops a field of it: decided by field, in one table.
+"""Decides how a device is published if the API server drops one of its fields: one table, by field.
 
-A server whose feature gate is off, or whose version does not know a field, drops it silently. What is then safe differs: a
-partition without its counters would be given away beside its neighbours, a share without its policy is just a whole device.
+A server silently drops a field if its feature gate is off or its version does not know the field. The safe reaction
+differs. A partition without its counters would be allocated together with overlapping partitions, so it must not be
+published. A shareable device without its policy is a device for one claim, so it may be published.
 """
 
 from __future__ import annotations
@@ -19,37 +20,39 @@ _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 
 class Gate(Enum):
-    """A feature gate of the API server that fields of devices depend on; the value is its name there."""
+    """A feature gate of the API server that fields of devices depend on. The value is its name in Kubernetes."""
 
     PARTITIONS = "DRAPartitionableDevices"
-    """Counters (KEP-4815), and nodes said device by device."""
+    """Counters (KEP-4815), and the nodes of each device."""
     TAINTS = "DRADeviceTaints"
     """Taints of devices (KEP-5055)."""
     SHARING = "DRAConsumableCapacity"
-    """Devices for several claims, and request policies (KEP-5075)."""
+    """Devices that several claims share, and request policies (KEP-5075)."""
     BINDING = "DRADeviceBindingConditions"
     """Conditions that a controller sets before a pod is bound (KEP-5007)."""
     LISTS = "DRAListTypeAttributes"
     """Attributes with several values (KEP-5491)."""
     COMPATIBILITY = "DRADeviceCompatibilityGroups"
-    """Groups of devices that may draw from the same counters at once (KEP-5963)."""
+    """Groups of devices that may use the same counters at the same time (KEP-5963)."""
     NODE_RESOURCES = "DRANodeAllocatableResources"
-    """Devices that take of a node's own cpu and memory (KEP-5517)."""
+    """Devices that use a node's own cpu and memory (KEP-5517)."""
     PARTITION_TYPES = "DRAPartitionableDevicesType"
-    """The attribute that tells the kinds of partitions of a pool apart (KEP-5677)."""
+    """The attribute that distinguishes the types of partitions of a pool (KEP-5677)."""
     NODE_OPERATIONS = "DRAOptionalNodeOperations"
-    """Devices that no plugin has to prepare (KEP-5945)."""
+    """Devices that no plugin needs to prepare (KEP-5945)."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of the table: which paths of a spec depend on a gate, and what is done where it is off.
+    """One row of the table: the fields that depend on a gate, and the reaction if it is off.
 
-    ``without`` answers the device as it may be published then, or why it must not be.
+    Args:
+        uses: whether a device has such a field.
+        without: returns the device as it may be published, or why it must not be published.
     """
 
     gate: Gate
-    paths: str  # of what is dropped, as a pattern
+    paths: str  # of the dropped fields, as a regular expression
     uses: Callable[[JSON], bool]
     without: Callable[[JSON], JSON | str]
 
@@ -58,10 +61,10 @@ def _drop(device: JSON, *fields: str) -> JSON:
     return {k: v for k, v in device.items() if k not in fields}
 
 
-def _untainted(device: JSON) -> JSON | str:
+def _without_taints(device: JSON) -> JSON | str:
     kept_away = [t["key"] for t in device["taints"] if t.get("effect") in _KEEPS_AWAY]
     if kept_away:
-        return f"its taint {kept_away[0]} would keep nobody away"
+        return f"its taint {kept_away[0]} would have no effect"
     return _drop(device, "taints")
 
 
@@ -71,7 +74,7 @@ def _uses_sharing(device: JSON) -> bool:
     )
 
 
-def _exclusive(device: JSON) -> JSON:
+def _without_sharing(device: JSON) -> JSON:
     out = _drop(device, "allowMultipleAllocations", "capacity")
     if capacity := device.get("capacity"):
         out = {**out, "capacity": {k: _drop(v, "requestPolicy") for k, v in capacity.items()}}
@@ -82,8 +85,8 @@ def _without_lists(device: JSON) -> JSON:
     return {**device, "attributes": {k: v for k, v in device["attributes"].items() if not any(x in v for x in _LISTS)}}
 
 
-def _mixed(device: JSON) -> JSON | str:
-    return "it would be given away together with devices of the same hardware that exclude it"
+def _incompatible(device: JSON) -> JSON | str:
+    return "it would be allocated together with incompatible devices of the same hardware"
 
 
 def _has_groups(device: JSON) -> bool:
@@ -93,14 +96,14 @@ def _has_groups(device: JSON) -> bool:
 _NODE_RESOURCES = ("nodeAllocatableResources", "nodeAllocatableResourceMappings")
 
 
-def _unaccounted(device: JSON) -> JSON | str:
+def _without_node_resources(device: JSON) -> JSON | str:
     mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
     if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
-        return f"the node's {mapped[0]} would be given away twice: by device, and by what pods request"
-    return _drop(device, *_NODE_RESOURCES)  # what pods cost beside the device is not counted, as without a driver
+        return f"the node's {mapped[0]} would be allocated twice: with devices, and by the requests of pods"
+    return _drop(device, *_NODE_RESOURCES)  # the overhead of pods is then not counted, as with any other driver
 
 
-def _unbound(device: JSON) -> JSON | str:
+def _without_binding(device: JSON) -> JSON | str:
     if device.get("bindingConditions"):
         return "pods would start before its binding conditions are true"
     return _drop(device, "bindsToNode")
@@ -112,23 +115,23 @@ _TABLE = (
         r"spec\.(sharedCounters|perDeviceNodeSelection|devices\[\]\.(consumesCounters|nodeName|nodeSelector|allNodes))",
         lambda d: "consumesCounters" in d or any(f in d for f in _NODES),
         lambda d: (
-            "without counters it would be given away together with others of the same hardware"
+            "without counters it would be allocated together with overlapping devices of the same hardware"
             if "consumesCounters" in d
-            else "the server cannot say on which nodes it is"
+            else "the server cannot store its nodes"
         ),
     ),
-    _Row(Gate.TAINTS, r"spec\.devices\[\]\.taints", lambda d: bool(d.get("taints")), _untainted),
+    _Row(Gate.TAINTS, r"spec\.devices\[\]\.taints", lambda d: bool(d.get("taints")), _without_taints),
     _Row(
         Gate.SHARING,
         r"spec\.devices\[\]\.(allowMultipleAllocations|capacity\..*\.requestPolicy)",
         _uses_sharing,
-        _exclusive,
+        _without_sharing,
     ),
     _Row(
         Gate.BINDING,
         r"spec\.devices\[\]\.(bindingConditions|bindingFailureConditions|bindsToNode)",
         lambda d: any(f in d for f in ("bindingConditions", "bindingFailureConditions", "bindsToNode")),
-        _unbound,
+        _without_binding,
     ),
     _Row(
         Gate.LISTS,
@@ -136,16 +139,18 @@ _TABLE = (
         lambda d: any(x in a for a in (d.get("attributes") or {}).values() for x in _LISTS),
         _without_lists,
     ),
-    _Row(Gate.COMPATIBILITY, r"spec\.devices\[\]\.consumesCounters\[\]\.compatibilityGroups", _has_groups, _mixed),
+    _Row(
+        Gate.COMPATIBILITY, r"spec\.devices\[\]\.consumesCounters\[\]\.compatibilityGroups", _has_groups, _incompatible
+    ),
     _Row(
         Gate.NODE_RESOURCES,
         rf"spec\.devices\[\]\.({'|'.join(_NODE_RESOURCES)})",
         lambda d: any(d.get(f) for f in _NODE_RESOURCES),
-        _unaccounted,
+        _without_node_resources,
     ),
 )
-# Ranges with fractions (DRAFractionalCapacityRange) are no row: nothing is dropped, and a scheduler without the gate rounds what a
-# claim asks for up to whole numbers. It gives too much away, never twice.
+# Ranges with fractions (DRAFractionalCapacityRange) have no row, because no field is dropped. A scheduler without the
+# gate rounds requests up to whole numbers: it allocates too much, but never twice.
 
 _OPTIONS = {"partitionTypeAttribute": Gate.PARTITION_TYPES, "skipNodeOperations": Gate.NODE_OPERATIONS}
 
@@ -157,28 +162,34 @@ _ONLY_LISTS = frozenset({Gate.LISTS})
 
 
 def gates_of(device: JSON) -> frozenset[Gate]:
-    """The gates that a device as it would be sent depends on."""
-    if _PLAIN.issuperset(device) and "capacity" not in device:  # nearly all are: only lists are left to look for
+    """Returns the gates that a device, in the form in which it is sent, depends on."""
+    # true for nearly all devices; only list attributes remain to be checked
+    if _PLAIN.issuperset(device) and "capacity" not in device:
         return _NONE if all(map(_LIST_KINDS.isdisjoint, (device.get("attributes") or {}).values())) else _ONLY_LISTS
     return frozenset(row.gate for row in _TABLE if row.uses(device))
 
 
 def gate_of(path: str) -> Gate | None:
-    """The gate that is off where ``path`` of a slice, with empty brackets for indexes, was dropped; None for other fields."""
+    """Returns the gate that is off if the field at ``path`` was dropped, or None for other fields.
+
+    Args:
+        path: within a slice, with empty brackets instead of indices.
+    """
     if path.startswith("spec.") and path[5:] in _OPTIONS:
         return _OPTIONS[path[5:]]
     return next((row.gate for row in _TABLE if re.fullmatch(row.paths, path)), None)
 
 
 def gates_of_options(options: JSON) -> frozenset[Gate]:
-    """The gates that what a pool says of all its devices at once depends on."""
+    """Returns the gates that a pool's options for all its devices depend on."""
     return frozenset(_OPTIONS[name] for name in options)
 
 
 def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool) -> JSON | str:
-    """What a pool says of all its devices, as it is published while gates are ``off``; a sentence where the pool must not be.
+    """Returns a pool's options as they are published while the gates ``off`` are off, or why the pool must not be
+    published.
 
-    The plugin of a node prepares what it would be spared; nobody does for a pool that is not a node's own.
+    A node's plugin can prepare devices although the pool skips it. Devices of other pools have no plugin that could.
     """
     if "skipNodeOperations" in options and Gate.NODE_OPERATIONS in off and not of_this_node:
         gate = Gate.NODE_OPERATIONS.value
@@ -187,13 +198,15 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
 
 
 def lost(device: JSON, published: JSON) -> list[str]:
-    """Fields and attributes of a device that :func:`without` took away."""
-    gone = [f"attributes[{n}]" for n in device.get("attributes") or {} if n not in (published.get("attributes") or {})]
-    return gone + [f for f in device if f not in published and f != "attributes"]
+    """Returns the fields and attributes of a device that :func:`without` removed."""
+    removed = [
+        f"attributes[{n}]" for n in device.get("attributes") or {} if n not in (published.get("attributes") or {})
+    ]
+    return removed + [f for f in device if f not in published and f != "attributes"]
 
 
 def without(device: JSON, off: Collection[Gate]) -> JSON | str:
-    """A device as it is published while gates are ``off``; a sentence where it must not be."""
+    """Returns a device as it is published while the gates ``off`` are off, or a sentence that says why it must not be."""
     for row in _TABLE:
         if row.gate in off and row.uses(device):
             found = row.without(device)

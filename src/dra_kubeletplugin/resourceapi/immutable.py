@@ -1,6 +1,6 @@
-"""Values that cannot be changed and have a form of their own in JSON.
+"""The base of immutable values that have their own JSON form.
 
-They are no dataclasses, because msgspec would take those for JSON objects with the same fields.
+They are not dataclasses, because msgspec would encode a dataclass as a JSON object with the same fields.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 
 class Immutable:
-    """Base of a value: its fields are its slots, set once with :meth:`_set`; equal and hashed by them."""
+    """An immutable value. Its fields are its slots, set once with :meth:`_set`; equality and hash compare the fields."""
 
     __slots__: tuple[str, ...] = ()
 
     def _set(self, *values: object) -> None:
-        """The values of all slots, in their order."""
+        """Sets all slots, in their order."""
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -28,7 +28,7 @@ class Immutable:
         raise AttributeError(f"a {type(self).__name__} cannot be changed: {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self._values())
+        return _restore, (type(self), self._values())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -44,7 +44,7 @@ class Immutable:
         return f"{type(self).__name__}({fields})"
 
 
-def _made(kind: type[Immutable], values: tuple[Any, ...]) -> Immutable:
+def _restore(kind: type[Immutable], values: tuple[Any, ...]) -> Immutable:
     value = object.__new__(kind)
     value._set(*values)
     return value

@@ -1,7 +1,8 @@
-"""What each Kubernetes release has: feature gates with their stage, kinds and versions of resource.k8s.io, the ways of its kubelet.
+"""The table of Kubernetes releases: feature gates with their stage, versions of resource.k8s.io, and the behavior of the
+kubelet.
 
-One table for all that behaves as a release does. Source: release notes, feature gate tables, the KEPs that rows name, and
-kubernetes/kubernetes#140212, #140274, #140527 for what 1.37 mended in the kubelet.
+Every component that imitates a release reads it. Source: release notes, feature gate tables, the KEPs that rows name,
+and kubernetes/kubernetes#140212, #140274, #140527 for the kubelet's bug fixes in 1.37.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from ..errors import SettingsError
 RELEASES = ("1.34", "1.35", "1.36", "1.37")
 DEFAULT = "1.36"
 VARIABLE = "DRA_KUBERNETES"
-"""Environment variable with the release of a local cluster that was not told which."""
+"""The environment variable with the default release of a local cluster."""
 GATES_VARIABLE = "DRA_FEATURE_GATES"
-"""Environment variable with gates that are not as the release has them, beside those that a local cluster was told of."""
+"""The environment variable with gates that differ from the release, for local clusters. Explicit gates override it."""
 
 
 class Stage(Enum):
-    """Of a feature gate in a release."""
+    """The stage of a feature gate in a release."""
 
     ABSENT = "-"
     ALPHA = "a"
@@ -33,7 +34,7 @@ class Stage(Enum):
 
     @property
     def on(self) -> bool:
-        """Whether it is on where nobody says otherwise."""
+        """Whether the gate is on by default."""
         return self in {Stage.BETA, Stage.STABLE}
 
 
@@ -72,22 +73,22 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "DRAFractionalCapacityRange": ("DRAConsumableCapacity",),
     "DRAWorkloadResourceClaims": ("GenericWorkload",),
 }
-"""Gates without which a gate does nothing."""
+"""The gates that a gate requires; without them it has no effect."""
 
 NOT_HERE: Mapping[str, str] = {
     "DRANodeAllocatableResources": "its scheduler does not count devices among a node's cpu and memory",
-    "DRAResourcePoolStatus": "it has no controller that answers a ResourcePoolStatusRequest",
+    "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }
-"""Gates that the local cluster does not implement, and so refuses to switch on."""
+"""Gates that the local cluster does not implement, and why. Enabling one is an error."""
 _NOT_YET_HERE: Mapping[tuple[str, str], str] = {
-    ("GenericWorkload", "1.35"): "its groups of pods are those of 1.36, and 1.35 has them within Workloads"
+    ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; 1.35 has them within Workloads"
 }
-"""Gates that it implements, but not as a release has them."""
+"""Gates that the local cluster implements, but differently from this release."""
 
 _VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.1", "1.36": "v1.36.2", "1.37": "v1.37.0"}
 _STABLE_VERSION = "v1"
-API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, best first
+API_VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha3")  # of resource.k8s.io, preferred first
 _POD_GROUPS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
 _TAINT_RULES: Mapping[str, tuple[str, ...]] = {
     "1.34": ("v1alpha3",),
@@ -99,17 +100,18 @@ _TAINT_RULES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class KubeletBehavior:
-    """What a plugin can notice of a kubelet's release.
+    """The behavior of a release's kubelet that a plugin can observe.
 
     Attributes:
-        health: versions of the health service that it knows, newest first; empty where the gate is off.
-        health_unasked: it also opens a health stream to a plugin that does not advertise the service, and again after a
-            pause whatever the plugin answers; otherwise ``Unimplemented`` is the end of it.
-        unprepares_in_use: a pod that goes takes a claim with it that it was never allowed to use, and one other pod does.
-        joins_unprepare: a pod that comes while its claim is being unprepared is given the claim as it was, and starts.
-        prepares_again: once a call failed for one claim of a pod, a retry is for all of its claims, and what the driver answers
-            is added to what it answered before: the runtime is given each CDI device twice.
-        shares_groups: a pod may use what was made or reserved for its PodGroup.
+        health: the supported versions of the health service, newest first; empty if the gate is off.
+        health_unasked: the kubelet also opens a health stream to a plugin that does not advertise the service, and
+            retries after a pause whatever the response. Otherwise ``Unimplemented`` ends it.
+        unprepares_in_use: when a pod that was never allowed to use a claim is deleted, the kubelet unprepares the
+            claim although another pod uses it.
+        joins_unprepare: a pod that arrives while its claim is being unprepared starts with the claim's old devices.
+        prepares_again: after a failure for one claim of a pod, a retry covers all its claims, and the new response is
+            appended to the old one. The runtime then receives each CDI device twice.
+        shares_groups: a pod may use claims that were created or reserved for its PodGroup.
     """
 
     health: tuple[str, ...]
@@ -122,10 +124,10 @@ class KubeletBehavior:
 
 @dataclass(frozen=True)
 class Features:
-    """One release with its gates, as a cluster runs it. Made by :meth:`of`."""
+    """One release with its gates, as a cluster runs it. Created with :meth:`of`."""
 
     release: str
-    gates: frozenset[str]  # those that are on
+    gates: frozenset[str]  # the enabled ones
     served: frozenset[str]  # versions of resource.k8s.io
 
     @classmethod
@@ -135,14 +137,14 @@ class Features:
         gates: Mapping[str, bool] | None = None,
         runtime_config: Mapping[str, bool] | None = None,
     ) -> Features:
-        """A release, as ``1.36``, with gates that are switched otherwise than it does.
+        """Returns a release with changed gates.
 
         Args:
-            release: that of the environment variable ``DRA_KUBERNETES`` when left out, else 1.36.
-            gates: as ``--feature-gates`` of Kubernetes has them; they override those of ``DRA_FEATURE_GATES``.
-            runtime_config: as the API server's ``--runtime-config``, of resource.k8s.io: a version, or ``api/all``.
+            release: e.g. ``1.36``; by default the environment variable ``DRA_KUBERNETES``, else 1.36.
+            gates: as Kubernetes' ``--feature-gates``; they override ``DRA_FEATURE_GATES``.
+            runtime_config: as the API server's ``--runtime-config`` for resource.k8s.io: a version, or ``api/all``.
 
-        Raises :class:`SettingsError` with all that is wrong.
+        Raises :class:`SettingsError` with every error.
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
@@ -165,7 +167,10 @@ class Features:
         return cls(release, frozenset(on), served)
 
     def has(self, gate: str) -> bool:
-        """Raises ``KeyError`` for a gate that is in no release: a misspelt one would be off for ever."""
+        """Returns whether a gate is on.
+
+        Raises ``KeyError`` for an unknown gate, because a misspelled one would always be off.
+        """
         return _ROWS[gate] is not None and gate in self.gates
 
     def is_at_least(self, release: str) -> bool:
@@ -173,11 +178,11 @@ class Features:
 
     @property
     def version(self) -> str:
-        """As ``/version`` tells it, and what nodes say of themselves: the release's patch that is followed."""
+        """The version with patch level, for ``/version`` and for nodes."""
         return _VERSIONS[self.release]
 
     def metrics(self) -> str:
-        """The gates as an API server's metrics tell them, ``kubernetes_feature_enabled``."""
+        """Returns the gates in the format of an API server's metrics, ``kubernetes_feature_enabled``."""
         words = {Stage.ALPHA: "ALPHA", Stage.BETA_OFF: "BETA", Stage.BETA: "BETA", Stage.STABLE: ""}
         lines = ["# TYPE kubernetes_feature_enabled gauge"]
         for name in sorted(_ROWS):
@@ -189,52 +194,55 @@ class Features:
 
     @property
     def taint_rules(self) -> tuple[str, ...]:
-        """The versions in which there are DeviceTaintRules."""
+        """The API versions of DeviceTaintRule in this release."""
         return _TAINT_RULES[self.release]
 
     @property
     def followed_rules(self) -> str:
-        """The version in which DeviceTaintRules are followed; empty where nobody does."""
+        """The API version of DeviceTaintRule that is enforced; "" if none is."""
         if not self.has("DRADeviceTaintRules"):
             return ""
         return next((v for v in self.taint_rules if v in self.served), "")
 
     @property
     def pod_groups(self) -> str:
-        """The version of scheduling.k8s.io in which there are PodGroups; empty where there are none."""
+        """The version of scheduling.k8s.io that has PodGroups; "" without PodGroups."""
         return _POD_GROUPS.get(self.release, "") if self.has("GenericWorkload") else ""
 
     @property
     def slice_fields(self) -> tuple[str, ...]:
-        """What ResourceSlices can be selected by, beside their name."""
+        """The field selectors of ResourceSlices, other than the name."""
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
 
     @property
     def kubelet(self) -> KubeletBehavior:
-        mended = self.is_at_least("1.37")
-        known = (("v1.DRAResourceHealth",) if mended else ()) + ("v1alpha1.DRAResourceHealth",)
+        fixed = self.is_at_least("1.37")
+        known = (("v1.DRAResourceHealth",) if fixed else ()) + ("v1alpha1.DRAResourceHealth",)
         on = self.has("ResourceHealthStatus")
         shares = self.has("DRAWorkloadResourceClaims")
-        return KubeletBehavior(known if on else (), on and not mended, not mended, not mended, not mended, shares)
+        return KubeletBehavior(known if on else (), on and not fixed, not fixed, not fixed, not fixed, shares)
 
 
 def gates() -> tuple[str, ...]:
-    """The names of all that are known."""
+    """The names of all known gates."""
     return tuple(_ROWS)
 
 
 def stage(gate: str, release: str) -> Stage:
-    """Raises ``KeyError`` for a gate that is not known."""
+    """Returns the stage of a gate in a release. Raises ``KeyError`` for an unknown gate."""
     return _ROWS[gate][RELEASES.index(release)]
 
 
 def parse_gates(text: str) -> dict[str, bool]:
-    """``NAME=true,NAME=false`` as ``--feature-gates`` has it. Raises :class:`SettingsError`."""
+    """Parses ``NAME=true,NAME=false`` as in ``--feature-gates``. Raises :class:`SettingsError`."""
     return _switches(text, "feature gates", "DRADeviceTaints=false")
 
 
 def parse_runtime_config(text: str) -> dict[str, bool]:
-    """``resource.k8s.io/v1beta1=true,...`` as ``--runtime-config`` has it; without a value it is true. Raises :class:`SettingsError`."""
+    """Parses ``resource.k8s.io/v1beta1=true,...`` as in ``--runtime-config``; the default value is true.
+
+    Raises :class:`SettingsError`.
+    """
     return _switches(text, "runtime config", "resource.k8s.io/v1beta1=true", bare=True)
 
 
@@ -252,7 +260,7 @@ def _switches(text: str, what: str, example: str, *, bare: bool = False) -> dict
 
 def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
     if name not in _ROWS:
-        import difflib  # a plugin, which stands on this module too, never needs it
+        import difflib  # imported here because a plugin, which also loads this module, never needs it
 
         near = difflib.get_close_matches(name, _ROWS, 1, 0.6)
         return f"feature gate {name!r} is not known: " + (f"did you mean {near[0]}?" if near else _known())
@@ -272,7 +280,10 @@ def _known() -> str:
 
 
 def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
-    """Since 1.24 no version but a stable one is served unless somebody asks for it (KEP-3136)."""
+    """Returns the served versions.
+
+    Since 1.24 only stable versions are served by default (KEP-3136). Appends errors to ``faults``.
+    """
     served = {_STABLE_VERSION}
     for name, on in wanted.items():
         match = re.fullmatch(r"resource\.k8s\.io/(\w+)", name)

@@ -1,4 +1,4 @@
-"""Which labels a selector selects: ``matchLabels``, and the expressions that node selectors have too."""
+"""Evaluates label selectors: ``matchLabels``, and the expressions that node selectors also have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ JSON = Mapping[str, Any]
 
 
 def selected(labels: Mapping[str, str], selector: JSON | None) -> bool:
-    """Without a selector nothing is selected, by an empty one everything."""
+    """Returns whether a selector matches labels.
+
+    No selector (None) matches nothing, an empty selector matches everything.
+    """
     if selector is None:
         return False
     if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
@@ -18,7 +21,13 @@ def selected(labels: Mapping[str, str], selector: JSON | None) -> bool:
 
 
 def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], other: list[str]) -> JSON | None:
-    """A selector with what ``matchLabelKeys`` (``same``) and ``mismatchLabelKeys`` (``other``) add to it for a pod's labels."""
+    """Returns a selector extended by a pod's ``matchLabelKeys`` and ``mismatchLabelKeys``.
+
+    Args:
+        own: the pod's labels.
+        same: ``matchLabelKeys``.
+        other: ``mismatchLabelKeys``.
+    """
     if selector is None or not (same or other):
         return selector
     more = [{"key": k, "operator": "In", "values": [own[k]]} for k in same if k in own]
@@ -27,7 +36,10 @@ def with_keys(selector: JSON | None, own: Mapping[str, str], same: list[str], ot
 
 
 def holds(labels: Mapping[str, str], expression: JSON) -> bool:
-    """One expression of a label or node selector. An operator that there is not selects nothing: the API server refuses it."""
+    """Evaluates one expression of a label or node selector.
+
+    An unknown operator, which the API server rejects, matches nothing.
+    """
     value, values = labels.get(expression["key"]), expression.get("values") or []
     match expression["operator"]:
         case "In":
@@ -38,7 +50,7 @@ def holds(labels: Mapping[str, str], expression: JSON) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case "Gt" | "Lt" as operator:  # node selectors alone have these
+        case "Gt" | "Lt" as operator:  # only in node selectors
             return _compares(operator, value, values)
     return False
 

@@ -1,4 +1,4 @@
-"""Whether a node matches a node selector, as the core scheduler decides it."""
+"""Evaluates node selectors, as the scheduler does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ JSON = Mapping[str, Any]
 
 
 def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSON | None) -> bool:
-    """Whether a slice or device with these three fields is for ``node``."""
+    """Returns whether a slice or device with these three fields is for ``node``.
+
+    Args:
+        name: ``nodeName``.
+        everywhere: ``allNodes``.
+        selector: ``nodeSelector``.
+    """
     if name:
         return bool(node["metadata"]["name"] == name)
     if everywhere:
@@ -20,7 +26,7 @@ def matches(node: JSON, name: str | None, everywhere: bool | None, selector: JSO
 
 
 def needs_labels(selector: JSON | None) -> bool:
-    """Whether more than a node's name has to be known for :func:`matches`."""
+    """Returns whether :func:`matches` needs a node's labels, and not only its name."""
     return any(term.get("matchExpressions") for term in (selector or {}).get("nodeSelectorTerms") or [])
 
 

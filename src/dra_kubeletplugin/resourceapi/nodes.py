@@ -1,4 +1,4 @@
-"""On which nodes devices are: this one, some by name or label, or all."""
+"""The nodes where devices can be used: this node, nodes by name or label, or all nodes."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ class _Selector(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes from which a pool's devices, or one device, can be used. Made by the class methods; compared by value."""
+    """The nodes where a pool's devices, or one device, can be used. Created with the class methods; compared by value."""
 
     where: Where
-    node: str = ""  # the only one, where it is known by name
+    node: str = ""  # the only node, if it is selected by name
     selector_json: str = ""  # a NodeSelector
 
     @classmethod
     def this(cls) -> Nodes:
-        """The node on which the plugin runs, which publishes such a pool itself."""
+        """The node that the plugin runs on. The plugin itself publishes such a pool."""
         return cls(Where.THIS)
 
     @classmethod
     def all(cls) -> Nodes:
-        """Every node of the cluster."""
+        """All nodes of the cluster."""
         return cls(Where.ALL)
 
     @classmethod
     def named(cls, *names: str) -> Nodes:
         """Nodes by name.
 
-        One is told by ``metadata.name``. Of several Kubernetes can only look at labels: they are told by
-        ``kubernetes.io/hostname``, which is the node's name unless the kubelet or the cloud sets another.
+        A single node is selected by ``metadata.name``. Kubernetes can select several nodes only by label. They are
+        selected by ``kubernetes.io/hostname``, which equals the node's name unless the kubelet or the cloud sets
+        another.
 
-        Raises :class:`InvalidObjectError` for no name, or what cannot be one.
+        Raises :class:`InvalidObjectError` without a name, or for an invalid name.
         """
         if not names:
             raise InvalidObjectError("Nodes.named() needs at least one name of a node")
@@ -80,13 +81,13 @@ class Nodes:
 
     @classmethod
     def matching(cls, labels: Mapping[str, str | Sequence[str]]) -> Nodes:
-        """Nodes that have each of the labels, with one of its values.
+        """Nodes that have each of the labels with one of its values.
 
-        Raises :class:`InvalidObjectError` where the API server would refuse them.
+        Raises :class:`InvalidObjectError` if the API server would reject them.
         """
         try:
             values = {k: [v] if isinstance(v, str) else list(v) for k, v in labels.items()}
-        except Exception as e:  # an author's object may be anything
+        except Exception as e:  # the argument comes from the driver and may have any type
             raise InvalidObjectError(f"Nodes.matching(): no labels with values: {describe(e)}") from None
         if not values:
             raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
@@ -95,20 +96,20 @@ class Nodes:
 
     @classmethod
     def selector(cls, selector: JSON) -> Nodes:
-        """A ``NodeSelector`` of core/v1 as JSON has it; it must have exactly one term (KEP-4381), and that one something to match.
+        """A ``NodeSelector`` of core/v1 as JSON, with exactly one term (KEP-4381), which must not be empty.
 
-        Raises :class:`InvalidObjectError` where the API server would refuse it, or it has fields of which the server knows nothing.
+        Raises :class:`InvalidObjectError` if the API server would reject it, or for unknown fields.
         """
         return cls._selected(selector, "selector")
 
     @classmethod
-    def _selected(cls, given: object, method: str) -> Nodes:
+    def _selected(cls, value: object, method: str) -> Nodes:
         example = '{"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}'
         try:
-            selector = msgspec.to_builtins(msgspec.convert(given, _Selector))
+            selector = msgspec.to_builtins(msgspec.convert(value, _Selector))
             faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
             text = _text(selector)
-        except Exception as e:  # an author's object may be anything inside
+        except Exception as e:  # the argument comes from the driver and may contain any type
             raise InvalidObjectError(
                 f"Nodes.{method}(): no NodeSelector, such as {example}: {printable(describe(e))}"
             ) from None
@@ -122,7 +123,7 @@ class Nodes:
 
     @classmethod
     def read(cls, raw: JSON) -> Nodes | None:
-        """What ``raw``, a slice's spec or a device, says of its nodes, which a server has accepted; None where it says nothing."""
+        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if it has none."""
         if raw.get("nodeName"):
             return cls.named(raw["nodeName"])
         if selector := raw.get("nodeSelector"):
@@ -134,7 +135,7 @@ class Nodes:
         return cls.all() if raw.get("allNodes") else None
 
     def of_slice(self, this: str) -> JSON:
-        """The fields of a slice's spec; ``this`` is the name of the node where the plugin runs."""
+        """The fields of a slice's spec; ``this`` is the name of the plugin's node."""
         match self.where:
             case Where.THIS:
                 return {"nodeName": this}
@@ -144,7 +145,7 @@ class Nodes:
                 return {"nodeSelector": json.loads(self.selector_json)}
 
     def of_device(self) -> JSON:
-        """The fields of a device, in a slice whose ``perDeviceNodeSelection`` is set."""
+        """The fields of a device, in a slice with ``perDeviceNodeSelection``."""
         if self.node:
             return {"nodeName": self.node}
         return {} if self.where is Where.THIS else self.of_slice("")

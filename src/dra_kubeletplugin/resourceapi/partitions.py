@@ -1,8 +1,11 @@
-"""Partitions of one physical device, built from the profiles that its maker gives: the devices, and the counters they draw from.
+"""Builds the partitions of one physical device from its vendor's profiles: the devices and their shared counters.
 
-Source: KEP-4815, whose example is an NVIDIA A100 with its MIG profiles. Of that table three kinds of names are refused by the API
-server, and mapped here: a device's name has no dots or plus signs (``gpu-0-mig-1g.5gb-0`` is ``gpu-0-mig-1g-5gb-0``), a capacity is
-a C identifier (``copy-engines`` is ``copyEngines``), a counter is a DNS label (``memorySlice0`` is ``memory-slice-0``).
+Source: KEP-4815, whose example is an NVIDIA A100 with its MIG profiles. The API server rejects three kinds of names
+in that example, so they are mapped here:
+
+- A device's name has no dots or plus signs: ``gpu-0-mig-1g.5gb-0`` becomes ``gpu-0-mig-1g-5gb-0``.
+- A capacity is a C identifier: ``copy-engines`` becomes ``copyEngines``.
+- A counter is a DNS label: ``memorySlice0`` becomes ``memory-slice-0``.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ from .validation import names
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A kind of partition.
+    """One type of partition.
 
     Args:
-        name: as the maker writes it, such as ``1g.5gb``; published as the attribute ``profile``.
-        takes: what each partition of this kind takes of the device, by resource, such as ``{"memory": "4864Mi"}``.
-        slots: how many neighbouring slots it occupies.
-        at: the first slots where it can be made, in the order in which they should be given out.
-        attributes: of its partitions, besides those of the device.
+        name: the vendor's name, such as ``1g.5gb``; published as the attribute ``profile``.
+        takes: the amounts of the device that each partition uses, by resource, such as ``{"memory": "4864Mi"}``.
+        slots: the number of adjacent slots that it occupies.
+        at: the first slots where it can be created, in the order of preference.
+        attributes: added to the device's attributes.
     """
 
     name: str
@@ -39,7 +42,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition's device has as its ``data``. ``profile`` is None for the device as a whole."""
+    """The ``data`` of a partition's device. ``profile`` is None for the whole device."""
 
     parent: str
     profile: Profile | None
@@ -48,7 +51,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """One physical device as its partitions; both parts belong into the same pool."""
+    """One physical device as partitions. Both fields belong into the same pool."""
 
     devices: tuple[Device, ...]
     counter_set: CounterSet
@@ -65,23 +68,24 @@ def partitions(
     attributes: Mapping[str, Attribute] | None = None,
     whole: bool = True,
 ) -> Partitioned:
-    """All partitions that a device can be cut into, and the counters that keep those apart that exclude each other.
+    """Returns all partitions of a device, and the counters that prevent overlapping partitions.
 
-    A partition takes its amounts and, as one counter each, its slots. What ``profiles`` do not name, a partition takes
-    nothing of.
+    A partition uses its amounts and, as one counter each, its slots. It uses nothing of resources that its profile
+    does not name.
 
     Args:
-        parent: name of the physical device, and beginning of its partitions' names.
-        profiles: in the order in which their partitions should be given out.
-        has: what the device has, by resource.
-        slots: how many slots it has.
-        slot: what a slot is called, such as ``memorySlice``.
-        kind: stands in the name of each partition: ``<parent>-<kind>-<profile>-<first slot>[-<last slot>]``.
+        parent: the name of the physical device, and the prefix of its partitions' names.
+        profiles: in the order of preference for allocation.
+        has: the device's amounts, by resource.
+        slots: the device's number of slots.
+        slot: the name of a slot, such as ``memorySlice``.
+        kind: part of each partition's name: ``<parent>-<kind>-<profile>-<first slot>[-<last slot>]``.
         attributes: of every partition, such as the device's UUID.
-        whole: whether the device can also be had whole, under its own name; it then takes everything, and comes last.
+        whole: whether the whole device can be allocated too, under its own name. It then uses everything, and comes
+            last.
 
-    Raises :class:`InvalidObjectError` for a profile that takes what the device has not, that fits nowhere, or whose name
-    is another's once it is mapped; and for whatever the API server would refuse.
+    Raises :class:`InvalidObjectError` for a profile that exceeds the device, does not fit into the slots, or has the
+    same mapped name as another; and for everything that the API server would reject.
     """
     amounts = {resource: _amount(value, f"{parent}: {resource}") for resource, value in has.items()}
     counter_set = CounterSet(parent, _counters(amounts, _slot_names(slot, range(slots))))
@@ -99,12 +103,12 @@ def partitions(
 
 
 def counter_name(resource: str) -> str:
-    """A resource's name as a counter may have it: ``memorySlice0`` is ``memory-slice-0``."""
+    """Maps a resource's name to a valid name of a counter: ``memorySlice0`` becomes ``memory-slice-0``."""
     return "-".join(_words(resource)).lower()
 
 
 def capacity_name(resource: str) -> str:
-    """A resource's name as a capacity may have it: ``copy-engines`` is ``copyEngines``."""
+    """Maps a resource's name to a valid name of a capacity: ``copy-engines`` becomes ``copyEngines``."""
     first, *rest = _words(resource) or [""]
     return first.lower() + "".join(word[:1].upper() + word[1:].lower() for word in rest)
 

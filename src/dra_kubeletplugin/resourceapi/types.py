@@ -1,4 +1,4 @@
-"""A device as its driver describes it: frozen, checked when made, JSON only at the edge."""
+"""The types that describe a driver's devices: frozen, validated at creation, JSON only for the API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Taint:
-    """Keeps claims that do not tolerate it away from a device (``NoSchedule``), or evicts them (``NoExecute``)."""
+    """Keeps claims without a matching toleration away from a device (``NoSchedule``), or evicts them (``NoExecute``)."""
 
     key: str
     value: str = ""
@@ -38,26 +38,29 @@ class Taint:
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a node's pool.
+    """One device of a pool.
 
     Args:
-        name: DNS label of 63 characters, stable over reboots: claims refer to it.
-        attributes: at most 32 together with ``capacity``. A key is a C identifier of 32 bytes, or ``domain/identifier``; bare
-            keys are in the driver's domain. Values: str (64 bytes), int, bool, :class:`Version`, or a list of one of these,
-            where the cluster's gate DRAListTypeAttributes is on (off by default); at most 48 values, each item counted.
+        name: a DNS label of at most 63 characters. It must not change over reboots, because claims refer to it.
+        attributes: at most 32 together with ``capacity``. A key is a C identifier of at most 32 bytes, or
+            ``domain/identifier``; keys without a domain belong to the driver's. Values: str (64 bytes), int, bool,
+            :class:`Version`, or a list of one of these, which needs the cluster's gate DRAListTypeAttributes (off by
+            default). At most 48 values, counting each list item.
         capacity: amounts; strings are Kubernetes quantities such as ``40Gi``.
         taints: at most 16.
         consumes_counters: counter set → counter → amount (KEP-4815).
-        compatibility_groups: counter set → names of at most 2 groups; devices that draw from it at once must have one in common,
-            and those without any go with each other only (KEP-5963; Kubernetes 1.37, gate off by default).
-        node_resources: what it takes of its node's own resources, by their name (KEP-5517; Kubernetes 1.37, gate off by default).
+        compatibility_groups: counter set → names of at most 2 groups. Devices that use a counter set at the same time
+            must share a group; devices without groups only go together with each other (KEP-5963; Kubernetes 1.37,
+            gate off by default).
+        node_resources: the node's own resources that it uses, by name (KEP-5517; Kubernetes 1.37, gate off by
+            default).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
         binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
-        nodes: from where the device can be used, where that differs from its pool's; only in pools of no single node.
-        extra: fields that this version does not know; sent as they are.
-        data: the driver's own; never published, found again in ``claim.devices[].device.data``.
+        nodes: where the device can be used, if it differs from its pool; only in pools that are not a single node's.
+        extra: fields that this version does not know; sent unchanged.
+        data: the driver's own object; never published, available as ``claim.devices[].device.data``.
 
-    Raises :class:`InvalidObjectError` for whatever the API server would refuse, with the field and the rule.
+    Raises :class:`InvalidObjectError` with field and rule for everything that the API server would reject.
     """
 
     name: str
@@ -79,12 +82,12 @@ class Device:
     def __post_init__(self) -> None:
         try:
             if isinstance(self.taints, Iterator):
-                object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be read once
+                object.__setattr__(self, "taints", tuple(self.taints))  # a generator can be consumed only once
             built = self.json()
             faults = self.faults(built)
             shape = hash(msgspec.json.encode(built))
-        except Exception as e:  # an author's values may be anything
-            why = next(_wrong_types(self), "") or "; ".join(_misread(self.extra, alone=True))
+        except Exception as e:  # the values come from the driver and may have any type
+            why = next(_wrong_types(self), "") or "; ".join(_extra_faults(self.extra, alone=True))
             why = why or (str(e) if isinstance(e, TypeError | ValueError) else describe(e))
             raise InvalidObjectError(f"device {shown(self.name)}: {why}") from None
         listed = self.binding_conditions or self.binding_failure_conditions or self.compatibility_groups
@@ -93,21 +96,23 @@ class Device:
                 raise InvalidObjectError(f"device {shown(self.name)}: {wrong}")
         if faults:
             raise InvalidObjectError(f"device {shown(self.name)}: {'; '.join(faults)}")
-        # Thousands of devices have the same few names: each is kept once, even where the driver computes them.
+        # Thousands of devices share a few names. Interning stores each once, even if the driver computes them.
         if type(self.attributes) is dict:
             object.__setattr__(self, "attributes", {sys.intern(str(k)): v for k, v in self.attributes.items()})
         object.__setattr__(self, "_checked", shape)
 
     def faults(self, built: Mapping[str, Any]) -> list[str]:
-        """Why the API server would refuse ``built``, its JSON now; nothing where it would not."""
-        return (_misread(self.extra, alone=False) if self.extra else []) or device_faults(built)
+        """Returns why the API server would reject ``built``, the device's present JSON; empty if it would not."""
+        return (_extra_faults(self.extra, alone=False) if self.extra else []) or device_faults(built)
 
     def was_checked(self, encoded: bytes) -> bool:
-        """Whether ``encoded``, its JSON text now, is what was found to be good when it was made: what is in it may change."""
+        """Returns whether ``encoded``, the device's present JSON text, equals the validated one: mutable contents may
+        have changed.
+        """
         return self._checked == hash(encoded)
 
     def json(self) -> dict[str, Any]:
-        """The device as resource.k8s.io/v1 has it."""
+        """The device in the form of resource.k8s.io/v1."""
         out: dict[str, Any] = {"name": self.name}
         if self.attributes:
             out["attributes"] = {k: attribute_json(v, k) for k, v in self.attributes.items()}
@@ -138,14 +143,18 @@ class Device:
 
 
 def _has_names(value: object) -> bool:
-    """Whether all names of mappings are text, as JSON has them."""
+    """Returns whether all keys of mappings are text, as JSON requires."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _has_names(inner) for key, inner in value.items())
     return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
-def _misread(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
-    """Why the API server cannot read these fields, which would cost a whole slice; ``alone``: or would refuse a device of them."""
+def _extra_faults(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
+    """Returns why the API server cannot decode these fields, which would make it reject the whole slice.
+
+    Args:
+        alone: also returns why it would reject a device with only these fields.
+    """
     if "name" in extra:
         return ["extra: `name` is a field of its own"]
     if not _has_names(extra):
@@ -170,16 +179,16 @@ _MAPPINGS = {
 
 
 def _wrong_types(device: Device) -> Iterator[str]:
-    """Fields of another type than they are declared with: without this, text is taken for a list of letters."""
+    """Yields fields whose type is wrong. Without this check, text would be treated as a list of letters."""
     if not isinstance(device.name, str):
         yield f"its name is {_kind(device.name)}, not text"
     for name, what in _MAPPINGS.items():
         if not isinstance(value := getattr(device, name), Mapping):
             yield f"{name} is {_kind(value)}: give a mapping of {what}"
         else:
-            yield from _odd_names(value, name)
-    yield from _odd_counters(device.consumes_counters)
-    yield from _odd_groups(device)
+            yield from _wrong_names(value, name)
+    yield from _wrong_counters(device.consumes_counters)
+    yield from _wrong_groups(device)
     kinds = {"taints": Taint, "binding_conditions": str, "binding_failure_conditions": str}
     for name, kind in kinds.items():
         value = getattr(device, name)
@@ -195,15 +204,15 @@ def _wrong_types(device: Device) -> Iterator[str]:
         yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
 
 
-def _odd_counters(consumed: object) -> Iterator[str]:
+def _wrong_counters(consumed: object) -> Iterator[str]:
     for set_name, counters in consumed.items() if isinstance(consumed, Mapping) else ():
         if isinstance(counters, Mapping):
-            yield from _odd_names(counters, f"consumes_counters[{set_name!r}]")
+            yield from _wrong_names(counters, f"consumes_counters[{set_name!r}]")
         else:
             yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
 
 
-def _odd_groups(device: Device) -> Iterator[str]:
+def _wrong_groups(device: Device) -> Iterator[str]:
     for set_name, groups in device.compatibility_groups.items():
         if isinstance(groups, str | bytes | Mapping) or not isinstance(groups, Sequence):
             yield f"compatibility_groups[{set_name!r}] is {_kind(groups)}: give a list of str"
@@ -216,9 +225,9 @@ def _odd_groups(device: Device) -> Iterator[str]:
             yield f"node_resources[{name!r}] is {_kind(resource)}: give a NodeResource"
 
 
-def _odd_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
+def _wrong_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
     for key in value:
-        if not isinstance(key, str):  # 0 and None too
+        if not isinstance(key, str):  # also 0 and None
             yield f"{where} has a name that is {_kind(key)}, not text"
 
 
@@ -228,7 +237,7 @@ def _kind(value: object) -> str:
 
 @dataclass(frozen=True)
 class CounterSet:
-    """Counters that the partitions of one physical device draw from (KEP-4815)."""
+    """Counters that the partitions of one physical device share (KEP-4815)."""
 
     name: str
     counters: Mapping[str, Amount]
@@ -244,7 +253,7 @@ def counters_json(counters: Mapping[str, Amount]) -> dict[str, Any]:
 def _capacity_json(amount: Amount | Capacity, where: str) -> dict[str, Any]:
     try:
         value = amount.value if isinstance(amount, Capacity) else Quantity(amount)
-        if Quantity(value).value < 0:  # the API server takes it, and no claim could ever have any of it
+        if Quantity(value).value < 0:  # the API server accepts it, but no claim could ever be allocated
             raise ValueError(f"{value} is below zero: what a device has, or draws, is 0 or more")
         return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
     except (TypeError, ValueError) as e:
@@ -252,9 +261,9 @@ def _capacity_json(amount: Amount | Capacity, where: str) -> dict[str, Any]:
 
 
 def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
-    """A value as a DeviceAttribute.
+    """Returns a value as a DeviceAttribute.
 
-    Raises ``TypeError`` for kinds that Kubernetes has not.
+    Raises ``TypeError`` for a type that Kubernetes does not have.
     """
     if isinstance(value, bool):
         return {"bool": value}
@@ -266,7 +275,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
         return {"version": str(value)}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview) and value:
         kinds = {next(iter(attribute_json(v, name))) for v in value}
-        if len(kinds) == 1 and not kinds.intersection(slices.LIST_ATTRIBUTES):  # no list of lists
+        if len(kinds) == 1 and not kinds.intersection(slices.LIST_ATTRIBUTES):  # a list cannot contain lists
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
     raise TypeError(
@@ -276,7 +285,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 
 
 def _as_attribute(value: object) -> str:
-    """What to do with a value of a kind that attributes do not have."""
+    """Returns a hint for a value whose type attributes do not have."""
     if value is None:
         return ", and leave out what is not known"
     if isinstance(value, float):
@@ -287,7 +296,7 @@ def _as_attribute(value: object) -> str:
 
 
 def attribute_value(attribute: Mapping[str, Any]) -> Any:
-    """The Python value of a DeviceAttribute."""
+    """Returns the Python value of a DeviceAttribute."""
     if "version" in attribute:
         return Version(attribute["version"])
     if "versions" in attribute:
@@ -296,20 +305,20 @@ def attribute_value(attribute: Mapping[str, Any]) -> Any:
 
 
 def device_faults(built: Mapping[str, Any]) -> list[str]:
-    """Why the API server would refuse a device as :meth:`Device.json` gives it; nothing where it would not.
+    """Returns why the API server would reject a device in the form of :meth:`Device.json`; empty if it would not.
 
-    List attributes are judged as by a server that has their gate on: only it knows.
+    List attributes are validated as with their gate on, because only the server knows its gate.
     """
     out = []
     for key, value in (built.get("attributes") or {}).items():
         for number in (value["int"],) if "int" in value else value.get("ints", ()):
             if not _MIN_INT <= number <= _MAX_INT:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
-    # Accepted by a 1.36 server and refused by later ones.
+    # A 1.36 server accepts it, later releases reject it.
     for path in ("attributes", "capacity"):
         deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
         out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
-    for path in ("attributes", "capacity"):  # the server's own words do not say which of them
+    for path in ("attributes", "capacity"):  # the server's own message does not name the key
         out += [f"{path}[{k}]: the name is too long" for k in built.get(path) or {} if _is_long(k)]
     per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
     return out + list(map(_sentence, slices.validate_device(built, "", per_device=per_device)))
@@ -326,5 +335,5 @@ def _sentence(fault: FieldError) -> str:
 
 
 def counter_set_faults(built: Mapping[str, Any]) -> list[str]:
-    """Why the API server would refuse a counter set as :meth:`CounterSet.json` gives it."""
+    """Returns why the API server would reject a counter set in the form of :meth:`CounterSet.json`."""
     return list(map(_sentence, slices.validate_counter_set(built, "")))

@@ -1,4 +1,4 @@
-"""Semantic versions 2.0.0, to the rules of the library that Kubernetes uses: numbers fit 64 bits, builds do not compare."""
+"""Semantic versions 2.0.0, with the rules of Kubernetes' library: numbers fit into 64 bits, builds are not compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import total_ordering
 
 from .immutable import Immutable
 
-PATTERN = (  # for other languages too, to whom a digit is one of ASCII's
+PATTERN = (  # shared with regular expressions of other languages, whose \d matches ASCII digits only
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(?:-((?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(?:\.(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*))?"
     r"(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?"
@@ -18,17 +18,17 @@ _MAX_DIGITS = len(str(_MAX))
 
 
 class VersionError(ValueError):
-    """Not a semantic version 2.0.0."""
+    """The text is not a semantic version 2.0.0."""
 
 
 @total_ordering
 class Version(Immutable):
-    """A semantic version, such as ``Version("1.2.3-rc.1+build")``: compared by precedence, in which builds do not count.
+    """A semantic version, such as ``Version("1.2.3-rc.1+build")``. Compared by precedence, which ignores builds.
 
-    Raises :class:`VersionError` for anything else, ``v1.2.3``, ``1.2`` and ``535.104.05`` included.
+    Raises :class:`VersionError` for other text, including ``v1.2.3``, ``1.2`` and ``535.104.05``.
     """
 
-    __slots__ = ("major", "minor", "patch", "pre", "build", "_key")  # noqa: RUF023 the order of values that _set takes
+    __slots__ = ("major", "minor", "patch", "pre", "build", "_key")  # noqa: RUF023 - the order of the arguments of _set
 
     _key: tuple[int | bool | tuple[tuple[int, int, str], ...], ...]
     major: int
@@ -41,7 +41,7 @@ class Version(Immutable):
         if not isinstance(text, (str, Version)):
             raise TypeError(f"{text!r} is no version: give text such as '1.2.3'")
         numbers, pre, build = _parts(str(text))
-        # A release sorts after its pre-releases; numbers sort before words.
+        # A release is higher than its pre-releases; numbers are lower than words.
         key = (*numbers, not pre, tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in pre))
         self._set(*numbers, pre, build, key)
 
@@ -63,7 +63,9 @@ class Version(Immutable):
 
 
 def is_semantic(text: str) -> bool:
-    """Whether the API server takes ``text`` as a version: its numbers may be of any length, although CEL reads 64 bits only."""
+    """Returns whether the API server accepts ``text`` as a version: its numbers may have any length, although CEL reads
+    64 bits only.
+    """
     return _VERSION.fullmatch(text) is not None
 
 
@@ -82,12 +84,12 @@ def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...], str]
 
 
 def parse(text: str) -> Version:
-    """The version that ``text`` stands for; raises :class:`VersionError`."""
+    """Returns the version in ``text``. Raises :class:`VersionError`."""
     return Version(text)
 
 
 def parse_tolerant(text: str) -> Version:
-    """Like :func:`parse`, after a trim, without a leading v, leading zeros removed, missing parts zero."""
+    """Parses like :func:`parse`, after trimming and removing a leading v and leading zeros; missing parts are zero."""
     parts = [_unpad(p) for p in text.strip().removeprefix("v").split(".", 2)]
     if len(parts) < 3:
         if any(c in parts[-1] for c in "+-"):

@@ -1,4 +1,4 @@
-"""For tests of drivers: a node in a box, with the real sockets, records and files, and a local cluster around it.
+"""The library for tests of drivers: runs a driver on a node of a local cluster, with real sockets, records and files.
 
 from dra_kubeletplugin.testing import node_with
 

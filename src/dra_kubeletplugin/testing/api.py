@@ -1,4 +1,6 @@
-"""The cluster as a user with kubectl sees it: objects over HTTP, and what goes wrong with their server on purpose."""
+"""The test client of a cluster: reads and writes objects over HTTP as kubectl does, waits for states, and injects API
+server faults.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,38 @@ from ..base.yaml.manifests import objects
 from ..errors import ApiError
 from ..localcluster.cluster import LocalCluster, resource_of
 from ..resourceapi.conversion import GROUP
-from .events import Event, PodError, fails, folded, has_run, hopeless, last_fault, stuck
+from .events import (
+    Event,
+    PodError,
+    has_run,
+    last_warning,
+    merge_events,
+    permanent_failure,
+    prepare_failure,
+    unschedulable_reason,
+)
 from .published import Published, PublishedError, Wanted, differs, pools_of
 
 JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
-TIMEOUT = 60.0  # seconds until waiting is given up: a machine may be busy
-PATIENCE = 2.0  # seconds in which nothing changes until a pod is given up that finds no place, or whose claims fail
+TIMEOUT = 60.0  # seconds until a wait fails; long, because a test machine may be busy
+PATIENCE = 2.0  # seconds without any change until waiting for an unschedulable pod, or one whose claims fail, stops
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
-_PAUSES = (0.005, 0.1)  # seconds between looks: the first, the longest
-_ONE_LOOK = 10.0  # seconds for the first look, however short the wait: an error tells what was seen
-_COUNTED = 0.2  # the most seconds that one look counts as patience: on a machine that stands still nothing can change
+_PAUSES = (0.005, 0.1)  # seconds between checks: the first pause, the longest pause
+_FIRST_CHECK = 10.0  # least seconds for the first check, so that an error can report what it saw
+_MAX_COUNTED = 0.2  # most seconds that one check adds: on a suspended machine nothing can change
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
 
 
 class FaultError(RuntimeError):
-    """A fault that cannot be made here; the text says what would make it possible."""
+    """A fault that the cluster under test cannot inject. The text says how to make it possible."""
 
 
 class AsyncApi:
-    """Of one cluster. Everything but the faults goes through HTTP, so any API server will do."""
+    """The client of one cluster. Everything except the faults uses HTTP, so it works with any API server."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -45,11 +56,10 @@ class AsyncApi:
     # --- objects ----------------------------------------------------------------------------------
 
     async def apply(self, *objects: Mapping[str, Any]) -> list[JSON]:
-        """Creates objects, or changes those that exist, as ``kubectl apply --server-side`` does; in namespace ``default`` where
-        they name none.
+        """Creates or updates objects as ``kubectl apply --server-side`` does. The default namespace is ``default``.
 
-        Raises :class:`ApiError` with what the server refuses, fields that it does not know among them, and ``ValueError`` for an
-        object without ``apiVersion``, ``kind`` or ``metadata``.
+        Raises :class:`ApiError` if the server rejects an object, also for unknown fields.
+        Raises ``ValueError`` for an object without ``apiVersion``, ``kind`` or ``metadata``.
         """
         return [await self._apply(obj) for obj in objects]
 
@@ -59,21 +69,24 @@ class AsyncApi:
         resource, meta = resource_of(dict(obj)), dict(obj["metadata"])
         namespace = meta.setdefault("namespace", "default") if resource.namespaced else ""
         body, client, strict = {**obj, "metadata": meta}, self.cluster.client, {"fieldValidation": "Strict"}
-        if "name" not in meta:  # but generateName, which can only be created
+        if "name" not in meta:  # has generateName, which works only with a create
             return await client.call("POST", resource.path(namespace), body, query=strict)
         query = strict | {"fieldManager": _MANAGER, "force": "true"}
         path = resource.path(namespace, meta["name"])
         return await client.call("PATCH", path, body, query=query, content_type=_APPLY)
 
     async def apply_file(self, path: Path | str) -> list[JSON]:
-        """Every object of a file, of YAML or JSON. Raises as :meth:`apply`, and :class:`QuestionError` with each mistake's line."""
+        """Applies every object of a YAML or JSON file.
+
+        Raises as :meth:`apply`, and :class:`QuestionError` with the line of each mistake.
+        """
         return await self.apply(*(m.value for m in objects([Path(path)])))
 
     async def get(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> JSON | None:
-        """An object by its kind (``Pod``), None where there is none.
+        """Returns an object by its kind (``Pod``) and name, or None if it does not exist.
 
         Args:
-            api_version: for kinds outside the core and ``resource.k8s.io``, e.g. ``apps/v1``.
+            api_version: needed for kinds outside the core and ``resource.k8s.io``, e.g. ``apps/v1``.
         """
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         try:
@@ -84,13 +97,13 @@ class AsyncApi:
             raise
 
     async def get_all(self, kind: str, namespace: str = "", *, api_version: str = "") -> list[JSON]:
-        """The objects of a kind, of all namespaces where none is named; ``api_version`` as in :meth:`get`."""
+        """Returns the objects of a kind. An empty ``namespace`` means all namespaces; ``api_version`` as in :meth:`get`."""
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         items: list[JSON] = (await self.cluster.client.list(resource, namespace))["items"]
         return items
 
     async def delete(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
-        """Asks for the deletion; what is not there is deleted. ``api_version`` as in :meth:`get`."""
+        """Requests the deletion of an object. A missing object is no error. ``api_version`` as in :meth:`get`."""
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         try:
             await self.cluster.client.delete(resource, name, namespace if resource.namespaced else "")
@@ -99,7 +112,10 @@ class AsyncApi:
                 raise
 
     async def remove(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
-        """Deletes at once, whatever finalizers and periods of grace say. ``api_version`` as in :meth:`get`."""
+        """Deletes an object at once: without a grace period, and with its finalizers removed.
+
+        ``api_version`` as in :meth:`get`.
+        """
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         namespace = namespace if resource.namespaced else ""
         try:
@@ -111,34 +127,42 @@ class AsyncApi:
                 raise
 
     async def slices(self, driver: str = "") -> list[JSON]:
-        """ResourceSlices, of one driver where it is named."""
+        """Returns the ResourceSlices of one driver, or of all drivers if ``driver`` is empty."""
         return [s for s in await self.get_all("ResourceSlice") if not driver or s["spec"]["driver"] == driver]
 
     async def published(self, driver: str, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
-        """What a driver publishes: its devices by name, and its pools; of one pool where it is named, a node's by the node's name.
+        """Returns the pools that a driver publishes, with their devices by name.
 
-        A pool that is just being written is waited for. Raises :class:`PublishedError` where one does not become whole.
+        Waits for a pool whose slices are still being written.
+
+        Args:
+            pool: return this pool only; a node's pool has the node's name.
+
+        Raises :class:`PublishedError` if a pool is still incomplete after ``timeout`` seconds.
         """
         __tracebackhide__ = True
         return await self.wait_published(driver, lambda _: True, pool, timeout=timeout)
 
     async def events(self, name: str = "", namespace: str = "") -> list[Event]:
-        """Events about the object with this name, or all, folded, oldest first."""
+        """Returns the events about the object ``name``, or all events; repeats are merged, oldest first."""
         found = await self.get_all("Event", namespace)
-        return folded(e for e in found if not name or e["involvedObject"].get("name") == name)
+        return merge_events(e for e in found if not name or e["involvedObject"].get("name") == name)
 
     # --- waiting ----------------------------------------------------------------------------------
 
     async def wait(self, what: str, check: Callable[[], Awaitable[T | None]], timeout: float = TIMEOUT) -> T:
-        """Waits until ``await check()`` answers something true, and answers that.
+        """Calls ``await check()`` until it returns a true value, and returns that value.
 
-        Raises ``TimeoutError`` that says what was waited for.
+        Args:
+            what: the noun phrase for the error: "waited 60 s for {what}".
+
+        Raises ``TimeoutError`` after ``timeout`` seconds.
         """
         __tracebackhide__ = True
         pause, longest = _PAUSES
         end = asyncio.get_running_loop().time() + timeout
         try:
-            async with asyncio.timeout(max(timeout, _ONE_LOOK)) as limit:
+            async with asyncio.timeout(max(timeout, _FIRST_CHECK)) as limit:
                 found = await check()
                 limit.reschedule(end)
                 while not found:
@@ -152,62 +176,66 @@ class AsyncApi:
     async def wait_published(
         self, driver: str, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT
     ) -> Published:
-        """What a driver publishes, once it is as ``wanted``, and all of it is there; of one pool where it is named.
+        """Waits until a driver publishes complete pools that match ``wanted``, and returns them.
 
         Args:
-            wanted: the names of all devices, in any order; or a function that is given :class:`Published` and answers something
-                true once it is right. It looks at nothing else, and a name that is not there is one that has not come yet.
+            wanted: the names of all devices, in any order; or a function of :class:`Published` that returns a
+                true value on a match. A ``LookupError`` that the function raises counts as "not published yet".
+            pool: look at this pool only.
 
-        Raises :class:`PublishedError` with what is published instead.
+        Raises :class:`PublishedError` with the devices that are published instead.
         """
         __tracebackhide__ = True
         now, why = Published({}), ""
 
-        async def look() -> bool:
+        async def check_once() -> bool:
             nonlocal now, why
-            now, torn = pools_of(await self.slices(driver), pool)
-            why = torn or differs(now, wanted)
+            now, incomplete = pools_of(await self.slices(driver), pool)
+            why = incomplete or differs(now, wanted)
             return not why
 
         try:
-            await self.wait(f"what {driver} publishes", look, timeout)
+            await self.wait(f"what {driver} publishes", check_once, timeout)
         except TimeoutError as e:
-            meant = "" if now else did_you_mean(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
-            raise PublishedError(f"{e}{meant}: {why}", now) from None
+            hint = "" if now else did_you_mean(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
+            raise PublishedError(f"{e}{hint}: {why}", now) from None
         return now
 
     async def wait_event(self, name: str, text: str, timeout: float = TIMEOUT) -> Event:
-        """The first event about ``name`` that has ``text`` in its reason or message.
+        """Returns the first event about ``name`` whose reason or message contains ``text``.
 
-        Raises :class:`PodError` with the events that there are.
+        Raises :class:`PodError` with the existing events after ``timeout`` seconds.
         """
         __tracebackhide__ = True
 
-        async def told() -> Event | None:
+        async def find_event() -> Event | None:
             return next((e for e in await self.events(name) if text in e.message or text in e.reason), None)
 
         try:
-            return await self.wait(f"an event with {text!r} about {name}", told, timeout)
+            return await self.wait(f"an event with {text!r} about {name}", find_event, timeout)
         except TimeoutError as e:
             raise PodError(str(e), await self.events(name)) from None
 
     async def wait_running(
         self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT, patience: float = PATIENCE
     ) -> JSON:
-        """The pod, once it runs, or has run to a good end.
+        """Waits until the pod runs or has succeeded, and returns it.
 
-        Raises :class:`PodError` with its events: at once where it has failed, is gone or its driver refuses for good; after
-        ``patience`` seconds where the scheduler finds no place, or the driver raises the same, or the host lacks the same
-        path, and nothing changes; after ``timeout`` seconds in any case.
+        Raises :class:`PodError` with the pod's events:
+
+        - at once if the pod failed, does not exist, or the driver rejects its claim permanently;
+        - after ``patience`` seconds without a change: the pod is unschedulable, the driver raises the same error each time, or
+          the host lacks a path;
+        - after ``timeout`` seconds in any case.
         """
         __tracebackhide__ = True
         loop = asyncio.get_running_loop()
-        waits, waited, looked, seen = "", 0.0, loop.time(), False
+        waits, waited, last_check, seen = "", 0.0, loop.time(), False
 
-        async def look() -> JSON | None:
+        async def check_once() -> JSON | None:
             __tracebackhide__ = True
-            nonlocal waits, waited, looked, seen
-            waited, looked = waited + min(loop.time() - looked, _COUNTED), loop.time()
+            nonlocal waits, waited, last_check, seen
+            waited, last_check = waited + min(loop.time() - last_check, _MAX_COUNTED), loop.time()
             pod = await self.get("Pod", name, namespace)
             if pod is not None and has_run(pod):
                 return pod
@@ -216,28 +244,31 @@ class AsyncApi:
                 raise PodError(f"there is no pod {name} in namespace {namespace}{did_you_mean(name, known)}", [])
             seen = True
             events = await self._events_of(pod, name, namespace)
-            if why := hopeless(name, pod, events):
+            if why := permanent_failure(name, pod, events):
                 raise PodError(why, events)
             assert pod
-            failed = fails(events)
-            now = failed or stuck(pod, events)
-            if now != waits or (now and not failed and await self._goes_on(pod)):
+            failed = prepare_failure(events)
+            now = failed or unschedulable_reason(pod, events)
+            if now != waits or (now and not failed and await self._can_progress(pod)):
                 waits, waited = now, 0.0
             if waits and waited > patience:
                 if failed:
                     raise PodError(f"pod {name} does not start: {failed}", events)
-                why = f"pod {name} finds no place, and nothing has changed for {patience:g} s"
-                raise PodError(f"{why}{await self._no_class(events) or last_fault(events)}", events)
+                why = f"pod {name} is unschedulable, and nothing has changed for {patience:g} s"
+                raise PodError(f"{why}{await self._no_class(events) or last_warning(events)}", events)
             return None
 
         try:
-            return await self.wait(f"pod {name} to run", look, timeout)
+            return await self.wait(f"pod {name} to run", check_once, timeout)
         except TimeoutError as e:
             events = await self._events_of(None, name, namespace)
-            raise PodError(f"{e}{last_fault(events)}", events) from None
+            raise PodError(f"{e}{last_warning(events)}", events) from None
 
     async def wait_finished(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> JSON:
-        """The pod, once all its containers have ended well. Raises :class:`PodError`, as :meth:`wait_running`."""
+        """Waits until all containers of the pod have succeeded, and returns the pod.
+
+        Raises :class:`PodError` as :meth:`wait_running`.
+        """
         __tracebackhide__ = True
         pod = await self.wait_running(name, namespace, timeout=timeout)
 
@@ -245,7 +276,7 @@ class AsyncApi:
             __tracebackhide__ = True
             found = await self.get("Pod", name, namespace)
             events = await self._events_of(pod, name, namespace)
-            if why := hopeless(name, found, events):
+            if why := permanent_failure(name, found, events):
                 raise PodError(why, events)
             return found if found and found["status"]["phase"] == "Succeeded" else None
 
@@ -255,7 +286,10 @@ class AsyncApi:
             raise PodError(str(e), await self._events_of(pod, name, namespace)) from None
 
     async def delete_pod(self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT) -> None:
-        """Deletes a pod and waits until it has gone. Raises :class:`PodError` where it stays."""
+        """Deletes a pod and waits until it is gone.
+
+        Raises :class:`PodError` if it still exists after ``timeout`` seconds.
+        """
         __tracebackhide__ = True
         await self.delete("Pod", name, namespace)
 
@@ -268,13 +302,13 @@ class AsyncApi:
             raise PodError(str(e), await self._events_of(None, name, namespace)) from None
 
     async def _events_of(self, pod: JSON | None, name: str, namespace: str) -> list[Event]:
-        """Those of this pod, not of an older one of the same name."""
+        """Returns the events of this pod, without the events of an earlier pod with the same name."""
         found = [e for e in await self.get_all("Event", namespace) if e["involvedObject"].get("name") == name]
         uid = pod["metadata"]["uid"] if pod else None
-        return folded(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
+        return merge_events(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
 
     async def _no_class(self, events: Sequence[Event]) -> str:
-        """That there is no such DeviceClass, and which is nearly it."""
+        """Returns the end of an error that names a missing DeviceClass and the most similar existing one, or ""."""
         found = next((m for e in events if (m := _NO_CLASS.search(e.message))), None)
         if found is None:
             return ""
@@ -282,8 +316,10 @@ class AsyncApi:
             f": {found[0]}{did_you_mean(found[1], [c['metadata']['name'] for c in await self.get_all('DeviceClass')])}"
         )
 
-    async def _goes_on(self, pod: JSON) -> bool:
-        """Whether the pod has its claims and waits for their devices, or what it waits for may just be getting free."""
+    async def _can_progress(self, pod: JSON) -> bool:
+        """Returns whether a pending pod can still progress: its claims are reserved for it, or some pod or claim is
+        being deleted.
+        """
         pods, claims = await self.get_all("Pod"), await self.get_all("ResourceClaim")
         if any(o["metadata"].get("deletionTimestamp") for o in (*pods, *claims)):
             return True
@@ -293,56 +329,60 @@ class AsyncApi:
     # --- faults -----------------------------------------------------------------------------------
 
     def conflict(self, times: int = 1) -> None:
-        """The next ``times`` updates are answered 409, as if another had written in between."""
+        """Makes the server reject the next ``times`` updates with 409, as after another client's write."""
         __tracebackhide__ = True
-        self._own("conflict").api.faults.conflicts = _amount("conflict", times)
+        self._local_cluster("conflict").api.faults.conflicts = _amount("conflict", times)
 
     def throttle(self, times: int = 1) -> None:
-        """The next ``times`` requests are answered 429 with a Retry-After."""
+        """Makes the server reject the next ``times`` requests with 429 and a Retry-After header."""
         __tracebackhide__ = True
-        self._own("throttle").api.faults.throttle = _amount("throttle", times)
+        self._local_cluster("throttle").api.faults.throttle = _amount("throttle", times)
 
     def drop(self, *fields: str) -> None:
-        """Drops these fields of slices (``taints``, ``sharedCounters``), as a server with their gate off; none: drops no more.
+        """Makes the server drop these fields of slices (``taints``, ``sharedCounters``), as with a disabled gate.
 
-        Raises :class:`FaultError` for a name that is no such field.
+        No argument ends it.
+
+        Raises :class:`FaultError` for an unknown field.
         """
         __tracebackhide__ = True
-        faults = self._own("drop").api.faults
+        faults = self._local_cluster("drop").api.faults
         try:
             faults.drop(fields)
         except ValueError as e:
             raise FaultError(str(e)) from None
 
     def serve(self, *versions: str) -> None:
-        """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them.
+        """Makes the server serve only these versions of ``resource.k8s.io``, as another release does.
 
-        Raises :class:`FaultError` for what is no version of it.
+        No argument restores all versions.
+
+        Raises :class:`FaultError` for an unknown version.
         """
         __tracebackhide__ = True
-        faults = self._own("serve").api.faults
+        faults = self._local_cluster("serve").api.faults
         try:
             faults.serve(versions)
         except ValueError as e:
             raise FaultError(str(e)) from None
 
     def slow(self, seconds: float) -> None:
-        """Waits this long before each answer; 0: does not."""
+        """Makes the server wait ``seconds`` before each response. 0 ends it."""
         __tracebackhide__ = True
-        self._own("slow").api.faults.delay = _amount("slow", seconds)
+        self._local_cluster("slow").api.faults.delay = _amount("slow", seconds)
 
     def cut_watch(self) -> None:
-        """Ends every watch that is open, as a proxy with a time limit does."""
+        """Ends every open watch, as a proxy with a time limit does."""
         __tracebackhide__ = True
-        self._own("cut_watch").api.storage.cut_watches()
+        self._local_cluster("cut_watch").api.storage.cut_watches()
 
     @contextlib.asynccontextmanager
     async def away(self) -> AsyncIterator[None]:
-        """While inside, the server answers 503 to everything, also to the cluster's own components."""
-        with self._own("away").api_away():
+        """Makes the server respond with 503 to every request inside the block, also to the cluster's own components."""
+        with self._local_cluster("away").api_away():
             yield
 
-    def _own(self, fault: str) -> LocalCluster:
+    def _local_cluster(self, fault: str) -> LocalCluster:
         __tracebackhide__ = True
         if not self.cluster.has_own_api:
             raise FaultError(f"{fault} is a fault of the local API server: unset KUBEBUILDER_ASSETS for this test")
@@ -352,12 +392,15 @@ class AsyncApi:
 def _amount(fault: str, value: N) -> N:
     __tracebackhide__ = True
     if not 0 <= value < math.inf:
-        raise FaultError(f"{fault}({value}): it takes what is 0 or more")
+        raise FaultError(f"{fault}({value}): the value must be finite and at least 0")
     return value
 
 
 def version_of(kind: str) -> str:
-    """The ``apiVersion`` of a kind of the core or of ``resource.k8s.io``. Raises ``ValueError`` for another."""
+    """Returns the ``apiVersion`` of a kind of the core or of ``resource.k8s.io``.
+
+    Raises ``ValueError`` for any other kind.
+    """
     if kind in _CORE:
         return "v1"
     if kind in _DRA:

@@ -1,7 +1,8 @@
-"""Processes that we start end with us, also where we are killed and cannot say so, whenever that is.
+"""Ends the child processes of a test run when the test process ends, even if it is killed with SIGKILL.
 
-A process starts behind a gate (:func:`gated`), its standard input; once a :class:`Watcher` is there, which would end it, a line opens
-the gate. Whoever is killed before that opens nothing: a gate that is closed ends.
+A child starts behind a gate (:func:`gated`): a shell that waits for a line on standard input. The test process first
+starts a :class:`Watcher` for the child and then opens the gate. If the test process is killed before that, the gate
+sees the end of its input and exits.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 
 _GATE = 'read -r _ && exec "$@" </dev/null'
 OPEN = b"\n"
-"""What opens a gate."""
-# `cat` ends when our end of the pipe is closed, which the kernel does whatever happened to us. A process that is another's by then
-# has another command line; one whose gate opens at that moment shows none for some microseconds, hence more than one look.
+"""The line that opens a gate."""
+# `cat` ends when the parent's end of the pipe closes; the kernel closes it however the parent ends. The command line
+# is compared
+# because another process may have the pid. It is read several times, because it is empty for some microseconds during
+# exec.
 _SCRIPT = """
 cat >/dev/null
 for _ in 1 2 3 4 5 6 7 8 9 10; do
@@ -24,20 +27,27 @@ done
 
 
 def gated(command: Sequence[str]) -> list[str]:
-    """``command`` once standard input, which has to be a pipe, says :data:`OPEN`; it gets an empty one. At its end before: nothing."""
+    """Wraps ``command`` so that it starts only after standard input, a pipe, delivers :data:`OPEN`.
+
+    The command itself gets an empty standard input. If the pipe closes first, the command never starts.
+    """
     return ["/bin/sh", "-c", _GATE, "sh", *command]
 
 
 class Watcher:
-    """Kills process ``pid``, one of whose arguments is ``argument``, once this process has ended; until :meth:`close`."""
+    """Kills process ``pid`` after this process has ended, unless :meth:`close` was called first.
+
+    Args:
+        argument: one of the process's arguments. It proves that ``pid`` was not reused by another process.
+    """
 
     def __init__(self, pid: int, argument: str) -> None:
         command = ["/bin/sh", "-c", _SCRIPT, "sh", str(pid), argument]
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)  # noqa: S603 - ours
+        devnull = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull)  # noqa: S603 - fixed script
 
     def close(self) -> None:
-        """The process has ended, or may go on without us."""
+        """Stops watching: the process has ended, or may outlive this one."""
         self._process.kill()
         self._process.communicate()
 

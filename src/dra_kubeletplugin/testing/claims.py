@@ -1,13 +1,13 @@
-"""What a claim can ask for, typed: the names are those of ``resource.k8s.io/v1``.
+"""Typed builders for the spec of a ResourceClaim. Their names are the names of ``resource.k8s.io/v1``.
 
     ClaimSpec(
         Request("gpus", count=2, selectors=['device.attributes["gpu.example.com"].index < 4']),
         FirstAvailable("nic", [SubRequest("fast", "nics-100g"), SubRequest("any", "nics")]),
         constraints=[MatchAttribute("resource.kubernetes.io/pcieRoot")],
-        config=[OpaqueConfig("gpu.example.com", {"apiVersion": "gpu.example.com/v1", "kind": "GpuConfig"}, requests=["gpus"])],
+        config=[OpaqueConfig("gpu.example.com", {"apiVersion": "gpu.example.com/v1", "kind": "GpuConfig"})],
     )
 
-Nothing is checked here: the API server says what it refuses, as it would to kubectl. Source: KEP-4381 and those named below.
+The builders validate nothing; the API server does, as it does for kubectl. Source: KEP-4381 and the KEPs named below.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 JSON = dict[str, Any]
 CLASS = "devices"
-"""The DeviceClass of all devices of the driver under test, which is there in every test."""
+"""The DeviceClass for all devices of the driver under test. Every test has it."""
 
 
 @dataclass(frozen=True)
 class Toleration:
-    """Of a device's taints (KEP-5055). Without a key it tolerates every taint.
+    """A toleration of device taints (KEP-5055). Without a key it tolerates every taint.
 
     Args:
-        seconds: how long a NoExecute taint is tolerated; None for ever.
+        seconds: how long a NoExecute taint is tolerated; None means forever.
     """
 
     key: str = ""
@@ -36,21 +36,21 @@ class Toleration:
     seconds: int | None = None
 
     def to_json(self) -> JSON:
-        given = {"key": self.key, "operator": self.operator, "value": self.value, "effect": self.effect}
-        out: JSON = {k: v for k, v in given.items() if v}
+        fields = {"key": self.key, "operator": self.operator, "value": self.value, "effect": self.effect}
+        out: JSON = {k: v for k, v in fields.items() if v}
         return out if self.seconds is None else out | {"tolerationSeconds": self.seconds}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What a request and an alternative have in common.
+class _RequestFields:
+    """The fields that a request and an alternative share.
 
     Args:
-        count: of devices; with ``all`` it has no meaning.
+        count: the number of devices; ignored if ``all`` is set.
         all: every device that matches (``allocationMode: All``).
-        selectors: CEL expressions that a device must satisfy, each of them.
-        capacity: how much of each device, by name, as quantities (KEP-5075).
-        tolerations: of taints that devices may have.
+        selectors: CEL expressions; a device must satisfy all of them.
+        capacity: how much of each device is requested: quantities by capacity name (KEP-5075).
+        tolerations: of device taints.
     """
 
     count: int = 1
@@ -73,11 +73,11 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class Request(_Asked):
-    """Exactly these devices.
+class Request(_RequestFields):
+    """A request for an exact number of devices.
 
     Args:
-        admin_access: devices that may be in use, for monitoring (KEP-5018); the namespace must allow it.
+        admin_access: requests devices that may be in use, for monitoring (KEP-5018); the namespace must allow it.
     """
 
     name: str = "device"
@@ -92,7 +92,7 @@ class Request(_Asked):
 
 
 @dataclass(frozen=True)
-class SubRequest(_Asked):
+class SubRequest(_RequestFields):
     """One alternative of :class:`FirstAvailable`."""
 
     name: str
@@ -104,7 +104,7 @@ class SubRequest(_Asked):
 
 @dataclass(frozen=True)
 class FirstAvailable:
-    """The first alternative that can be had (KEP-4816)."""
+    """A request for the first alternative that can be allocated (KEP-4816)."""
 
     name: str
     alternatives: Sequence[SubRequest]
@@ -115,7 +115,10 @@ class FirstAvailable:
 
 @dataclass(frozen=True)
 class MatchAttribute:
-    """All devices of ``requests`` have the same value of ``attribute``, a qualified name; of all requests where none is named."""
+    """Requires that all devices of ``requests`` have the same value of ``attribute``, a qualified name.
+
+    No ``requests`` means all.
+    """
 
     attribute: str
     requests: Sequence[str] = ()
@@ -126,7 +129,7 @@ class MatchAttribute:
 
 @dataclass(frozen=True)
 class DistinctAttribute:
-    """No two devices of ``requests`` have the same value of ``attribute`` (KEP-5075)."""
+    """Requires that no two devices of ``requests`` have the same value of ``attribute`` (KEP-5075)."""
 
     attribute: str
     requests: Sequence[str] = ()
@@ -137,10 +140,10 @@ class DistinctAttribute:
 
 @dataclass(frozen=True)
 class OpaqueConfig:
-    """Parameters for a driver; of all requests where none is named.
+    """Opaque parameters for a driver. No ``requests`` means all.
 
     Args:
-        driver: its name.
+        driver: the name of the driver.
         parameters: with ``apiVersion`` and ``kind``, as the driver documents them.
     """
 
@@ -156,7 +159,10 @@ class OpaqueConfig:
 
 
 class ClaimSpec:
-    """The spec of a ResourceClaim, and what a ResourceClaimTemplate has in ``spec.spec``. One device without requests."""
+    """The spec of a ResourceClaim, also used as ``spec.spec`` of a ResourceClaimTemplate.
+
+    The default is one request for one device.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Plugins and controllers of a local cluster with several nodes, in this process."""
+"""Runs plugins and controllers in this process on a local cluster with several nodes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,24 @@ _READY = 60.0  # seconds
 async def plugin_on(
     cluster: LocalCluster, driver: type[Driver], node: str, *, options: object = None, **settings: Any
 ) -> AsyncIterator[Plugin]:
-    """The driver's plugin on one node, registered and published. ``settings`` are fields of :class:`Settings`, ``options`` the
-    driver's own, an object or values by name."""
+    """Runs the driver's plugin on one node, and yields it when it is registered and has published.
+
+    Args:
+        options: the driver's own options: an object, or values by name.
+        settings: fields of :class:`Settings`.
+    """
     check(driver)
-    at = cluster.nodes[node]
-    given: dict[str, Any] = {
+    local_node = cluster.nodes[node]
+    defaults: dict[str, Any] = {
         "driver_name": driver.name,
         "node_name": node,
-        "kubelet_root": at.kubelet_root,
-        "cdi_root": at.cdi_root,
+        "kubelet_root": local_node.kubelet_root,
+        "cdi_root": local_node.cdi_root,
         "local_cluster": True,
     }
-    async with Plugin(make(driver, options=options), Settings(**given | settings), cluster.config).running() as plugin:
+    async with Plugin(
+        make(driver, options=options), Settings(**defaults | settings), cluster.config
+    ).running() as plugin:
         await plugin.ready(_READY)
         yield plugin
 
@@ -40,17 +46,21 @@ async def plugin_on(
 async def controller_on(
     cluster: LocalCluster, driver: type[Driver], *, options: object = None, **settings: Any
 ) -> AsyncIterator[Controller]:
-    """The driver's controller, leading and published. ``settings`` are fields of :class:`ControllerSettings`, ``options`` as of
-    :func:`plugin_on`."""
+    """Runs the driver's controller, and yields it when it is the leader and has published.
+
+    Args:
+        options: as for :func:`plugin_on`.
+        settings: fields of :class:`ControllerSettings`.
+    """
     check(driver, Role.CONTROLLER)
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "driver_name": driver.name,
         "namespace": "default",
-        "sysfs_root": Path("/nonexistent"),  # a controller has no machine
+        "sysfs_root": Path("/nonexistent"),  # a controller has no hardware
         "retry_period": 0.2,
     }
     async with Controller(
-        make(driver, Role.CONTROLLER, options), ControllerSettings(**given | settings), cluster.config
+        make(driver, Role.CONTROLLER, options), ControllerSettings(**defaults | settings), cluster.config
     ).running() as controller:
         await controller.ready(_READY)
         yield controller

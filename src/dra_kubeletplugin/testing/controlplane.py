@@ -1,7 +1,7 @@
-"""A real API server from a folder of binaries, as envtest has it: etcd and kube-apiserver, nothing else.
+"""Runs a real API server from a folder of binaries, as envtest does: etcd and kube-apiserver only.
 
-The local cluster's scheduler, controllers and kubelets work against it over HTTPS. Source: controller-runtime's envtest for the
-folder (``KUBEBUILDER_ASSETS``), Kubernetes' own help texts for the options.
+The local cluster's scheduler, controllers and kubelets use it over HTTPS. Source: controller-runtime's envtest for
+the folder (``KUBEBUILDER_ASSETS``), Kubernetes' own help texts for the options.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
 
 JSON = dict[str, Any]
-START = 60.0  # seconds until a server that is not ready is given up
-STOP = 20.0  # seconds that a process may take to end in order
-_PAUSE = 0.05  # seconds between looks
-_SHOWN = 3000  # characters of a process's output in an error
-# Without controllers nobody makes service accounts, nor takes the taint of a new node away.
+START = 60.0  # seconds until starting a server fails
+STOP = 20.0  # seconds that a process may take to stop after SIGTERM
+_CHECK_INTERVAL = 0.05  # seconds between checks
+_OUTPUT_CHARS = 3000  # characters of a process's output in an error
+# Without a controller manager nothing creates service accounts or removes the taint of a new node, so pods would
+# never be admitted or scheduled.
 _ADMISSION_OFF = "ServiceAccount,TaintNodesByCondition"
 
 
 class ControlPlaneError(RuntimeError):
-    """The control plane cannot be started; the text has the command and the end of its output."""
+    """The control plane cannot be started. The text has the command and the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,19 @@ class _Server:
     def __str__(self) -> str:
         return " ".join(self.command)
 
-    def said(self) -> str:
-        return self.output.read_text(errors="replace")[-_SHOWN:].strip() or "it wrote nothing"
+    def output_tail(self) -> str:
+        return self.output.read_text(errors="replace")[-_OUTPUT_CHARS:].strip() or "it wrote nothing"
 
 
 class ControlPlane:
-    """etcd and kube-apiserver while inside ``with``. ``kubeconfig`` is that of an administrator.
+    """A context manager that runs etcd and kube-apiserver. ``kubeconfig`` has an administrator's credentials.
 
     Args:
         assets: the folder with the binaries.
         folder: for data, certificates and output.
-        feature_gates: as of ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
+        feature_gates: as for ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
 
-    Raises :class:`ControlPlaneError`.
+    Entering raises :class:`ControlPlaneError`.
     """
 
     def __init__(self, assets: Path, folder: Path, feature_gates: str = "") -> None:
@@ -81,7 +82,7 @@ class ControlPlane:
             ports.add(free_port())
         client, peer, port = ports
         try:
-            self._keys()
+            self._create_credentials()
             self._start(etcd_command(etcd, self.folder / "etcd", client, peer))
             gates = [f"--feature-gates={self.feature_gates}"] if self.feature_gates else []
             self._start([*apiserver_command(api, self.folder, client, port), *gates])
@@ -97,7 +98,7 @@ class ControlPlane:
 
     @property
     def _certificate(self) -> Path:
-        return self.folder / "apiserver.crt"  # which kube-apiserver makes, signed by a CA that is in the same file
+        return self.folder / "apiserver.crt"  # kube-apiserver creates it, signed by a CA that is in the same file
 
     def _binary(self, name: str) -> Path:
         path = self.assets / name
@@ -107,14 +108,14 @@ class ControlPlane:
             )
         return path
 
-    def _keys(self) -> None:
+    def _create_credentials(self) -> None:
         openssl = shutil.which("openssl")
         if not openssl:
             raise ControlPlaneError("openssl is needed for the key of service accounts: install it")
         command = [openssl, "genrsa", "-out", str(self.folder / "service-accounts.key"), "2048"]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
-        if made.returncode:
-            raise ControlPlaneError(f"{' '.join(command)}: {made.stderr.strip()}")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed arguments
+        if result.returncode:
+            raise ControlPlaneError(f"{' '.join(command)}: {result.stderr.strip()}")
         tokens = self.folder / "tokens.csv"
         tokens.touch(mode=0o600)
         tokens.write_text(f"{self._token},admin,admin,system:masters\n")
@@ -126,7 +127,7 @@ class ControlPlane:
         self._running.append(_Server(process, command, output))
         self._watchers.append(Watcher(process.pid, command[1]))
         assert process.stdin
-        with contextlib.suppress(BrokenPipeError), process.stdin as gate:  # one that has ended is told as any other
+        with contextlib.suppress(BrokenPipeError), process.stdin as gate:  # `_wait` reports a server that has ended
             gate.write(OPEN)
 
     def _wait(self, url: str) -> None:
@@ -134,17 +135,19 @@ class ControlPlane:
         while why := self._not_ready(url):
             for server in self._running:
                 if server.process.poll() is not None:
-                    raise ControlPlaneError(f"{server} has ended with {server.process.returncode}: {server.said()}")
+                    raise ControlPlaneError(
+                        f"{server} has ended with {server.process.returncode}: {server.output_tail()}"
+                    )
             if time.monotonic() > end:
                 server = self._running[-1]
-                raise ControlPlaneError(f"{server} is not ready after {START:g} s: {why}; {server.said()}")
-            time.sleep(_PAUSE)
+                raise ControlPlaneError(f"{server} is not ready after {START:g} s: {why}; {server.output_tail()}")
+            time.sleep(_CHECK_INTERVAL)
 
     def _not_ready(self, url: str) -> str:
-        """Why; empty where it is."""
+        """Returns why the server is not ready, or "" if it is."""
         if not self._certificate.is_file():
             return f"there is no {self._certificate} yet"
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310 - ours
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})  # noqa: S310
         try:
             tls = ssl.create_default_context(cafile=str(self._certificate))
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -171,7 +174,7 @@ class ControlPlane:
         self.kubeconfig.write_text(json.dumps(config, indent=2) + "\n")
 
     def _stop(self) -> None:
-        """The API server first: it needs etcd to end in order."""
+        """Stops the servers, the API server first: it needs etcd for an orderly stop."""
         while self._running:
             process = self._running.pop().process
             self.ended.append(process)
@@ -186,7 +189,7 @@ class ControlPlane:
 
 
 def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:
-    """etcd for one test session: on the loopback, its data not synced to disk."""
+    """The command that runs etcd for one test session: on the loopback address, without syncing data to disk."""
     clients, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     return [
         str(binary),
@@ -201,13 +204,15 @@ def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:
 
 
 def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[str]:
-    """kube-apiserver on the loopback, with the stable and beta versions of ``resource.k8s.io``, and RBAC."""
+    """The command that runs kube-apiserver on the loopback address, with RBAC and the stable and beta versions of
+    ``resource.k8s.io``.
+    """
     key = folder / "service-accounts.key"
     return [
         str(binary),
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",  # or it looks for a default route, which a sandbox has not
+        "--advertise-address=127.0.0.1",  # otherwise it looks for a default route, which a sandbox does not have
         f"--secure-port={port}",
         f"--cert-dir={folder}",
         f"--token-auth-file={folder / 'tokens.csv'}",
@@ -222,12 +227,15 @@ def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[
     ]
 
 
-async def emptied(api: AsyncApi) -> None:
-    """Takes away what a test left on a server that the next one uses too; namespaces stay, for nobody would finish them."""
+async def delete_all_objects(api: AsyncApi) -> None:
+    """Deletes all objects that a test left on a server that the next test uses.
+
+    Namespaces stay, because no controller would finalize them.
+    """
     for kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event", "Node"):
         for obj in await api.get_all(kind):
             meta = obj["metadata"]
             await api.remove(kind, meta["name"], meta.get("namespace", ""))
 
 
-__all__ = ["ControlPlane", "ControlPlaneError", "apiserver_command", "emptied", "etcd_command"]
+__all__ = ["ControlPlane", "ControlPlaneError", "apiserver_command", "delete_all_objects", "etcd_command"]

@@ -1,4 +1,4 @@
-"""How a driver under test runs: as an object in this process, or as a process of its own, which can be killed."""
+"""Runs a driver under test: as an object in this process, or as a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .ports import free_port
 from .task_context import Hosted
 
 READY = 60.0  # seconds
-_LOOK = 0.1  # seconds between looks at what a plugin says of itself
-_STOP = 30.0  # seconds that a process may take to end in order
-_PAUSE = 0.02  # seconds between looks at a process
-_NOTE = "note: "  # before lines of /readyz that are in nobody's way
-_SHOWN = 3000  # characters of a process's log in an error
+_CHECK_INTERVAL = 0.1  # seconds between checks of a plugin's readiness
+_STOP = 30.0  # seconds that a process may take to stop after SIGTERM
+_PROCESS_CHECK_INTERVAL = 0.02  # seconds between checks of a process
+_NOTE = "note: "  # the prefix of /readyz lines that do not prevent readiness
+_LOG_CHARS = 3000  # characters of a process's log in an error
 
 
 class Leftovers(TypedDict):
-    """UIDs of claims with a CDI file, of claims on record, and names of devices that are held."""
+    """UIDs of claims with a CDI file, UIDs of recorded claims, and names of held devices."""
 
     files: list[str]
     records: list[str]
@@ -41,54 +41,60 @@ class Leftovers(TypedDict):
 
 
 class RunningDriver(Protocol):
-    """One instance of the plugin."""
+    """One running instance of the plugin."""
 
     async def stop(self) -> None:
-        """Ends it in order."""
+        """Stops the plugin in order."""
 
     async def kill(self) -> None:
-        """Ends it as SIGKILL does. Raises :class:`FaultError` where that cannot be."""
+        """Kills the plugin as SIGKILL does. Raises :class:`FaultError` if the plugin has no process of its own."""
 
     async def rescan(self) -> None:
-        """Has the driver asked for its devices, and waits until that is published. Raises :class:`NotReadyError`."""
+        """Makes the plugin call the driver's discovery, and waits until the result is published.
+
+        Raises :class:`NotReadyError`.
+        """
 
     async def notes(self) -> list[str]:
-        """What it says is odd, such as devices that cannot be published."""
+        """Returns the plugin's warnings, such as devices that cannot be published."""
 
     async def leftovers(self) -> Leftovers:
-        """What it has on its node, or left there when it ended."""
+        """Returns what the plugin keeps on its node, also after it has ended."""
 
     def check(self) -> None:
-        """Raises where it has ended by itself."""
+        """Raises if the plugin has ended by itself."""
 
 
 class InProcessDriver:
-    """A plugin object: quick, and the driver can be looked at and changed while it runs."""
+    """Runs the plugin as an object: it starts fast, and a test can inspect and change the driver while it runs."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
         self._hosted: Hosted[Plugin] | None = None
 
     async def start(self) -> None:
-        """Returns once it is registered and published. Raises :class:`NotReadyError` with what is in the way."""
+        """Starts the plugin and returns when it is registered and has published.
+
+        Raises :class:`NotReadyError` with the reason if it does not.
+        """
         self._hosted = Hosted(self.plugin.running(), f"the plugin of {self.plugin.settings.driver_name}")
         await self._hosted.enter()
         ready = asyncio.create_task(self.plugin.ready(READY), name="until the plugin is ready")
         try:
-            await self._until(ready)
+            await self._wait_ready(ready)
         except BaseException:
             ready.cancel()
             await asyncio.gather(ready, return_exceptions=True)
             await self.stop()
             raise
 
-    async def _until(self, ready: asyncio.Task[None]) -> None:
-        """A driver that cannot say which devices there are is not waited for as long as a slow machine is."""
-        faulty = 0.0  # seconds: looks are counted, for in a loop that stands still nothing gets better
+    async def _wait_ready(self, ready: asyncio.Task[None]) -> None:
+        """Waits for ``ready``, but not longer than ``PATIENCE`` seconds while the driver's discovery fails."""
+        faulty_seconds = 0.0  # counted in pauses: on a suspended machine the clock runs although nothing can progress
         while not ready.done():
-            await asyncio.wait({ready}, timeout=_LOOK)
-            faulty = faulty + _LOOK if self.plugin.scan.fault else 0.0
-            if faulty > PATIENCE and not ready.done():
+            await asyncio.wait({ready}, timeout=_CHECK_INTERVAL)
+            faulty_seconds = faulty_seconds + _CHECK_INTERVAL if self.plugin.scan.fault else 0.0
+            if faulty_seconds > PATIENCE and not ready.done():
                 raise NotReadyError(f"the plugin is not ready: {'; '.join(await self.plugin.not_ready())}")
         await ready
 
@@ -98,9 +104,7 @@ class InProcessDriver:
             await hosted.leave()
 
     async def kill(self) -> None:
-        raise FaultError(
-            "the driver is an object in this process, which a kill would end: give it its own with process=True"
-        )
+        raise FaultError("the driver is an object in this process and cannot be killed alone: run it with process=True")
 
     async def notes(self) -> list[str]:
         return await self.plugin.notes() if self._hosted else []
@@ -123,22 +127,22 @@ class InProcessDriver:
 
 
 class SubprocessDriver:
-    """``dra run`` in a process of its own, as in a pod: slower to start by half a second."""
+    """Runs ``dra run`` as a separate process, as in a pod. It starts about half a second slower than an object."""
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster, options: object = None) -> None:
         self._target = _target(driver)
         self._flags = as_flags(driver, read_options(driver, options))
         self._address = settings.http_address or f"127.0.0.1:{free_port()}"
         self._log = cluster.state / f"plugin-{settings.pod_uid or 'only'}.log"
-        given = {**cluster.access, "HTTP_ADDRESS": self._address}
+        extra_environment = {**cluster.access, "HTTP_ADDRESS": self._address}
         path = os.pathsep.join(p for p in sys.path if p)
-        self._environment = {**os.environ, **_environment(settings), **given, "PYTHONPATH": path}
+        self._environment = {**os.environ, **_environment(settings), **extra_environment, "PYTHONPATH": path}
         self._process: asyncio.subprocess.Process | None = None
         self._ended_by_us = False
         self._watcher: Watcher | None = None
 
     async def start(self) -> None:
-        """As :meth:`InProcessDriver.start`; the error has the end of the process's log."""
+        """Starts the process, as :meth:`InProcessDriver.start`. The error contains the end of the process's log."""
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *gated([sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags]),
@@ -154,7 +158,7 @@ class SubprocessDriver:
             async with asyncio.timeout(READY):
                 while await self._not_ready():
                     self.check()
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(_PROCESS_CHECK_INTERVAL)
         except TimeoutError:
             why = await self._not_ready()
             await self.kill()
@@ -169,34 +173,34 @@ class SubprocessDriver:
                     await self._process.wait()
             except TimeoutError:
                 await self.kill()
-        self._forget()
+        self._close_watcher()
 
     async def kill(self) -> None:
         if self._process and self._process.returncode is None:
             self._ended_by_us = True
             self._process.kill()
             await self._process.wait()
-        self._forget()
+        self._close_watcher()
 
-    def _forget(self) -> None:
+    def _close_watcher(self) -> None:
         if self._watcher:
             self._watcher.close()
             self._watcher = None
 
     async def notes(self) -> list[str]:
-        said = await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
-        return [line.removeprefix(_NOTE) for line in said.splitlines() if line.startswith(_NOTE)]
+        body = await asyncio.to_thread(_http_get, f"http://{self._address}/readyz")
+        return [line.removeprefix(_NOTE) for line in body.splitlines() if line.startswith(_NOTE)]
 
     async def leftovers(self) -> Leftovers:
-        """As `dra claims` reads them, whether the process lives or not."""
-        asked = await asyncio.create_subprocess_exec(
+        """Reads the records with `dra claims`, which works whether the process is alive or not."""
+        cli = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dra_kubeletplugin.cli", "claims", "-o", "json"),
             env=self._environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asked.communicate()
-        if asked.returncode:
+        out, err = await cli.communicate()
+        if cli.returncode:
             raise FaultError(f"the records cannot be read: {err.decode(errors='replace').strip()}")
         found = json.loads(out)
         claims = found["claims"]
@@ -207,24 +211,26 @@ class SubprocessDriver:
         }
 
     async def rescan(self) -> None:
-        raise FaultError("the driver runs in a process of its own: it looks by itself, and is not asked to")
+        raise FaultError(
+            "the driver runs in a process of its own, which rescans by itself: a test cannot request a rescan"
+        )
 
     def check(self) -> None:
         if self._process and self._process.returncode is not None and not self._ended_by_us:
             raise NotReadyError(f"the plugin has ended with exit code {self._process.returncode}:\n{self._tail()}")
 
     async def _not_ready(self) -> str:
-        """What ``/readyz`` says is in the way; empty where nothing is."""
-        said = await asyncio.to_thread(_asked, f"http://{self._address}/readyz")
-        return "" if said == "ok\n" or said.startswith(_NOTE) else said
+        """Returns the reasons that ``/readyz`` lists, or "" if the plugin is ready."""
+        body = await asyncio.to_thread(_http_get, f"http://{self._address}/readyz")
+        return "" if body == "ok\n" or body.startswith(_NOTE) else body
 
     def _tail(self) -> str:
-        return self._log.read_text(errors="replace")[-_SHOWN:]
+        return self._log.read_text(errors="replace")[-_LOG_CHARS:]
 
 
-def _asked(url: str) -> str:
+def _http_get(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=2) as found:  # noqa: S310 - the address is ours
+        with urllib.request.urlopen(url, timeout=2) as found:  # noqa: S310 - the URL is built here
             return str(found.read().decode(errors="replace"))
     except urllib.error.HTTPError as e:
         with e:
@@ -234,7 +240,10 @@ def _asked(url: str) -> str:
 
 
 def _target(driver: type[Driver]) -> str:
-    """As ``dra run`` takes it. Raises :class:`FaultError` for a class that another process cannot find."""
+    """The driver in the form that ``dra run`` takes.
+
+    Raises :class:`FaultError` for a class that another process cannot import.
+    """
     if "<locals>" in driver.__qualname__:
         raise FaultError(
             f"{driver.__qualname__} is made within a function: another process cannot load it; define it in a module"
@@ -243,7 +252,7 @@ def _target(driver: type[Driver]) -> str:
 
 
 def _environment(settings: Settings) -> Mapping[str, str]:
-    """Settings as environment variables."""
+    """The settings as environment variables."""
     out = {}
     for f in fields(settings):
         value = getattr(settings, f.name)

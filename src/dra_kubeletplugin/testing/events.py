@@ -1,4 +1,4 @@
-"""Why a pod does not run: its events, folded, and whether waiting is of any use."""
+"""Explains why a pod does not run: merges its events and decides whether waiting longer can help."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from ..errors import (
 )
 
 JSON = dict[str, Any]
-_HOPELESS: tuple[type[DraError], ...] = (
+_PERMANENT: tuple[type[DraError], ...] = (
     PermanentError, ConfigError, BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError
 )  # fmt: skip
-_MARKS = tuple(f"[{e.code}]" for e in _HOPELESS)  # as `DraError.event` ends
-# Tried again, and most often the same again.
-_FAILS = tuple(f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError))
-_OF_CLAIM = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
-_STUCK = ("FailedScheduling", "FailedResourceClaimCreation")
-_PASSING = "device binding"  # failed or timed out: the scheduler tries again by itself (KEP-5007)
+_PERMANENT_CODES = tuple(f"[{e.code}]" for e in _PERMANENT)  # the end of `DraError.event`
+# The kubelet retries these, mostly with the same result.
+_RETRIED_CODES = tuple(f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError))
+_KUBELET_PREFIX = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
+_UNSCHEDULABLE = ("FailedScheduling", "FailedResourceClaimCreation")
+_TRANSIENT = "device binding"  # failed or timed out: the scheduler retries by itself (KEP-5007)
 
 
 @dataclass(frozen=True)
 class Event:
-    """An Event, with its repeats counted.
+    """An Event with the number of its repeats.
 
     Args:
         type: ``Normal`` or ``Warning``.
-        source: the component that told it.
+        source: the component that reported it.
     """
 
     type: str
@@ -52,7 +52,7 @@ class Event:
 
 
 class PodError(AssertionError):
-    """A pod does not do what was waited for. The text has its events, each once.
+    """A pod did not reach the expected state. The text lists its events, each once.
 
     Args:
         why: one sentence.
@@ -62,14 +62,14 @@ class PodError(AssertionError):
     def __init__(self, why: str, events: Sequence[Event]) -> None:
         self.why = why
         self.events = tuple(events)
-        told = "".join(f"\n  {e}" for e in events) or "\n  no event was told about it"
-        super().__init__(f"{why}{told}")
+        lines = "".join(f"\n  {e}" for e in events) or "\n  no events"
+        super().__init__(f"{why}{lines}")
 
 
-def folded(objects: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Event objects of ``v1``, oldest first; those that say the same are one with the sum of the counts."""
+def merge_events(objects: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """Merges ``v1`` Event objects with equal text into one event with the sum of their counts, oldest first."""
     out: dict[Event, int] = {}
-    for obj in sorted(objects, key=_first_told):
+    for obj in sorted(objects, key=_sort_key):
         source = (obj.get("source") or {}).get("component") or obj.get("reportingComponent") or ""
         event = Event(obj.get("type") or "", obj.get("reason") or "", obj.get("message") or "", source)
         series = obj.get("series") or {}
@@ -81,8 +81,8 @@ def has_run(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in {"Running", "Succeeded"}
 
 
-def hopeless(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) -> str:
-    """Why the pod will never run, as one sentence; empty while it may."""
+def permanent_failure(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) -> str:
+    """Returns one sentence that says why the pod will never run, or "" if it still may."""
     if pod is None:
         return f"pod {name} is gone"
     if pod["metadata"].get("deletionTimestamp"):
@@ -90,42 +90,46 @@ def hopeless(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) 
     status = pod.get("status") or {}
     if status.get("phase") == "Failed":
         return f"pod {name} failed: {status.get('message') or status.get('reason') or 'no reason given'}"
-    refused = next((e for e in events for mark in _MARKS if mark in e.message), None)
+    refused = next((e for e in events for mark in _PERMANENT_CODES if mark in e.message), None)
     return f"pod {name} will not run: {reason_of(refused)}" if refused else ""
 
 
 def reason_of(event: Event) -> str:
-    """What an event says, without what the kubelet says of every claim that cannot be prepared."""
-    return _OF_CLAIM.sub("", event.message)
+    """The event's message without the prefix that the kubelet puts before every failed claim."""
+    return _KUBELET_PREFIX.sub("", event.message)
 
 
-def last_fault(events: Sequence[Event]) -> str:
-    """What went wrong last, to be put behind a sentence; empty where nothing did."""
+def last_warning(events: Sequence[Event]) -> str:
+    """The message of the newest warning, to append to a sentence, or "" if there is none."""
     found = next((e for e in reversed(events) if e.type == "Warning"), None)
     return f": {reason_of(found)}" if found else ""
 
 
-def fails(events: Sequence[Event]) -> str:
-    """What comes of each try to prepare the pod's claims: what the driver raises, or the path that the host has not.
+def prepare_failure(events: Sequence[Event]) -> str:
+    """Returns the failure of each attempt to prepare the pod's claims: the driver's exception, or a path that the host
+    lacks.
 
-    Empty where that is not what is in the way.
+    Returns "" if preparing is not the cause of the delay.
     """
-    # That a pod was placed is told in the background, and perhaps late.
+    # The "Scheduled" event is written in the background and may arrive late.
     last = next((e for e in reversed(events) if e.reason != "Scheduled"), None)
-    return reason_of(last) if last and any(mark in last.message for mark in _FAILS) else ""
+    return reason_of(last) if last and any(mark in last.message for mark in _RETRIED_CODES) else ""
 
 
-def stuck(pod: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """What the pod waits for as one text, which stays the same until somebody changes something; empty while work is under way."""
+def unschedulable_reason(pod: Mapping[str, Any], events: Sequence[Event]) -> str:
+    """Returns the reason why the pod is unschedulable, or "" while work progresses.
+
+    The text changes only when the cause changes.
+    """
     conditions = (pod.get("status") or {}).get("conditions") or []
     waits = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
-    refused = [e for e in events if e.reason in _STUCK]
-    if pod["spec"].get("nodeName") or not refused or _PASSING in refused[-1].message:
+    refused = [e for e in events if e.reason in _UNSCHEDULABLE]
+    if pod["spec"].get("nodeName") or not refused or _TRANSIENT in refused[-1].message:
         return ""
     return "; ".join([*(c.get("message") or c.get("reason") or "" for c in waits), refused[-1].message])
 
 
-def _first_told(obj: Mapping[str, Any]) -> tuple[str, int]:
+def _sort_key(obj: Mapping[str, Any]) -> tuple[str, int]:
     version = obj["metadata"].get("resourceVersion", "0")
     when = obj["metadata"].get("creationTimestamp") or ""
     return when, int(version) if version.isdecimal() else 0

@@ -1,6 +1,8 @@
-"""What the fixtures give: a cluster in a thread of its own, for tests that are functions and for coroutines of any event loop.
+"""The objects that the pytest fixtures return: a cluster in its own thread, usable from functions and from any event
+loop.
 
-``node.run_pod()`` blocks until the pod runs; ``await node.run_pod.aio()`` does not. Both are there for every method that waits.
+``node.run_pod()`` blocks until the pod runs; ``await node.run_pod.aio()`` does not. Every method that waits has both
+forms.
 """
 
 from __future__ import annotations
@@ -24,32 +26,32 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 P = ParamSpec("P")
 S = TypeVar("S")
-_PAUSE = 0.02  # seconds between looks
+_CHECK_INTERVAL = 0.02  # seconds between checks
 _Node = DriverNode[Any]
 
 
 class _Handle(Generic[S]):
-    """Something in the thread of the cluster."""
+    """A handle of an object that lives in the cluster's thread."""
 
     def __init__(self, thread: LoopThread, inner: S) -> None:
         self.thread = thread
         self.inner = inner
 
-    def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls it over there."""
+    def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls ``work`` in the cluster's thread and returns its result."""
         __tracebackhide__ = True
 
-        async def called() -> T:
+        async def call_in_loop() -> T:
             __tracebackhide__ = True
             return work(*args, **kwargs)
 
-        return self.thread.run(called())
+        return self.thread.run(call_in_loop())
 
 
 class Api(_Handle[AsyncApi]):
-    """The fixture ``api``: objects over HTTP, and faults of their server. The methods are those of :class:`AsyncApi`.
+    """The fixture ``api``: objects over HTTP, and API server faults. The methods are those of :class:`AsyncApi`.
 
-    Each that waits blocks until it has ended; with ``.aio``, as in ``await api.get.aio(...)``, a coroutine awaits it.
+    Each method that waits blocks until it has ended. A coroutine uses ``.aio``, as in ``await api.get.aio(...)``.
     """
 
     apply = both(AsyncApi.apply)
@@ -68,58 +70,61 @@ class Api(_Handle[AsyncApi]):
     delete_pod = both(AsyncApi.delete_pod)
 
     def wait(self, what: str, check: Callable[[], T | None], timeout: float = TIMEOUT) -> T:
-        """Waits until ``check()`` answers something true, and answers that. It is called in the thread of the test.
+        """Calls ``check()`` in the test's thread until it returns a true value, and returns that value.
 
-        Raises ``TimeoutError`` that says what was waited for.
+        Raises ``TimeoutError`` after ``timeout`` seconds; its text contains ``what``.
         """
         __tracebackhide__ = True
         end = time.monotonic() + timeout
         while not (found := check()):
             if time.monotonic() > end:
                 raise TimeoutError(f"waited {timeout:g} s for {what}")
-            time.sleep(_PAUSE)
+            time.sleep(_CHECK_INTERVAL)
         return found
 
     def conflict(self, times: int = 1) -> None:
-        """The next ``times`` updates are answered 409, as if another had written in between."""
+        """Makes the server reject the next ``times`` updates with 409, as after another client's write."""
         __tracebackhide__ = True
-        self._do(self.inner.conflict, times)
+        self._call(self.inner.conflict, times)
 
     def throttle(self, times: int = 1) -> None:
-        """The next ``times`` requests are answered 429 with a Retry-After."""
+        """Makes the server reject the next ``times`` requests with 429 and a Retry-After header."""
         __tracebackhide__ = True
-        self._do(self.inner.throttle, times)
+        self._call(self.inner.throttle, times)
 
     def drop(self, *fields: str) -> None:
-        """Drops these fields of slices, as a server with their gate off; none: drops no more."""
+        """Makes the server drop these fields of slices, as with a disabled gate. No argument ends it."""
         __tracebackhide__ = True
-        self._do(self.inner.drop, *fields)
+        self._call(self.inner.drop, *fields)
 
     def serve(self, *versions: str) -> None:
-        """Serves only these versions of ``resource.k8s.io``, as another release would; none: all of them."""
+        """Makes the server serve only these versions of ``resource.k8s.io``, as another release does.
+
+        No argument restores all versions.
+        """
         __tracebackhide__ = True
-        self._do(self.inner.serve, *versions)
+        self._call(self.inner.serve, *versions)
 
     def slow(self, seconds: float) -> None:
-        """Waits this long before each answer; 0: does not."""
+        """Makes the server wait ``seconds`` before each response. 0 ends it."""
         __tracebackhide__ = True
-        self._do(self.inner.slow, seconds)
+        self._call(self.inner.slow, seconds)
 
     def cut_watch(self) -> None:
         """Ends every watch that is open, as a proxy with a time limit does."""
-        self._do(self.inner.cut_watch)
+        self._call(self.inner.cut_watch)
 
     def away(self) -> Scope[None]:
-        """While inside ``with`` or ``async with``, the server answers 503 to everything."""
+        """Makes the server respond with 503 to every request inside ``with`` or ``async with``."""
         return Scope(self.thread, self.inner.away(), "an API server that is away")
 
 
 class Kubelet(_Handle[LocalKubelet]):
-    """The fixture ``kubelet``: of the first node."""
+    """The fixture ``kubelet``: the kubelet of the first node."""
 
     @property
     def root(self) -> Path:
-        """Where ``plugins_registry`` and ``plugins`` are."""
+        """The folder with ``plugins_registry`` and ``plugins``."""
         return self.inner.root
 
     start = both(LocalKubelet.start)
@@ -136,38 +141,40 @@ class Cluster(_Handle[LocalCluster]):
 
     @property
     def kubeconfig(self) -> Path:
-        """For kubectl and for clients in any language."""
+        """The kubeconfig for kubectl and for clients in any language."""
         return self.inner.kubeconfig
 
     @property
     def nodes(self) -> list[str]:
-        """Their names."""
+        """The names of the nodes."""
         return list(self.inner.nodes)
 
     def kubelet(self, node: str = "") -> Kubelet:
-        """A node's, the first one's where none is named."""
+        """The kubelet of a node, by default of the first one."""
         return Kubelet(self.thread, (self.inner.nodes[node] if node else self.inner.node).kubelet)
 
     def plugin(self, driver: type[Driver], node: str, **settings: Any) -> Scope[Plugin]:
-        """The driver's plugin on a node while inside, registered and published; for tests with several of them."""
+        """Runs the driver's plugin on a node inside the block, registered and published. For tests with several plugins."""
         return Scope(
             self.thread, plugin_on(self.inner, driver, node, **settings), f"the plugin of {driver.name} on {node}"
         )
 
     def controller(self, driver: type[Driver], **settings: Any) -> Scope[Controller]:
-        """The driver's controller while inside, leading and published."""
+        """Runs the driver's controller inside the block, as leader and published."""
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
     def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
+        """Returns the OCI spec of a pod's container as the runtime received it.
 
-        ``pod`` is one in namespace ``default`` where it is a name.
+        Args:
+            pod: the object, or the name of a pod in namespace ``default``.
+            container: by default the first one.
         """
         __tracebackhide__ = True
         return oci_of(self.inner, pod, container)
 
     def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """What a container sees in its environment."""
+        """Returns the environment variables of a container; arguments as for :meth:`oci`."""
         __tracebackhide__ = True
         return env_of(self.inner, pod, container)
 
@@ -175,7 +182,7 @@ class Cluster(_Handle[LocalCluster]):
 class Node(_Handle[DriverNode[D]], Generic[D]):
     """The fixture ``node``: the driver under test on the first node. The methods are those of :class:`DriverNode`.
 
-    Each blocks until it has ended; with ``.aio``, as in ``await node.run_pod.aio()``, a coroutine awaits it.
+    Each method that waits blocks until it has ended. A coroutine uses ``.aio``, as in ``await node.run_pod.aio()``.
     """
 
     @property
@@ -188,7 +195,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
 
     @property
     def driver(self) -> D:
-        """The driver object, which lives in another thread."""
+        """The driver object, which lives in the cluster's thread."""
         return self.inner.driver
 
     start = both(_Node.start)
@@ -212,22 +219,24 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
     leftovers = both(_Node.leftovers)
 
     def controller(self, **settings: Any) -> Scope[Controller]:
-        """The driver's controller while inside, leading and published."""
+        """Runs the driver's controller inside the block, as leader and published."""
         driver = self.inner.driver_class
         return Scope(
             self.thread, controller_on(self.inner.cluster, driver, **settings), f"the controller of {driver.name}"
         )
 
     def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
+        """Returns the OCI spec of a pod's container as the runtime received it.
 
-        ``pod`` is one in namespace ``default`` where it is a name.
+        Args:
+            pod: the object, or the name of a pod in namespace ``default``.
+            container: by default the first one.
         """
         __tracebackhide__ = True
         return self.inner.oci(pod, container)
 
     def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """What a container sees in its environment."""
+        """Returns the environment variables of a container; arguments as for :meth:`oci`."""
         __tracebackhide__ = True
         return self.inner.env(pod, container)
 

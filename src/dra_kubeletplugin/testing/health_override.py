@@ -1,4 +1,4 @@
-"""A driver's reports of health, and what others say besides: in tests, and by the verbs of ``dra dev``."""
+"""Adds injected health reports to a driver's own, for tests and for the verbs of ``dra dev``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from ..driver.contract import Driver, Health
 D = TypeVar("D", bound=Driver)
 
 
-def told_besides(driver: type[D], told: Callable[[D], Mapping[str, Health]]) -> type[D]:
-    """The driver, whose reports have in them what is ``told``; one that reports nothing stays as it is."""
+def with_health_overrides(driver: type[D], overrides: Callable[[D], Mapping[str, Health]]) -> type[D]:
+    """Returns a subclass of the driver whose ``health()`` adds the reports of ``overrides`` to its own.
+
+    A driver without ``health()`` is returned unchanged.
+    """
     if driver.health is Driver.health:
         return driver
     calls = Calls()
 
-    @functools.wraps(driver.health)  # where it is written is told where its answer is none
+    @functools.wraps(driver.health)  # keeps the source location, which errors about a wrong return value name
     async def health(self: D) -> Any:
-        own: Callable[[], Any] = getattr(super(made, self), "health")  # noqa: B009 - of any kind of method
-        reported = await calls(own)
-        return {**reported, **told(self)} if isinstance(reported, Mapping) else reported
+        own_health: Callable[[], Any] = getattr(super(subclass, self), "health")  # noqa: B009 - the method may be plain or async
+        reported = await calls(own_health)
+        return {**reported, **overrides(self)} if isinstance(reported, Mapping) else reported
 
     names = {"health": health, "__module__": driver.__module__, "__qualname__": driver.__qualname__}
-    made: type[D] = type(driver.__name__, (driver,), names)
-    return made
+    subclass: type[D] = type(driver.__name__, (driver,), names)
+    return subclass

@@ -1,4 +1,6 @@
-"""A driver on a node of a local cluster."""
+"""Runs a driver on a node of a local cluster, and has the verbs of a test: run pods, restart, upgrade, reboot, plug,
+break.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
 from .driver_process import InProcessDriver, Leftovers, RunningDriver, SubprocessDriver
 from .events import PodError
-from .health_override import told_besides
+from .health_override import with_health_overrides
 from .published import Published, PublishedError, Wanted
 
 JSON = dict[str, Any]
@@ -30,16 +32,16 @@ _PODS = resource_of({"apiVersion": "v1", "kind": "Pod"})
 
 
 @runtime_checkable
-class _Ends(Protocol):
-    """A runtime whose containers only end when they are told to."""
+class _EndableRuntime(Protocol):
+    """A runtime without real containers: a container ends only when a test calls ``end``."""
 
     def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None: ...
 
 
 class DriverNode(Generic[D]):
-    """One node with the driver on it. The plugin may be stopped and started again; the cluster stays.
+    """One node with the driver on it. The plugin can be stopped and started again while the cluster keeps running.
 
-    Methods that start or change the driver raise :class:`NotReadyError` with the reason where it does not get ready.
+    Methods that start or change the driver raise :class:`NotReadyError` with the reason if it does not become ready.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class DriverNode(Generic[D]):
         self.options = options
         self._process = process
         self._running: RunningDriver | None = None
-        self._told: dict[str, Health] = {}
+        self._health_overrides: dict[str, Health] = {}
 
     @property
     def kubelet(self) -> Kubelet:
@@ -66,10 +68,7 @@ class DriverNode(Generic[D]):
 
     @property
     def plugin(self) -> Plugin:
-        """The plugin object, while the driver runs in this process.
-
-        Raises :class:`FaultError` where it has a process of its own, or was never started.
-        """
+        """The plugin object. Raises :class:`FaultError` unless the driver runs, or ran, in this process."""
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
         raise FaultError("there is no plugin object: the driver runs in a process of its own, or not at all")
@@ -82,24 +81,30 @@ class DriverNode(Generic[D]):
     # --- the driver -------------------------------------------------------------------------------
 
     async def start(self, /, *, options: object = None, **settings: Any) -> None:
-        """Starts an instance, and waits until it is registered and has published. ``settings`` change those of before, and
-        ``options``, as of :func:`node_with`, take the place of those."""
+        """Starts an instance, and waits until it is registered and has published.
+
+        Args:
+            options: replaces the options of the previous instance; as for :func:`node_with`.
+            settings: fields of :class:`Settings`, merged into the previous instance's settings.
+        """
         self.settings = dataclasses.replace(self.settings, **settings)
         self.options = self.options if options is None else options
         if self._process:
-            self._running = own = SubprocessDriver(self.driver_class, self.settings, self.cluster, self.options)
-            await own.start()
+            self._running = process_driver = SubprocessDriver(
+                self.driver_class, self.settings, self.cluster, self.options
+            )
+            await process_driver.start()
         else:
-            driver = told_besides(self.driver_class, lambda _: self._told)
+            driver = with_health_overrides(self.driver_class, lambda _: self._health_overrides)
             await self.start_plugin(Plugin(make(driver, options=self.options), self.settings, self.cluster.config))
 
     async def start_plugin(self, plugin: Plugin) -> None:
-        """Starts a plugin of the caller's making, and waits as :meth:`start`."""
-        self._running = InProcessDriver(plugin)  # what it says is of interest also where it does not get ready
+        """Starts a plugin that the caller created, and waits as :meth:`start`."""
+        self._running = InProcessDriver(plugin)  # set first: its notes explain a failed start
         await self._running.start()
 
     async def stop(self) -> None:
-        """Ends it in order, as at SIGTERM."""
+        """Stops the plugin in order, as SIGTERM does."""
         if self._running:
             await self._running.stop()
 
@@ -108,18 +113,24 @@ class DriverNode(Generic[D]):
         await self.start(**settings)
 
     async def kill(self) -> None:
-        """Ends its process as SIGKILL does; ``process=True`` gives it one. Raises :class:`FaultError` without."""
+        """Kills the plugin's process as SIGKILL does.
+
+        Raises :class:`FaultError` unless ``process=True`` gave the plugin its own process.
+        """
         if self._running:
             await self._running.kill()
 
     async def upgrade(self, driver: type[D] | None = None, /, **settings: Any) -> None:
-        """A rolling update: the next instance, of another class or with other settings, starts before the old one stops."""
+        """Does a rolling update: the new instance starts before the old one stops.
+
+        It may have another class or other settings.
+        """
         old, before = self._running, (self.driver_class, self.settings, self.options)
         self.driver_class = driver or self.driver_class
         try:
             await self.start(**{"pod_uid": str(uuid.uuid4())} | settings)
-        except BaseException:  # the old one stays, as a DaemonSet's does
-            if self._running is not old:  # else there was no next one yet
+        except BaseException:  # the old instance keeps running, as in a DaemonSet
+            if self._running is not old:  # equal if the new instance was never created
                 await self.stop()
             self._running, (self.driver_class, self.settings, self.options) = old, before
             raise
@@ -127,28 +138,29 @@ class DriverNode(Generic[D]):
             await old.stop()
 
     async def reboot(self) -> None:
-        """The machine goes down and comes up: nothing runs any more, CDI files are gone, the boot id is another."""
+        """Reboots the machine: every process ends, CDI files are deleted, and the boot id changes."""
         await self.stop()
         sysfs = self.settings.sysfs_root
         await self.cluster.reboot(sysfs=sysfs if described.is_described(sysfs) else None)
         await self.start()
 
     async def rescan(self) -> None:
-        """Has the driver asked for its devices again, and waits until the answer is published."""
+        """Makes the plugin call the driver's discovery again, and waits until the result is published."""
         if self._running:
             await self._running.rescan()
 
     # --- what is published ------------------------------------------------------------------------
 
     async def published(self, pool: str = "") -> Published:
-        """What the driver publishes: devices by name, and pools; its controller's too. As :meth:`AsyncApi.published`."""
+        """Returns the pools that the driver and its controller publish, as :meth:`AsyncApi.published`."""
         __tracebackhide__ = True
         return await self.wait_published(lambda _: True, pool)
 
     async def wait_published(self, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
-        """What the driver publishes, once it is as ``wanted``; as :meth:`AsyncApi.wait_published`.
+        """Waits until the driver publishes devices that match ``wanted``, as :meth:`AsyncApi.wait_published`.
 
-        Raises :class:`PublishedError` with what is published instead, and with what the plugin says of devices that it left out.
+        Raises :class:`PublishedError` with the devices that are published instead, and the plugin's notes about
+        devices that it left out.
         """
         __tracebackhide__ = True
         try:
@@ -164,37 +176,36 @@ class DriverNode(Generic[D]):
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
-        """Plugs a PCI function into the described host, written as in its description, and waits until that is published.
+        """Adds a PCI function, written as in the host description, to the described host. Waits until it is published.
 
-        A driver in a process of its own looks by itself, after 0.2 s: :meth:`wait_published` then.
+        A driver in its own process rescans every 0.2 s and is not waited for: call :meth:`wait_published` after it.
         """
-        described.add_function(self._described("plug"), function)
-        await self._looked()
+        described.add_function(self._described_sysfs("plug"), function)
+        await self._rescan_in_process()
 
     async def unplug(self, address: str) -> None:
-        """Takes the PCI function at ``address`` out of the described host, and waits as :meth:`plug`.
-
-        Raises :class:`FaultError` where there is none.
+        """Removes the PCI function at ``address`` and waits as :meth:`plug`. Raises :class:`FaultError` if there is
+        none.
         """
-        sysfs = self._described("unplug")
+        sysfs = self._described_sysfs("unplug")
         present = sorted(f.name for f in (sysfs / "bus/pci/devices").iterdir())
         if address not in present:
             raise FaultError(f"no PCI function {address!r} on this host, only {', '.join(present) or 'none'}")
         described.remove_function(sysfs, address)
-        await self._looked()
+        await self._rescan_in_process()
 
-    async def health(self, device: str, *, healthy: bool = False, message: str = "a fault made on purpose") -> None:
-        """From now on ``health()`` of the driver also says this about a device; returns when the slices say it.
+    async def health(self, device: str, *, healthy: bool = False, message: str = "injected fault") -> None:
+        """Adds a report about ``device`` to each result of the driver's ``health()``. Returns when the slices show it.
 
-        Raises :class:`FaultError` for a driver without ``health()``, and for one in a process of its own.
+        Raises :class:`FaultError` for a driver without ``health()``, and for a driver in its own process.
         """
         if not self.plugin.driver.reports_health:
             raise FaultError(
-                f"{self.driver_class.__name__} has no health(): there is nothing to say that a device is broken"
+                f"{self.driver_class.__name__} has no health() method, so it cannot report a broken device"
             )
         if self.plugin.inventory.get(device) is None:
             raise FaultError(f"{device} is no device of {self.settings.driver_name}")
-        self._told[device] = Health(healthy=healthy, message=message)
+        self._health_overrides[device] = Health(healthy=healthy, message=message)
 
         async def seen() -> bool:
             return self.plugin.inventory.healthy(device) is healthy
@@ -202,14 +213,14 @@ class DriverNode(Generic[D]):
         await self.api.wait(f"the report that {device} is {'well' if healthy else 'broken'}", seen)
         await self.plugin.published(TIMEOUT)
 
-    def _described(self, verb: str) -> Path:
+    def _described_sysfs(self, verb: str) -> Path:
         if not described.is_described(self.settings.sysfs_root):
             raise FaultError(
-                f"{verb} needs a described host: give one with host=, for this machine's hardware is left alone"
+                f"{verb} needs a described host: pass one with host=, because a test never changes this machine's hardware"
             )
         return self.settings.sysfs_root
 
-    async def _looked(self) -> None:
+    async def _rescan_in_process(self) -> None:
         if isinstance(self._running, InProcessDriver):
             await self.rescan()
 
@@ -228,11 +239,13 @@ class DriverNode(Generic[D]):
         timeout: float = TIMEOUT,
         patience: float = PATIENCE,
     ) -> JSON:
-        """A pod with one claim of its own; answers the pod once it runs.
+        """Creates a pod with one claim, and returns the pod when it runs.
 
         Args:
-            claim: what it asks for; without, ``count`` devices of the driver that match ``selector``, with ``parameters``.
-            restart_policy: whether it runs again after :meth:`reboot`; ``Never`` fails then, as on Kubernetes.
+            claim: the claim's spec. The default is ``count`` devices of the driver that match ``selector``, with
+                ``parameters``.
+            restart_policy: whether the pod runs again after :meth:`reboot`. With ``Never`` it fails then, as on
+                Kubernetes.
 
         Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
         """
@@ -249,7 +262,7 @@ class DriverNode(Generic[D]):
         try:
             return await self.api.wait_running(name, timeout=timeout, patience=patience)
         except PodError as e:
-            if notes := await self._notes():  # devices that are not there may be the reason
+            if notes := await self._notes():  # a device that was not published may be the reason
                 raise PodError("; ".join([e.why, *notes]), e.events) from None
             raise
 
@@ -264,7 +277,7 @@ class DriverNode(Generic[D]):
         admin_access: bool = False,
         restart_policy: pods.RestartPolicy = "Never",
     ) -> None:
-        """As :meth:`run_pod`, without waiting for it."""
+        """Creates the pod of :meth:`run_pod` without waiting for it."""
         if self._running:
             self._running.check()
         request = Request(count=count, selectors=[selector] if selector else (), admin_access=admin_access)
@@ -276,21 +289,18 @@ class DriverNode(Generic[D]):
         )
 
     async def end(self, pod_name: str = "pod", container: str = "", *, exit_code: int = 0) -> None:
-        """The process of a container, of the first one where none is named, ends by itself.
-
-        Raises :class:`FaultError` where the container does not run, or really runs: then a command ends it.
-        """
+        """Ends a container, by default the first. Raises :class:`FaultError` if it does not run or is a real container."""
         pod = await self.api.get("Pod", pod_name)
         if pod is None:
             raise FaultError(f"there is no pod {pod_name}")
         oci_of(self.cluster, pod, container)
         runtime = self.cluster.nodes[pod["spec"]["nodeName"]].runtime
-        if not isinstance(runtime, _Ends):
-            raise FaultError("containers really run here: end one with a command in it")
+        if not isinstance(runtime, _EndableRuntime):
+            raise FaultError("this cluster runs real containers: end one with a command in it")
         runtime.end(pod["metadata"]["uid"], container or pod["spec"]["containers"][0]["name"], exit_code)
 
     async def claim_of(self, pod_name: str) -> JSON:
-        """The claim that was made for a pod. Raises :class:`PodError` where there is no such pod."""
+        """Returns the claim that was created for a pod. Raises :class:`PodError` if the pod does not exist."""
 
         async def find() -> JSON | None:
             for claim in await self.api.get_all("ResourceClaim"):
@@ -303,7 +313,7 @@ class DriverNode(Generic[D]):
         return await self.api.wait(f"the claim of pod {pod_name}", find)
 
     async def allocated(self, pod_name: str) -> list[str]:
-        """The names of the devices of a pod's own claim, in the order of its requests, once it is allocated."""
+        """Waits until a pod's own claim is allocated, and returns the names of its devices in the order of its requests."""
 
         async def results() -> list[JSON] | None:
             status = (await self.claim_of(pod_name)).get("status") or {}
@@ -312,31 +322,34 @@ class DriverNode(Generic[D]):
         return [r["device"] for r in await self.api.wait(f"the allocation of pod {pod_name}", results)]
 
     async def delete_pod(self, name: str = "pod") -> None:
-        """Deletes a pod and waits until it has gone."""
+        """Deletes a pod and waits until it is gone."""
         await self.api.delete_pod(name)
 
     def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """The OCI spec of a pod's container, the first one where none is named, as its runtime got it.
+        """Returns the OCI spec of a pod's container as the runtime received it; by default the first container.
 
-        ``pod`` is one in namespace ``default`` where it is a name.
-        Raises :class:`FaultError` where it was not started on this cluster's nodes.
+        ``pod`` is the object, or the name of a pod in namespace ``default``.
+        Raises :class:`FaultError` if the container was not started on a node of this cluster.
         """
         return oci_of(self.cluster, pod, container)
 
     def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """What a container sees in its environment; as :meth:`oci`."""
+        """Returns the environment variables of a container; arguments and errors as for :meth:`oci`."""
         return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
-        """What is left on the node: CDI files, records, held devices. All empty when nothing leaks, and before the first start."""
+        """Returns the CDI files, records and held devices on the node.
+
+        All are empty before the first start, and later if nothing leaks.
+        """
         return await self._running.leftovers() if self._running else {"files": [], "records": [], "held": []}
 
 
 def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-    """As :meth:`DriverNode.oci`."""
+    """Returns the OCI spec of a container, as :meth:`DriverNode.oci`."""
     __tracebackhide__ = True
     if isinstance(pod, str):
-        pod = _bound(cluster, pod)
+        pod = _find_pod(cluster, pod)
     container = container or pod["spec"]["containers"][0]["name"]
     node = pod["spec"].get("nodeName", "")
     try:
@@ -346,8 +359,8 @@ def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str =
         raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started {where}") from None
 
 
-def _bound(cluster: LocalCluster, name: str) -> JSON:
-    """As its kubelet knows it."""
+def _find_pod(cluster: LocalCluster, name: str) -> JSON:
+    """Returns the pod from the informer of the kubelet that runs it."""
     __tracebackhide__ = True
     for node in cluster.nodes.values():
         if found := node.kubelet.informers.find(_PODS, name, "default"):
@@ -356,7 +369,7 @@ def _bound(cluster: LocalCluster, name: str) -> JSON:
 
 
 def env_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-    """What a container sees in its environment; as :meth:`DriverNode.oci`."""
+    """Returns the environment variables of a container, as :meth:`DriverNode.env`."""
     return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 
@@ -370,7 +383,7 @@ async def on_node(
     options: object = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
-    """The driver on the first node of a cluster that runs; arguments as of :func:`node_with`."""
+    """Runs the driver on the first node of a running cluster; arguments as for :func:`node_with`."""
     check(driver)
     sysfs = Path("/sys")
     if host is not None:
@@ -383,7 +396,7 @@ async def on_node(
         cdi_root=cluster.node.cdi_root,
         sysfs_root=sysfs,
         health_interval=0.1,
-        rescan_interval=0.2 if process else Settings.rescan_interval,  # a process cannot be asked to look
+        rescan_interval=0.2 if process else Settings.rescan_interval,  # a test cannot request one
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev
@@ -408,16 +421,18 @@ async def node_with(
     options: object = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode[D]]:
-    """A cluster with one node and the driver on it.
+    """Runs a cluster with one node and the driver on it.
 
     Args:
         driver: the class to test.
-        host: a described host, as a YAML file, as the name of one that comes with the package (``virtual-machine``), or as an
-            object; this machine when left out.
+        host: a described host: a YAML file, the name of one in the package (``virtual-machine``), or an object. None
+            means this machine's hardware.
         timers: of the kubelet.
         process: whether the driver gets a process of its own, which can be killed.
-        kubernetes: the release that the cluster behaves as, and ``feature_gates`` that are otherwise in it.
-        options: of the driver's own: an object of its class of options, or values by name; what is left out is in the environment.
+        kubernetes: the release that the cluster behaves as.
+        feature_gates: gates that differ from that release's defaults.
+        options: the driver's own options: an object of its options class, or values by name. Missing values come from
+            the environment.
         settings: fields of :class:`Settings`.
     """
     async with (

@@ -1,4 +1,4 @@
-"""Objects that tests apply, with what they rarely change filled in."""
+"""Builds the objects that tests apply, with defaults for fields that tests rarely change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RestartPolicy = Literal["Always", "OnFailure", "Never"]
 
 
 def device_class(name: str, driver: str) -> JSON:
-    """A DeviceClass of all devices of ``driver``."""
+    """Returns a DeviceClass that selects all devices of ``driver``."""
     selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
     return {
         "apiVersion": f"{GROUP}/v1",
@@ -24,7 +24,7 @@ def device_class(name: str, driver: str) -> JSON:
 
 
 def template(name: str, spec: ClaimSpec) -> JSON:
-    """A ResourceClaimTemplate."""
+    """Returns a ResourceClaimTemplate."""
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "ResourceClaimTemplate",
@@ -34,14 +34,14 @@ def template(name: str, spec: ClaimSpec) -> JSON:
 
 
 def claim(name: str, spec: ClaimSpec) -> JSON:
-    """A ResourceClaim, which pods may share."""
+    """Returns a ResourceClaim, which several pods may share."""
     return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec.to_json()}
 
 
 def pod(
     name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = (), restart_policy: RestartPolicy = "Never"
 ) -> JSON:
-    """A pod with one container, ``main``, that uses claims made from ``templates`` and existing ``claims``."""
+    """Returns a pod with one container, ``main``, that uses claims from ``templates`` and the existing ``claims``."""
     entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
     entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
     container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}

@@ -1,4 +1,4 @@
-"""Ports for those who must name one before anybody listens there."""
+"""Finds free TCP ports for servers whose port must be named before they listen."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from collections import deque
 from pathlib import Path
 
 _LOWEST, _HIGHEST = 20_000, 32_768
-_KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_KEPT = 100  # marks: whoever was told an earlier port listens there by now
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_MAX_MARKS = 100  # open marks: the servers of older ports are listening long before
 _marks: deque[int] = deque()  # file descriptors
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody takes meanwhile. Connections have ports of the kernel's own range only, and this is none of them; who calls
-    this too, in whatever process, sees that it is marked."""
+    """Returns a port that no other process takes before the caller listens on it.
+
+    The port is outside the kernel's range for outgoing connections. A mark reserves it against other callers of this
+    function, in any process.
+    """
     first = _HIGHEST
     with contextlib.suppress(OSError, ValueError):
-        first = max(int(_KERNELS_OWN.read_text().split()[0]), _LOWEST + 1000)
+        first = max(int(_EPHEMERAL_RANGE.read_text().split()[0]), _LOWEST + 1000)
     while True:
         port = random.randrange(_LOWEST, first)
         with contextlib.suppress(OSError), socket.create_server((host, port)):
@@ -29,14 +32,14 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _mark(host: str, port: int) -> None:
-    """UDP has the same ports beside those of TCP: having one of them is a mark for all processes, until this one ends.
+    """Reserves a port by binding the UDP port with the same number, which no other process can bind until this one ends.
 
-    Raises ``OSError`` where somebody has it.
+    Raises ``OSError`` if another process has it.
     """
     with socket.socket(type=socket.SOCK_DGRAM) as mark:
         mark.bind((host, port))
         _marks.append(mark.detach())
-    if len(_marks) > _KEPT:
+    if len(_marks) > _MAX_MARKS:
         os.close(_marks.popleft())
 
 

@@ -1,4 +1,4 @@
-"""What a driver publishes, read back from its ResourceSlices as the driver itself answered it."""
+"""Reads a driver's ResourceSlices back into the pools and devices that the driver returned."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
 
 JSON = Mapping[str, Any]
-_DEVICES = 20  # in an error; a machine may have hundreds of partitions
+_DEVICES = 20  # devices listed in an error; a machine may have hundreds of partitions
 _NAMES = 8
-_LINE = 240  # bytes of one device
+_LINE = 240  # bytes per device in an error
 
 
 class Published(Mapping[str, Device]):
-    """A driver's devices by name, in the order of its slices: :class:`Device` as the driver made it, with what was published of it.
+    """A driver's devices by name, in the order of its slices. Each is the :class:`Device` as published.
 
-    A name that two pools have raises ``ValueError`` when it is asked for: look into one of :attr:`pools`.
+    A lookup of a name that two pools have raises ``ValueError``: use :attr:`pools` instead.
 
     Args:
-        pools: each whole, by name, with their counter sets and nodes.
+        pools: complete pools by name, with their counter sets and nodes.
     """
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
-        self._in: dict[str, dict[str, Device]] = {}  # device -> pool -> itself
+        self._by_name: dict[str, dict[str, Device]] = {}  # device name -> pool name -> device
         for pool in pools.values():
             for device in pool.devices:
-                self._in.setdefault(device.name, {})[pool.name] = device
+                self._by_name.setdefault(device.name, {})[pool.name] = device
 
     def __getitem__(self, name: str) -> Device:
-        found = self._in.get(name)
+        found = self._by_name.get(name)
         if found is None:
-            raise KeyError(f"no device {name!r} is published{did_you_mean(str(name), self._in)}")
+            raise KeyError(f"no device {name!r} is published{did_you_mean(str(name), self._by_name)}")
         if len(found) > 1:
             raise ValueError(f"device {name} is in the pools {join_names(found)}: look into one of `pools`")
         return next(iter(found.values()))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._in
+        return name in self._by_name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._in)
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len(self._in)
+        return len(self._by_name)
 
     def __repr__(self) -> str:
         return f"<published: {join_names(self, _NAMES) or 'nothing'}>"
@@ -58,11 +58,11 @@ Wanted = Collection[str] | Callable[[Published], object]
 
 
 class PublishedError(AssertionError):
-    """A driver does not publish what was waited for. The text has what it publishes instead, a line for each device.
+    """A driver did not publish the expected devices. The text lists the published ones, one per line.
 
     Args:
         why: one sentence.
-        published: what is there, as far as pools are whole.
+        published: the complete pools that exist.
     """
 
     def __init__(self, why: str, published: Published) -> None:
@@ -72,47 +72,56 @@ class PublishedError(AssertionError):
 
 
 def pools_of(slices: Iterable[JSON], pool: str = "") -> tuple[Published, str]:
-    """What the slices of one driver publish, of one pool where it is named; and which pool is not whole, empty where all are.
+    """Reads the pools from the slices of one driver.
 
-    As for the scheduler, the newest generation of a pool counts, once all its slices are there.
+    As in the scheduler, the newest generation of a pool counts, and only if all its slices exist.
+
+    Args:
+        pool: read this pool only.
+
+    Returns:
+        the complete pools, and a sentence about the first incomplete pool, "" if there is none.
     """
     newest: dict[str, list[JSON]] = {}
     for sl in sorted(slices, key=lambda s: str(s["metadata"]["name"])):
         spec = sl["spec"]
-        here = spec["pool"]
-        if pool and here["name"] != pool:
+        pool_ref = spec["pool"]
+        if pool and pool_ref["name"] != pool:
             continue
-        found = newest.setdefault(here["name"], [])
-        if found and here["generation"] > found[0]["pool"]["generation"]:
+        found = newest.setdefault(pool_ref["name"], [])
+        if found and pool_ref["generation"] > found[0]["pool"]["generation"]:
             found.clear()
-        if not found or here["generation"] == found[0]["pool"]["generation"]:
+        if not found or pool_ref["generation"] == found[0]["pool"]["generation"]:
             found.append(spec)
-    torn = ""
-    whole: dict[str, Pool] = {}
+    incomplete = ""
+    complete: dict[str, Pool] = {}
     for name, specs in newest.items():
         generation, count = specs[0]["pool"]["generation"], specs[0]["pool"]["resourceSliceCount"]
         if len(specs) == count:
-            whole[name] = read_pool(specs)
+            complete[name] = read_pool(specs)
         else:
-            torn = torn or f"pool {name} has {len(specs)} of {count} slices of generation {generation}"
-    return Published(whole), torn
+            incomplete = incomplete or f"pool {name} has {len(specs)} of {count} slices of generation {generation}"
+    return Published(complete), incomplete
 
 
 def differs(published: Published, wanted: Wanted) -> str:
-    """Why this is not what is ``wanted``; empty where it is. Raises what a function raises, but for names that are not there yet."""
+    """Returns how ``published`` differs from ``wanted``, or "" if it matches.
+
+    If ``wanted`` is a function, its ``LookupError`` counts as a difference; its other exceptions are raised.
+    """
     if callable(wanted):
         try:
-            return "" if wanted(published) else "it is not as asked for"
+            return "" if wanted(published) else "the function returned no true value"
         except LookupError as e:
             return describe(e)
     if isinstance(wanted, str):
         raise TypeError(f"wanted is the text {wanted!r}: give a list of names")
     missing = [name for name in wanted if name not in published]
-    besides = [name for name in published if name not in wanted]
+    unexpected = [name for name in published if name not in wanted]
     return " and ".join(
         [
             *([f"{join_names(missing, _NAMES)} is missing"] if missing else []),
-            *([f"{join_names(besides, _NAMES)} is there besides"] if besides else []),
+            *([f"{join_names(unexpected, _NAMES)} is unexpected"] if unexpected else []),
         ]
     )
 
@@ -125,13 +134,13 @@ def _lines(pools: Iterable[Pool]) -> Iterator[str]:
 
 
 def _line(device: Device) -> str:
-    """Its name, and what tests look at: taints first, for they are what changes."""
-    said = [f"taint {t.key}{f'={t.value}' if t.value else ''}:{t.effect}" for t in device.taints]
-    said += [
+    """A device's name and the values that tests check. Taints come first, because they change most often."""
+    facts = [f"taint {t.key}{f'={t.value}' if t.value else ''}:{t.effect}" for t in device.taints]
+    facts += [
         f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in device.attributes.items()
     ]
-    said += [f"{key} {getattr(amount, 'value', amount)}" for key, amount in device.capacity.items()]
-    return f"{device.name}{': ' if said else ''}{', '.join(said)}"
+    facts += [f"{key} {getattr(amount, 'value', amount)}" for key, amount in device.capacity.items()]
+    return f"{device.name}{': ' if facts else ''}{', '.join(facts)}"
 
 
 __all__ = ["Published", "PublishedError", "Wanted", "differs", "pools_of"]

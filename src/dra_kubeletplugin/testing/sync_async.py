@@ -1,4 +1,4 @@
-"""A cluster beside the test: an event loop in a thread of its own, and methods for tests that are functions or coroutines."""
+"""Runs a cluster's event loop in its own thread, and exposes its methods to both plain and async tests."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop that runs until :meth:`close`, so that nothing depends on the loop of a test, nor on there being one."""
+    """An event loop in its own thread that runs until :meth:`close`.
+
+    It is independent of the test's event loop, if there is one.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="dra local cluster", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="dra local cluster", daemon=True)
         self._thread.start()
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     def close(self) -> None:
-        """Ends what still runs, and the loop."""
+        """Cancels the tasks that still run, and stops the loop and its thread."""
         self.run(_cancel_others())
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
@@ -44,43 +47,43 @@ class LoopThread:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it over there, and blocks until it has ended. Raises what it raises."""
+        """Runs ``work`` in the loop's thread, and blocks until it has ended. Raises its exception."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this blocks the event loop of the cluster: in the driver's own methods use no fixture")
+            raise RuntimeError("this would block the cluster's event loop: do not use fixtures in a driver's methods")
         __tracebackhide__ = True
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             error = future.exception()
         except BaseException:
-            future.cancel()  # where we were interrupted
+            future.cancel()  # the caller was interrupted
             raise
-        if isinstance(error, DraError):  # says all; where in our code it was found helps nobody
+        if isinstance(error, DraError):  # its message is complete; a traceback through this package does not help
             raise error.with_traceback(None)
         if error is not None:
             raise error
         return future.result()
 
     async def await_(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs it over there, and awaits it in the loop of the caller. Raises what it raises."""
+        """Runs ``work`` in the loop's thread, and awaits it in the caller's event loop. Raises its exception."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass  # the loop is trio's, in which anyio runs tests too
+            pass  # the caller's loop is trio, which anyio also runs tests in
         else:
             return await asyncio.wrap_future(future)
         trio = importlib.import_module("trio")
         try:
-            found: T = await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+            result: T = await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
         except BaseException:
-            future.cancel()  # where we were cancelled
+            future.cancel()  # the caller was cancelled
             raise
-        return found
+        return result
 
 
 class Placed(Protocol[S_co]):
-    """What lives in a :class:`LoopThread`."""
+    """An object with an inner object that lives in a :class:`LoopThread`."""
 
     @property
     def thread(self) -> LoopThread: ...
@@ -90,7 +93,7 @@ class Placed(Protocol[S_co]):
 
 
 class SyncAsyncCall(Generic[P, T]):
-    """A method: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not."""
+    """A method with two forms: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not block."""
 
     def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
         self._thread = thread
@@ -103,19 +106,19 @@ class SyncAsyncCall(Generic[P, T]):
         try:
             work = self._method(*args, **kwargs)
         except TypeError as e:
-            known = inspect.signature(self._method).parameters  # of the method that is wrapped
+            known = inspect.signature(self._method).parameters  # of the wrapped method
             raise TypeError(f"{e}{next((did_you_mean(n, known) for n in kwargs if n not in known), '')}") from None
         return self._thread.run(work)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """The same for coroutines, in whatever event loop."""
+        """The awaitable form of the call, for coroutines of any event loop."""
         return self._thread.await_(self._method(*args, **kwargs))
 
 
 class both(Generic[S, P, T]):
-    """Makes an async method of the inner object a :class:`SyncAsyncCall` of the outer one.
+    """A descriptor that exposes an async method of the inner object as a :class:`SyncAsyncCall` of the outer object.
 
-    ``help`` shows it as a function of its class.
+    On the class it is a plain function, so that ``help`` shows its signature.
     """
 
     def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:
@@ -142,12 +145,12 @@ class both(Generic[S, P, T]):
         if instance is None:
             return self._blocking
         call: SyncAsyncCall[P, T] = SyncAsyncCall(instance.thread, functools.partial(self._method, instance.inner))
-        call.__doc__ = self.__doc__  # which a partial has not
+        call.__doc__ = self.__doc__  # a partial has no docstring of its own
         return call
 
 
 class Scope(Generic[T]):
-    """An async context manager over there, for ``with`` and ``async with``."""
+    """Makes an async context manager of the loop's thread usable with ``with`` and ``async with``."""
 
     def __init__(self, thread: LoopThread, manager: AbstractAsyncContextManager[T], name: str) -> None:
         self._thread = thread

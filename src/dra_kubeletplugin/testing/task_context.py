@@ -1,4 +1,4 @@
-"""Async context managers that one task enters and another leaves."""
+"""Runs async context managers that one task enters and another task leaves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ T = TypeVar("T")
 
 
 class Hosted(Generic[T]):
-    """``manager`` entered in a task of its own: task groups and time-outs in it belong to the task that entered them."""
+    """Holds ``manager`` open in a separate task, because task groups and timeouts must be left by the task that entered
+    them.
+    """
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str) -> None:
         self._manager = manager
         self._name = name
-        self._over = asyncio.Event()
+        self._leave_requested = asyncio.Event()
         self._entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(), name=name)
+        self._task = asyncio.create_task(self._hold(), name=name)
 
     async def enter(self) -> T:
-        """What the manager gives. Raises what it raises."""
+        """Enters the manager and returns its value. Raises its exception."""
         try:
             return await asyncio.shield(self._entered)
         except asyncio.CancelledError:
@@ -29,21 +31,21 @@ class Hosted(Generic[T]):
             raise
 
     async def leave(self) -> None:
-        """Leaves it. Raises what it raises, also where it ended by itself before."""
-        self._over.set()
+        """Leaves the manager. Raises its exception, also if it ended by itself earlier."""
+        self._leave_requested.set()
         await self._task
 
     def check(self) -> None:
-        """Raises what ended it by itself."""
-        if self._task.done() and not self._over.is_set():
+        """Raises the manager's exception if it has ended by itself."""
+        if self._task.done() and not self._leave_requested.is_set():
             self._task.result()
             raise RuntimeError(f"{self._name} has ended")
 
-    async def _live(self) -> None:
+    async def _hold(self) -> None:
         try:
             async with self._manager as value:
                 self._entered.set_result(value)
-                await self._over.wait()
+                await self._leave_requested.wait()
         except BaseException as e:
             if self._entered.done():
                 raise

@@ -1,1 +1,1 @@
-"""Described hosts: a sysfs tree and device nodes made from YAML, in place of the machine's own."""
+"""Described hosts: a sysfs tree and device nodes made from YAML, which replace the machine's own."""

@@ -1,4 +1,4 @@
-"""What tells a described host from a real sysfs."""
+"""The marker file that distinguishes a described host from a real sysfs."""
 
 from __future__ import annotations
 

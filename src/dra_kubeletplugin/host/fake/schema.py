@@ -1,6 +1,6 @@
-"""What may be said of a described host: the format, checked strictly, with the place of each fault.
+"""Parses the YAML format of a described host and reports every error with its place.
 
-In YAML; only ``address``, ``vendor`` and ``device`` of a function are required::
+Only ``address``, ``vendor`` and ``device`` of a function are required::
 
     functions:
       - {address: "0000:16:00.0", vendor: 0x8086, device: 0x347a, class: 0x060400}   # a port
@@ -8,29 +8,30 @@ In YAML; only ``address``, ``vendor`` and ``device`` of a function are required:
         vendor: 0x10ee
         device: 0x5000
         class: 0x120000              # 24 bits
-        subsystem_vendor: 0x10ee     # the vendor when left out
+        subsystem_vendor: 0x10ee     # default: the vendor
         subsystem_device: 0x0001
         revision: 0x02
-        behind: "0000:16:00.0"       # the bridge, port or controller that it hangs below
-        root: pci0000:16             # a root of its own: from the address when left out; below `behind` for VMD
+        behind: "0000:16:00.0"       # the bridge, port or controller above this function
+        root: pci0000:16             # default: from the address; with `behind`: a root below it (VMD)
         driver: xclmgmt              # the kernel driver that is bound at boot
         numa: 0
         iommu_group: 12
-        boot_vga: true               # it carries the console
-        link: {speed: 16.0, width: 8}                     # GT/s and lanes that it can do at most
+        boot_vga: true               # it is the console's graphics device
+        link: {speed: 16.0, width: 8}                     # maximum GT/s and lanes
         vfs: {total: 4, device: 0x5001, enabled: 2, driver: xclvf, iommu_group: 40, offset: 1, stride: 1}
-        classes: {fpga: {fpga0: {dev: "240:0"}}}          # what its driver makes: class, name, attributes; `dev` is a device node
+        classes: {fpga: {fpga0: {dev: "240:0"}}}          # class devices of its driver; `dev` makes a device node
         attributes: {label: left, "hwmon/hwmon0/temp1_input": 42000}    # any other files of its folder
     numa_nodes:
       0: {cpus: 0-15, socket: 0, distances: [10, 21]}
       1: {cpus: 16-31, socket: 1, distances: [21, 10]}
-    drivers: [vfio-pci]              # loaded and bound to nothing; vfio-pci always is
+    drivers: [vfio-pci]              # loaded but not bound; vfio-pci is always loaded
     nodes: {fpga-manager: "c 10:123"}       # device nodes that belong to no function
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs
 
-A class's device is there while the function has its own driver, as the kernel's are. ``devname`` beside ``dev`` names the node where it
-is not the device's (``dri/renderD128``). Virtual functions get IOMMU groups that count up from ``vfs.iommu_group``, and addresses
-``offset`` behind their parent and ``stride`` apart; where these are left out, addresses that nothing else has.
+A class device exists while the function's own driver is bound, as with the kernel. ``devname`` beside ``dev`` names
+the device node if its name is not the device's (``dri/renderD128``). The IOMMU groups of virtual functions count up
+from ``vfs.iommu_group``. Their addresses begin ``offset`` after the parent's, ``stride`` apart; by default the parser
+chooses free addresses.
 """
 
 from __future__ import annotations
@@ -48,23 +49,27 @@ from . import values
 
 
 def load(path: Path) -> Machine:
-    """The description in a YAML file.
+    """Reads a description from a YAML file.
 
-    Raises :class:`SettingsError` with every fault, each with its line.
+    Raises :class:`SettingsError` with every error and its line.
     """
     found, lines = line_numbers.read(path)
     return parse(found, str(path), lines)
 
 
 def parse(
-    given: object, source: str = "described host", lines: Mapping[line_numbers.Place, int] | None = None
+    data: object, source: str = "described host", lines: Mapping[line_numbers.Place, int] | None = None
 ) -> Machine:
-    """The description in an object, as YAML or JSON has it.
+    """Reads a description from an object, as parsed from YAML or JSON.
 
-    Raises :class:`SettingsError` with every fault, each with its place.
+    Args:
+        source: the name for error messages.
+        lines: line numbers by place in the object, if known.
+
+    Raises :class:`SettingsError` with every error and its place.
     """
     faults = Faults(source, lines or {})
-    keys = KeyReader(given, (), faults)
+    keys = KeyReader(data, (), faults)
     functions = keys.each("functions", _function, required=True)
     machine = Machine(
         functions=build_topology(functions, faults),
@@ -145,14 +150,12 @@ def _virtual(keys: KeyReader, device: int) -> VirtualFunctions | None:
     return None if total is None else out
 
 
-def _class(given: object) -> Mapping[str, Texts]:
-    return {name: _device(attributes) for name, attributes in values.named(given, values.word).items()}
+def _class(data: object) -> Mapping[str, Texts]:
+    return {name: _device(attributes) for name, attributes in values.named(data, values.word).items()}
 
 
-def _device(given: object) -> Texts:
-    out = {
-        name: values.text(value) for name, value in values.named({} if given is None else given, values.path).items()
-    }
+def _device(data: object) -> Texts:
+    out = {name: values.text(value) for name, value in values.named({} if data is None else data, values.path).items()}
     if links := sorted(name for name in out if name.partition("/")[0] in {"device", "subsystem"}):
         raise ValueError(f"{links[0]} is made for every device: leave it out")
     if "dev" in out and not values.NUMBERS.fullmatch(out["dev"]):
@@ -164,9 +167,9 @@ def _device(given: object) -> Texts:
     return out
 
 
-def _numa_node(given: object) -> NumaNode:
+def _numa_node(data: object) -> NumaNode:
     faults = Faults("", {})
-    keys = KeyReader(given, (), faults)
+    keys = KeyReader(data, (), faults)
     out = NumaNode(
         cpus=keys.take("cpus", values.cpus) or "",
         socket=keys.take("socket", values.within(0, 1023)) or 0,

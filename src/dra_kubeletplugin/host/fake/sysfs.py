@@ -1,8 +1,9 @@
-"""A described host: a folder with the files and links of a sysfs, and a ``dev``, made from a few lines of YAML.
+"""Builds described hosts: folders with the files and links of a sysfs and a ``dev``, made from a few lines of YAML.
 
-For tests and demonstrations without hardware, and for what must never be done to the machine one works on. Writes have the
-kernel's effect (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that code which drives VFIO
-runs as it would on iron. :mod:`.description` has the format; ``dra dev --host NAME`` finds the machines that come with the package.
+They serve tests and demonstrations without hardware, and operations that are too dangerous for a developer's machine.
+Writes have the kernel's effect (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that
+code for VFIO runs as on real hardware. :mod:`.schema` documents the format. ``dra dev --host NAME`` uses a
+description from the package.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ __all__ = [
 load = schema.load
 VFIO = "vfio-pci"
 _MACHINES = Path(__file__).parent / "machines"
-_TOLD = ".function.json"  # what was described, in a function's folder
+_DESCRIPTION = ".function.json"  # the function's description, in its folder
 _NO_OVERRIDE = "(null)"
 
 
 def machines() -> dict[str, Path]:
-    """The descriptions that come with the package, by name."""
+    """The descriptions that the package contains: file by name."""
     return {p.stem: p for p in sorted(_MACHINES.glob("*.yaml"))}
 
 
 def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
-    """A description's file: a path, from the folder ``within``, or the name of one that comes with the package.
+    """Returns the file of a description: a path relative to ``within``, or a name from :func:`machines`.
 
-    Raises :class:`SettingsError` where there is neither; it says ``option``, which is where the name was given.
+    Args:
+        option: the option that contained the name, for error messages.
+
+    Raises :class:`SettingsError` if neither exists.
     """
     known, path = machines(), within / name
     if name in known and not path.is_file():
@@ -59,13 +63,13 @@ def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
     return path
 
 
-def build(root: Path, given: Machine | Mapping[str, Any]) -> Path:
-    """Makes the tree below ``root``, which may exist; answers ``root``.
+def build(root: Path, description: Machine | Mapping[str, Any]) -> Path:
+    """Builds the sysfs tree below ``root``, which may exist, and returns ``root``.
 
-    Raises :class:`SettingsError` for an object that is no description, or says two things of one place.
+    Raises :class:`SettingsError` for an invalid description, and if it describes one path twice.
     """
-    machine = given if isinstance(given, Machine) else schema.parse(given)
-    with _laid_out(root):
+    machine = description if isinstance(description, Machine) else schema.parse(description)
+    with _convert_errors(root):
         _build(root, machine)
     return root
 
@@ -92,25 +96,25 @@ def _build(root: Path, machine: Machine) -> None:
 
 
 @contextlib.contextmanager
-def _laid_out(root: Path) -> Iterator[None]:
-    """A description may be right in each word and say two things of one place."""
+def _convert_errors(root: Path) -> Iterator[None]:
+    """Converts errors of the file system: a valid description can still describe one path as a file and as a folder."""
     try:
         yield
     except OSError as e:
         place = os.path.relpath(str(e.filename), root) if e.filename else str(root)
         raise SettingsError(
-            f"the described host cannot be laid out in {root}: {printable(place)}: {e.strerror}; is it described twice, as a file and as a "
+            f"cannot build the described host in {root}: {printable(place)}: {e.strerror}; is it described twice, as a file and as a "
             "folder, or is its name too long?"
         ) from None
 
 
 def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
-    """A character device below the host's ``dev``: a file that says its type and numbers, for mknod needs root."""
+    """Adds a character device to the host's ``dev``. It is a file with the type and numbers, because mknod needs root."""
     _node(root, name, f"c {major}:{minor}")
 
 
 def device_numbers(path: Path) -> tuple[str, int, int] | None:
-    """Type (``b`` or ``c``), major and minor of a described host's device node; None where it is none."""
+    """Returns type (``b`` or ``c``), major and minor of a described host's device node, or None for another file."""
     if not path.is_file():
         return None
     kind, _, numbers = path.read_text().partition(" ")
@@ -119,51 +123,54 @@ def device_numbers(path: Path) -> tuple[str, int, int] | None:
 
 
 def reboot(root: Path) -> None:
-    """A new boot id; overrides are forgotten, and drivers and virtual functions are as described, as after a power cycle."""
+    """Reboots the host: a new boot id, no driver overrides, and drivers and virtual functions as described."""
     _new_boot(root)
     for link in sorted((root / "bus/pci/devices").iterdir()):
         if link.exists() and not (link / "physfn").is_symlink():
-            function = _told(link.resolve())
+            function = _description_of(link.resolve())
             _file(link / "driver_override", _NO_OVERRIDE)
             _remove_virtual(root, link.resolve())
             _bind(root, link.name, function.driver)
             _enable(root, function)
 
 
-def add_function(root: Path, given: Mapping[str, Any]) -> None:
-    """Hot-plugs one function, described as in a description.
+def add_function(root: Path, description: Mapping[str, Any]) -> None:
+    """Hot-plugs one function, written as in a description.
 
-    Raises :class:`SettingsError` where it is described wrongly, or its addresses are taken.
+    Raises :class:`SettingsError` if it is invalid or its addresses are in use.
     """
     links = sorted((root / "bus/pci/devices").iterdir())
-    present = [_told(link.resolve()).given() for link in links if not (link / "physfn").is_symlink()]
-    machine = schema.parse({"functions": [*present, given]})
+    present = [_description_of(link.resolve()).description() for link in links if not (link / "physfn").is_symlink()]
+    machine = schema.parse({"functions": [*present, description]})
     function = machine.functions[-1]
-    with _laid_out(root):
+    with _convert_errors(root):
         _plug(root, root / "devices" / machine.folder(function), function, machine)
         _enable(root, function)
 
 
 def function(root: Path, address: str) -> Mapping[str, Any] | None:
-    """How a function that is there was described, for :func:`add_function`; None for a virtual one, which its parent makes."""
+    """Returns the description of a present function, for :func:`add_function`.
+
+    Returns None for a virtual one; its parent creates it.
+    """
     folder = root / "bus/pci/devices" / address
-    return None if (folder / "physfn").is_symlink() else _told(folder.resolve()).given()
+    return None if (folder / "physfn").is_symlink() else _description_of(folder.resolve()).description()
 
 
 def remove_function(root: Path, address: str) -> None:
-    """Unplugs one function, with its virtual ones and what hangs below it."""
+    """Unplugs one function with its virtual functions and every function below it."""
     folder = (root / "bus/pci/devices" / address).resolve()
-    for below in sorted(folder.rglob(_TOLD), key=lambda p: len(p.parts), reverse=True):
-        if below.exists():  # virtual functions go with their parent
+    for below in sorted(folder.rglob(_DESCRIPTION), key=lambda p: len(p.parts), reverse=True):
+        if below.exists():  # its parent may have removed this virtual function already
             _unplug(root, below.parent)
     shutil.rmtree(folder)
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """A write to an attribute, with the kernel's effect.
+    """Writes an attribute, with the kernel's effect.
 
-    Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too many virtual
-    functions, EBUSY for another number of them while some are there.
+    Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too
+    many virtual functions, EBUSY for changing their number while some exist.
     """
     target = root / path
     if not target.exists():
@@ -182,7 +189,7 @@ def write(root: Path, path: str, text: str) -> None:
             folder = _need_device(root, value)
             override = (folder / "driver_override").read_text().strip()
             if not (folder / "driver").is_symlink():
-                _bind(root, value, _told(folder).driver if override == _NO_OVERRIDE else override)
+                _bind(root, value, _description_of(folder).driver if override == _NO_OVERRIDE else override)
         case "sriov_numvfs":
             _set_virtual(root, target.parent.resolve(), value)
         case _:
@@ -194,7 +201,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 def _plug(root: Path, folder: Path, function: Function, machine: Machine | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _TOLD).write_bytes(msgspec.json.encode(function))
+    (folder / _DESCRIPTION).write_bytes(msgspec.json.encode(function))
     for name, value in _attributes(function, machine).items():
         _file(folder / name, value)
     link = root / "bus/pci/devices" / function.address
@@ -205,7 +212,7 @@ def _plug(root: Path, folder: Path, function: Function, machine: Machine | None)
         _replace(members / function.address, os.path.relpath(folder, members))
         _replace(folder / "iommu_group", os.path.relpath(members.parent, folder))
         add_device_node(root, f"vfio/{group}", 240, group)
-    uevents.tell(root, "add", "pci", function.address)
+    uevents.write_event(root, "add", "pci", function.address)
     _bind(root, function.address, function.driver)
 
 
@@ -240,7 +247,7 @@ def _attributes(fn: Function, machine: Machine | None) -> dict[str, str]:
 
 
 def _unplug(root: Path, folder: Path) -> None:
-    """Takes a function's links away; its folder is the caller's."""
+    """Removes a function's links. The caller deletes its folder."""
     _remove_virtual(root, folder)
     _bind(root, folder.name, None)
     _remove_devices(root, folder)
@@ -252,25 +259,25 @@ def _unplug(root: Path, folder: Path) -> None:
             (root / "dev/vfio" / members.parent.name).unlink(missing_ok=True)
             shutil.rmtree(members.parent)
     (root / "bus/pci/devices" / folder.name).unlink(missing_ok=True)
-    uevents.tell(root, "remove", "pci", folder.name)
+    uevents.write_event(root, "remove", "pci", folder.name)
 
 
-def _told(folder: Path) -> Function:
-    return msgspec.json.decode((folder / _TOLD).read_bytes(), type=Function)
+def _description_of(folder: Path) -> Function:
+    return msgspec.json.decode((folder / _DESCRIPTION).read_bytes(), type=Function)
 
 
 # --- virtual functions: drivers/pci/iov.c of the kernel -------------------------------------------
 
 
 def _enable(root: Path, function: Function) -> None:
-    """As many as are there after a boot."""
+    """Creates the virtual functions that exist after a boot."""
     if function.vfs and function.vfs.enabled and function.driver:
         _set_virtual(root, (root / "bus/pci/devices" / function.address).resolve(), str(function.vfs.enabled))
 
 
 def _set_virtual(root: Path, folder: Path, value: str) -> None:
     control = folder / "sriov_numvfs"
-    function = _told(folder)
+    function = _description_of(folder)
     assert function.vfs
     if not value.isascii() or not value.isdigit():
         raise _error(errno.EINVAL, control)
@@ -294,7 +301,7 @@ def _set_virtual(root: Path, folder: Path, value: str) -> None:
             shutil.copy(folder / "local_cpulist", home)
         _replace(home / "physfn", os.path.relpath(folder, home))
         _replace(folder / f"virtfn{i}", os.path.relpath(home, folder))
-        uevents.tell(root, "change", "pci", virtual.address)  # its links are made after it was added
+        uevents.write_event(root, "change", "pci", virtual.address)  # its links are created after the "add" event
     _change(root, control, value + "\n")
 
 
@@ -321,9 +328,9 @@ def _driver(root: Path, name: str) -> Path:
 
 
 def _bind(root: Path, address: str, driver: str | None) -> None:
-    """Another driver, or none: what the one before it made goes with it, virtual functions too."""
+    """Binds a driver or, with None, unbinds. The class devices and virtual functions of the previous driver are removed."""
     folder = (root / "bus/pci/devices" / address).resolve()
-    function = _told(folder)
+    function = _description_of(folder)
     link = folder / "driver"
     was_bound = link.is_symlink()
     if was_bound:
@@ -339,7 +346,7 @@ def _bind(root: Path, address: str, driver: str | None) -> None:
     else:
         _remove_devices(root, folder)
     if driver or was_bound:
-        uevents.tell(root, "bind" if driver else "unbind", "pci", address)
+        uevents.write_event(root, "bind" if driver else "unbind", "pci", address)
 
 
 def _add_devices(root: Path, folder: Path, function: Function) -> None:
@@ -359,11 +366,11 @@ def _add_devices(root: Path, folder: Path, function: Function) -> None:
                 devname = attributes.get("devname", name)
                 _file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
                 _node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
-            uevents.tell(root, "add", kind, name)
+            uevents.write_event(root, "add", kind, name)
 
 
 def _remove_devices(root: Path, folder: Path) -> None:
-    for kind, devices in _told(folder).classes.items():
+    for kind, devices in _description_of(folder).classes.items():
         present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
         for name, attributes in devices.items():
             (root / "class" / kind / name).unlink(missing_ok=True)
@@ -371,7 +378,7 @@ def _remove_devices(root: Path, folder: Path) -> None:
                 (root / "dev" / attributes.get("devname", name)).unlink(missing_ok=True)
         shutil.rmtree(folder / kind, ignore_errors=True)
         for name in present:
-            uevents.tell(root, "remove", kind, name)
+            uevents.write_event(root, "remove", kind, name)
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -403,10 +410,10 @@ def _file(path: Path, text: str) -> None:
 
 
 def _change(root: Path, path: Path, text: str) -> None:
-    """Who reads it meanwhile has the old or the new, whole, as of an attribute of the kernel."""
-    fresh = root / f".{uuid.uuid4().hex}"  # where nobody looks for attributes
-    fresh.write_text(text)
-    fresh.replace(path.resolve())
+    """Replaces the file atomically: as with a kernel attribute, a reader sees the old or the new value, never a part."""
+    temporary = root / f".{uuid.uuid4().hex}"  # a hidden name in the root, which no reader treats as an attribute
+    temporary.write_text(text)
+    temporary.replace(path.resolve())
 
 
 def _replace(link: Path, target: str) -> None:

@@ -1,4 +1,4 @@
-"""The uevents of a described host: a file with a line for each, in place of the kernel's netlink socket."""
+"""The uevents of a described host: a file with one line per event replaces the kernel's netlink socket."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 _LOG = ".uevents"
 
 
-def tell(root: Path, action: str, subsystem: str, device: str) -> None:
-    """``action`` is the kernel's word: add, remove, bind, unbind or change."""
+def write_event(root: Path, action: str, subsystem: str, device: str) -> None:
+    """Writes one event. ``action`` is a word of the kernel: add, remove, bind, unbind or change."""
     with (root / _LOG).open("a") as log:
         log.write(f"{action} {subsystem} {device}\n")
 
 
 class Listener:
-    """Of the events of some subsystems, from now on."""
+    """Reads the events of some subsystems that are written after its creation."""
 
     def __init__(self, root: Path, subsystems: Collection[str]) -> None:
         self._log = root / _LOG
         self._subsystems = frozenset(subsystems)
         self._read = self._log.stat().st_size if self._log.exists() else 0
 
-    def heard(self) -> bool:
-        """Whether there has been one since it was last asked. A host that is not there any more tells of nothing."""
+    def has_new(self) -> bool:
+        """Returns whether an event was written since the last call; False if the described host was deleted."""
         try:
             with self._log.open("rb") as log:
                 log.seek(self._read)
                 new = log.read()
         except OSError:
             return False
-        whole = new[: new.rfind(b"\n") + 1]  # a line may be half written
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
         self._read += len(whole)
         return any(line.split()[1] in self._subsystems for line in whole.decode().splitlines())
 
 
-__all__ = ["Listener", "tell"]
+__all__ = ["Listener", "write_event"]

@@ -1,4 +1,7 @@
-"""A place beside what is made, so that it is whole when it gets its name; and the end of what a run left that was killed."""
+"""Temporary folders beside the result, so that a result gets its final name only when complete.
+
+Leftovers of killed runs are removed.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = ".dra-unfinished-"
-_MARK = "made-by-dra"  # a folder of this name that somebody else made has none
+# proves that this package made the folder, so that a user's folder of the same name is never deleted
+_MARK = "made-by-dra"
 _INNER = "files"
 
 
 @contextlib.contextmanager
-def aside(folder: Path) -> Iterator[Path]:
-    """An empty folder within ``folder``, which is gone at the end. One at a time has one there, so any other is of a run that was
-    killed, and is taken away.
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty temporary folder within ``folder``, and deletes it at the end.
+
+    A file lock admits one process at a time, so any other temporary folder belongs to a killed run and is deleted.
 
     Raises ``OSError``.
     """
     opened = os.open(folder, os.O_RDONLY)
     try:
         alone = False
-        with contextlib.suppress(OSError):  # not every file system has locks
+        with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(opened, fcntl.LOCK_EX)
             alone = True
         for left in folder.glob(f"{_PREFIX}*") if alone else ():
@@ -42,10 +47,10 @@ def aside(folder: Path) -> Iterator[Path]:
 
 
 def _clear(made: Path) -> None:
-    """The mark goes last but one, so that this can be cut anywhere, and be done again."""
+    """Deletes a temporary folder: content, mark, folder. In this order a later run can finish an interrupted deletion."""
     with contextlib.suppress(OSError):
         if not made.is_symlink() and (made / _MARK).is_file():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(made / _INNER)
             (made / _MARK).unlink()
-        made.rmdir()  # an empty one is of a run that had just begun
+        made.rmdir()  # an empty folder belongs to a run that was killed at its start

@@ -1,4 +1,4 @@
-"""A driver's own folder: its ``values.yaml`` as a kustomization, and its DeviceClasses."""
+"""Renders a driver's own folder: a kustomization made from its ``values.yaml``, and its DeviceClasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ CLASSES = "deviceclass.yaml"
 
 
 def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
-    """Path below the folder, and content. ``base`` is where ``deploy/kustomize`` is, seen from there: a path or a URL."""
+    """Yields each file's path below the folder and its content.
+
+    Args:
+        base: where ``deploy/kustomize`` is, relative to the folder: a path or a URL.
+    """
     yield (
         "kustomization.yaml",
         HEADER + yaml.dump(_kustomization(source, values, base), Dumper=Dumper, sort_keys=False, width=140),
@@ -44,11 +48,11 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
 
 
 def components(source: Source, values: Values) -> list[str]:
-    """Those that the driver's kustomization lists, in order."""
+    """The components that the driver's kustomization lists, in order."""
     adding = {m.feature for m in source.all}
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
-    out = [kebab(name) for name in wanted]  # what changes objects comes after what adds them
-    if (version := values.parameters["resourceAPI"]) != "v1":  # a class has fewer fields then
+    out = [kebab(name) for name in wanted]  # components that change objects come after the components that add them
+    if (version := values.parameters["resourceAPI"]) != "v1":  # older API versions of a class have fewer fields
         out.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
     return [*out, PARAMETERS]
 
@@ -57,7 +61,7 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
     root, _, ref = base.partition("?")
     at = f"?{ref}" if ref else ""
     options = OPTIONS.replace("${name}", "NAME")
-    local = {"config.kubernetes.io/local-config": "true"}  # it is not applied
+    local = {"config.kubernetes.io/local-config": "true"}  # kustomize does not apply such objects
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -80,12 +84,12 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
 
 
 def _patches(source: Source, values: Values) -> Iterator[dict[str, object]]:
-    """Fields of the pods; a kustomization's own patches come after its components."""
+    """Patches for fields of the pods. A kustomization applies its own patches after its components."""
     for file, manifest in pod_fields.workloads(source):
-        if (given := values.pods[file]) and manifest.feature in {"", *values.features}:
+        if (fields := values.pods[file]) and manifest.feature in {"", *values.features}:
             found = yaml.safe_load(manifest.with_features(values.features))
             name = found["metadata"]["name"].replace("${name}", values.parameters["name"])
             head = {"apiVersion": found["apiVersion"], "kind": manifest.kind, "metadata": {"name": name}}
-            change = head | pod_fields.patch(found["spec"]["template"], given)
+            change = head | pod_fields.patch(found["spec"]["template"], fields)
             text = yaml.dump(change, Dumper=Dumper, sort_keys=False, width=140)
             yield {"target": {"kind": manifest.kind, "name": name}, "patch": text}

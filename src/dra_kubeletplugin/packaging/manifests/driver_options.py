@@ -1,4 +1,4 @@
-"""Whose driver a file of values is, and what is wrong with those of its own options: as its process would say it at its start."""
+"""Finds the driver that a values file belongs to, and checks the driver's own options as its process would at start."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ from ...errors import SettingsError
 
 
 def driver_beside(values: Path) -> Path | None:
-    """The folder of a driver's package that has the file in it, or in ``deploy``, as `dra new` makes it; None where there is none."""
+    """Returns the folder of the driver package that contains the file, directly or in ``deploy`` as `dra new` creates
+    it.
+
+    Returns None if there is none.
+    """
     for folder in values.absolute().parents[:2]:
         if (folder / "driver.py").is_file() or any(folder.glob("src/*/driver.py")):
             return folder
     return None
 
 
-def faults(driver: type[Driver], given: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
-    """Of the value ``options``, whose names in ``others`` are the framework's. A driver that declares no options may read any variable."""
+def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
+    """Yields errors of the value ``options``.
+
+    A driver that declares no options may read any variable, so unknown names are no error.
+
+    Args:
+        others: the names of the framework's options.
+    """
     own = {f.metadata["env"] for f in declared(driver)}
     known = own | set(others)
-    for name in given if own else ():
+    for name in option_texts if own else ():
         if name not in known:
-            hint = did_you_mean(name, known) or ": what others read stands in pods.all.env"
+            hint = did_you_mean(name, known) or ": set variables for other programs in pods.all.env"
             yield f"options.{name}: no option of {driver.__name__} or the framework{hint}"
     try:
-        read_options(driver, {}, {name: value for name, value in given.items() if name in own})
+        read_options(driver, {}, {name: value for name, value in option_texts.items() if name in own})
     except SettingsError as e:
         for fault in e.faults:
             name = fault.partition(" ")[0]
@@ -36,8 +46,10 @@ def faults(driver: type[Driver], given: Mapping[str, str], others: Iterable[str]
 
 
 def schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:
-    """What JSON Schema can say of the value ``options``, where the ``driver`` declares some: their names, beside those of the framework,
-    and what each looks like as text. An empty text is none given.
+    """The JSON Schema of the value ``options`` for a driver that declares options: the allowed names and the form of
+    each value.
+
+    An empty text means that the option is not set. Returns {} if the driver declares none.
     """
     own = {f.metadata["env"]: _form(f.metadata) for f in (declared(driver) if driver else ())}
     if not own:

@@ -1,4 +1,4 @@
-"""Helm's form: one chart for every driver, which a driver's ``values.yaml`` makes its own."""
+"""Renders the Helm chart: one chart for all drivers, which a driver configures with its ``values.yaml``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ spec:
 
 
 def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
-    """Path below ``deploy/helm``, and content. The chart judges options of the ``driver``'s own where one is given."""
+    """Yields each file's path below ``deploy/helm`` and its content.
+
+    With ``driver``, the chart's schema also checks its own options.
+    """
     chart = {
         "apiVersion": "v2",
         "name": CHART,
@@ -78,11 +81,11 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
 
 
 def _refused() -> str:
-    """Ends the rendering where features do not go together."""
+    """Template lines that stop the rendering if features conflict."""
     out = ""
     for together, why in REFUSED:
-        asked = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
-        out += f'{{{{- if and {" ".join(asked)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
+        conditions = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
+        out += f'{{{{- if and {" ".join(conditions)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
     why = f"pods.{PODS['node']}.affinity: {TAKES_NODE_LABEL}"
     given = f"and .Values.features.nodeLabel ({_field(PODS['node'], 'affinity')})"
     return f'{out}{{{{- if {given} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
@@ -115,7 +118,7 @@ def _template(manifest: Manifest, source: Source, pod: str) -> str:
 
 
 def _field(pod: str, name: str) -> str:
-    """What is given of a pod's field: JSON, or nothing."""
+    """The template expression for a pod's field: JSON, or nothing if it is not set."""
     return f'include "dra.field" (list $ "{pod}" "{name}")'
 
 
@@ -159,7 +162,7 @@ def _values(source: Source) -> str:
     for p in source.parameters.values():
         if p.name == "namespace":
             continue
-        out.append(f"# {p.help}" + (" The release's name where empty." if p.name == "name" else ""))
+        out.append(f"# {p.help}" + (" Default: the release's name." if p.name == "name" else ""))
         out.append(f"{p.name}: {json.dumps(p.default or '')}")
     out.append("features:")
     for f in source.features.values():
@@ -171,11 +174,11 @@ def _values(source: Source) -> str:
     ]
     out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
     out += [
-        "# Fields of pods, as Kubernetes has them. In place of what the templates have:",
+        "# Kubernetes fields of the pods. These replace the templates' values:",
         f"# {', '.join(name for name, field in FIELDS.items() if not field.adds)};",
-        f"# beside it: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
+        f"# these are added to them: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
         "pods:",
-        "  # Of those that do not say it themselves.",
+        "  # For pods that do not set the field themselves.",
         "  all: {}",
         *(f"  {pod}: {{}}" for pod in PODS.values()),
     ]
@@ -208,7 +211,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
         "additionalProperties": False,
         "properties": {pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS.values())},
     }
-    properties["global"] = {"type": "object"}  # Helm's own
+    properties["global"] = {"type": "object"}  # reserved by Helm
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "$comment": f"{MADE}: a change here is lost.",
@@ -220,7 +223,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
 
 
 def _pod(source: Source) -> JSON:
-    """The fields that a pod may be given; an API server judges what is deep in them."""
+    """The JSON Schema of the fields of a pod. It checks three levels; the API server checks the rest."""
     pod = kind_shape("", "v1", "Pod")
     assert isinstance(pod, Struct)
     meta, spec = (pod.fields[name].shape for name in (METADATA, SPEC))
@@ -236,7 +239,7 @@ def _pod(source: Source) -> JSON:
 
 
 def _of_shape(shape: Shape, depth: int = 20) -> JSON:
-    """A type of Kubernetes, as JSON Schema has it: what Helm can tell before an API server does."""
+    """A Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
     if not depth:
         return {}
     if isinstance(shape, MapShape):

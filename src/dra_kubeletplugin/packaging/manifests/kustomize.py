@@ -1,5 +1,8 @@
-"""kustomize's form: a base in which parameters stand in capitals, so that it says no when it is applied alone; a component for each
-feature and distribution; and last the component that puts the parameters in, from the ConfigMap `parameters`."""
+"""Renders the kustomize form: a base, a component for each feature and distribution, and the component ``parameters``.
+
+In the base, parameters are words in capitals, so that applying it alone fails visibly. The last component replaces
+them with the values of the ConfigMap `parameters`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def kebab(name: str) -> str:
 
 
 def files(source: Source) -> Iterator[tuple[str, str]]:
-    """Path below ``deploy/kustomize``, and content."""
+    """Yields each file's path below ``deploy/kustomize`` and its content."""
     capitals = _Capitals(source)
     yield "base/kustomization.yaml", _dump(_kustomization("Kustomization", {"resources": ["node.yaml"]}))
     base = [m for m in source.manifests["node"] if not m.feature]
@@ -48,7 +51,7 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
         patches = [
             _patch_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
         ]
-        if data.get("resourceAPI", "v1") != "v1":  # before 1.34 a class had no such field
+        if data.get("resourceAPI", "v1") != "v1":  # before Kubernetes 1.34 a class did not have this field
             head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": ".*"}}
             patches.append(_patch_of(head, {"spec": {"extendedResourceName": None}}))
         text = f"# {distribution.help}\n" + _dump(_kustomization("Component", {"patches": patches}))
@@ -61,7 +64,7 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
 
 
 class _Capitals:
-    """Stands for ``${driverName}`` with ``DRIVER_NAME``, and for a number with its default."""
+    """Replaces ``${driverName}`` with ``DRIVER_NAME``, and a number's parameter with its default."""
 
     def __init__(self, source: Source) -> None:
         numbers = {p.name: p.default for p in source.parameters.values() if isinstance(p.default, int)}
@@ -81,7 +84,7 @@ def _kustomization(kind: str, body: JSON) -> JSON:
 
 
 class _Dumper(loader.Dumper):
-    """Writes text of several lines as it stands."""
+    """Writes text with several lines as a literal block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -117,7 +120,7 @@ Found = tuple[JSON, ReplacementPath]
 
 
 def _new_places(manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
-    """Those that stand only in what the feature adds."""
+    """Yields the parameters' places that exist only with the feature."""
     for manifest in manifests:
         off, on = (yaml.safe_load(manifest.with_features(f)) for f in (frozenset(), frozenset({feature})))
         known = set(places(off))
@@ -125,7 +128,9 @@ def _new_places(manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
 
 
 def _all_places(source: Source) -> Iterator[Found]:
-    """Those that stand wherever the object is: objects that are not there are passed over, fields are not."""
+    """Yields the parameters' places that exist whenever the object does. kustomize ignores a missing object, but not a
+    missing field.
+    """
     for manifest in source.all:
         plain = yaml.safe_load(manifest.with_features(frozenset()))
         yield from ((plain, place) for place in places(plain))
@@ -135,7 +140,7 @@ def _all_places(source: Source) -> Iterator[Found]:
 
 
 def _replacements(found: Iterable[Found], capitals: _Capitals) -> list[JSON]:
-    """One for each parameter. Objects are chosen by their names, so these come last."""
+    """Returns one replacement per parameter. Names come last, because replacements select objects by their names."""
     by_parameter: dict[str, list[JSON]] = {}
     for manifest, place in sorted(found, key=lambda f: f[1].path == "metadata.name"):
         targets = by_parameter.setdefault(place.parameter, [])
@@ -144,7 +149,7 @@ def _replacements(found: Iterable[Found], capitals: _Capitals) -> list[JSON]:
     return [
         {
             "source": {"kind": "ConfigMap", "name": PARAMETERS, "fieldPath": f"data.{parameter}"},
-            "targets": _together(by_parameter[parameter]),
+            "targets": _merge_targets(by_parameter[parameter]),
         }
         for parameter in order
     ]
@@ -154,13 +159,14 @@ def _target(manifest: JSON, place: ReplacementPath, capitals: _Capitals) -> JSON
     name = manifest["metadata"].get("name")
     select = {"kind": manifest["kind"]} | ({"name": capitals(name)} if name else {})
     options: dict[str, Any] = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}
-    if manifest["kind"] == "ConfigMap" and place.path == "metadata.namespace":  # a generated one has none yet
+    # a generated ConfigMap has no namespace yet
+    if manifest["kind"] == "ConfigMap" and place.path == "metadata.namespace":
         options["create"] = True
     return {"select": select, "fieldPaths": [place.path]} | ({"options": options} if options else {})
 
 
-def _together(targets: list[JSON]) -> list[JSON]:
-    """Neighbours of one object that are replaced in the same way are one target."""
+def _merge_targets(targets: list[JSON]) -> list[JSON]:
+    """Merges adjacent targets with the same object and options into one."""
     out: list[JSON] = []
     for target in targets:
         if out and all(out[-1].get(k) == target.get(k) for k in ("select", "options")):

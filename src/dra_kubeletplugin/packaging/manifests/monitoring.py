@@ -1,4 +1,4 @@
-"""What a Prometheus and a Grafana need of any driver: rules, what to scrape, and a dashboard."""
+"""Renders monitoring files that work for any driver: Prometheus rules, scrape configuration, and a Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ spec:
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Path below ``deploy/monitoring``, and content. The rules are there twice: the operator takes them as an object."""
+    """Yields each file's path below ``deploy/monitoring`` and its content.
+
+    The rules are also rendered as a PrometheusRule object for the Prometheus operator.
+    """
     for path in sorted(FOLDER.glob("*.yaml")):
         yield path.name, HEADER + path.read_text()
     rules = (FOLDER / "alerts.yaml").read_text()
     indented = "".join(f"  {line}" for line in rules[rules.index("groups:") :].splitlines(keepends=True))
     yield "prometheusrule.yaml", HEADER + _OPERATORS + indented
-    # Its description has the mark: JSON has no comments.
+    # Its mark is in the description, because JSON has no comments.
     yield "dashboard.json", (FOLDER / "dashboard.json").read_text()

@@ -1,4 +1,4 @@
-"""What makes one manifest of another: a strategic merge patch."""
+"""Computes the strategic merge patch between two manifests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .source import JSON, SourceError
 
 
 def patch(before: JSON, after: JSON, where: str = "") -> JSON:
-    """Keys that differ; items of lists are told by their name. Raises :class:`SourceError` where no name tells them."""
+    """Returns the keys that differ. List items are matched by name.
+
+    Raises :class:`SourceError` for a differing list whose items have no names.
+    """
     out: JSON = {}
     for key in sorted({*before, *after}):
         path = f"{where}.{key}"

@@ -1,4 +1,4 @@
-"""Fields of Kubernetes' own that whoever runs a cluster gives to the pods of a driver: what there are, and what they make of a manifest."""
+"""The Kubernetes fields that an operator can set on a driver's pods, and how they change a manifest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from .source import JSON, Manifest, Source
 
 ALL = "all"
 PODS = {"node": "plugin", "controller": "controller", "webhook": "webhook"}
-"""The name of a pod in values, by the file of the source that has it."""
+"""The name of a pod in the values, by its source file."""
 Given = Mapping[str, Any]
-"""Value by the name of its field."""
+"""Value by field name."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """``of`` is what has it: a pod's ``metadata`` or ``spec``, or its only container. ``adds``: what is given comes beside what the
-    manifest has; else in its place, also where it is empty."""
+    """One field.
+
+    Args:
+        of: its owner: the pod's ``metadata``, its ``spec`` or its only container.
+        adds: whether the value is added to the manifest's; otherwise it replaces the manifest's, even if it is empty.
+    """
 
     name: str
     of: str
@@ -47,25 +51,28 @@ FIELDS = {
 }
 
 
-def of_pods(given: Mapping[str, Given]) -> dict[str, Given]:
-    """The fields of each pod, by the file of the source, of the value ``pods``: its own, else those of all."""
+def of_pods(values: Mapping[str, Given]) -> dict[str, Given]:
+    """Returns the fields of each pod by source file, from the value ``pods``.
 
-    def said(pod: str) -> Given:
-        return {name: value for name, value in (given.get(pod) or {}).items() if value is not None}
+    A pod's own field overrides the same field of ``all``.
+    """
 
-    return {file: {**said(ALL), **said(pod)} for file, pod in PODS.items()}
+    def fields_of(pod: str) -> Given:
+        return {name: value for name, value in (values.get(pod) or {}).items() if value is not None}
+
+    return {file: {**fields_of(ALL), **fields_of(pod)} for file, pod in PODS.items()}
 
 
 def workloads(source: Source) -> Iterator[tuple[str, Manifest]]:
-    """The manifest that has a pod, and the file of the source where it stands."""
+    """Yields the manifests that have a pod template, each with its source file."""
     for file, manifests in source.manifests.items():
         yield from ((file, m) for m in manifests if m.kind in {"DaemonSet", "Deployment"})
 
 
-def template_with(template: JSON, given: Given) -> JSON:
-    """A pod's template with these fields."""
+def template_with(template: JSON, values: Given) -> JSON:
+    """Returns a pod's template with these fields set."""
     out = copy.deepcopy(template)
-    for name, value in given.items():
+    for name, value in values.items():
         field = FIELDS[name]
         owner = _owner(out, field.of)
         old = owner.get(name)
@@ -78,10 +85,13 @@ def template_with(template: JSON, given: Given) -> JSON:
     return out
 
 
-def patch(template: JSON, given: Given) -> JSON:
-    """What makes :func:`template_with` of a workload's template: a strategic merge patch, which tells items by their names."""
+def patch(template: JSON, values: Given) -> JSON:
+    """Returns the strategic merge patch that turns a workload's template into :func:`template_with`.
+
+    It matches list items by name.
+    """
     out: JSON = {"metadata": {}, "spec": {"containers": [{"name": template["spec"]["containers"][0]["name"]}]}}
-    for name, value in given.items():
+    for name, value in values.items():
         field = FIELDS[name]
         whole = isinstance(value, dict) and not field.adds
         _owner(out, field.of)[name] = {"$patch": "replace", **value} if whole else value

@@ -1,4 +1,4 @@
-"""What is wrong with the fields of pods in a driver's values: what an API server would say to the pod that they make."""
+"""Checks the pod fields of a driver's values with the API server's own rules for the resulting pod."""
 
 from __future__ import annotations
 
@@ -15,46 +15,51 @@ from .source import JSON, PARAMETER, Source
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
 TAKES_NODE_LABEL = "it would take the place of nodeLabel's: write that label into it, or leave nodeLabel off"
 OWN_LABEL = "app.kubernetes.io/name"
-# Where the fault is: in metadata, in the only container, or in the spec; the name of the field, and an index into it.
+# The place of an error: in metadata, in the only container, or in the spec; then the field's name and an index into
+# it.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
-def faults(source: Source, given: Mapping[Any, Any], on: Set[str]) -> Iterator[str]:
-    """Of the value ``pods``, with the features that are ``on``; each begins with its path."""
-    for pod, said in given.items():
+def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[str]:
+    """Yields errors of the value ``pods``; each begins with its path.
+
+    Args:
+        on: the enabled features.
+    """
+    for pod, fields in pods.items():
         if pod not in _KNOWN:
             yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
-        elif not isinstance(said or {}, dict):
+        elif not isinstance(fields or {}, dict):
             yield f"pods.{pod}: no fields with values"
-        for name in said if isinstance(said, dict) else ():
+        for name in fields if isinstance(fields, dict) else ():
             if name not in pod_fields.FIELDS:
                 known = did_you_mean(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
                 yield f"pods.{pod}.{name}: no such field{known}"
-    good = {pod: _known(said) for pod, said in given.items() if pod in _KNOWN and isinstance(said, dict)}
-    for pod, own in good.items():
-        yield from _taken(source, pod, own)
-    if "nodeLabel" in on and (where := _said_by(good, "plugin", "affinity")):
+    valid = {pod: _known(fields) for pod, fields in pods.items() if pod in _KNOWN and isinstance(fields, dict)}
+    for pod, own in valid.items():
+        yield from _reserved_names(source, pod, own)
+    if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
         yield f"pods.{where}.affinity: {TAKES_NODE_LABEL}"
-    yield from dict.fromkeys(fault for file in pod_fields.PODS for fault in _of_pod(source, file, good, on))
+    yield from dict.fromkeys(fault for file in pod_fields.PODS for fault in _of_pod(source, file, valid, on))
 
 
-def doubts(given: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
-    """Fields of pods that there are not."""
+def warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
+    """Yields warnings about fields of pods that are not deployed."""
     for pod in ("controller", "webhook"):
-        if given.get(pod) and pod not in on:
+        if pods.get(pod) and pod not in on:
             yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
 
 
-def _known(said: Mapping[Any, Any]) -> pod_fields.Given:
-    return {name: value for name, value in said.items() if name in pod_fields.FIELDS}
+def _known(fields: Mapping[Any, Any]) -> pod_fields.Given:
+    return {name: value for name, value in fields.items() if name in pod_fields.FIELDS}
 
 
-def _said_by(good: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
-    return next((p for p in (pod, pod_fields.ALL) if good.get(p, {}).get(name) is not None), "")
+def _origin(valid: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
+    return next((p for p in (pod, pod_fields.ALL) if valid.get(p, {}).get(name) is not None), "")
 
 
-def _taken(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
-    """What the manifests need for themselves, and an API server would not miss."""
+def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
+    """Reports names that the manifests use themselves. The API server would accept them."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
         yield f"pods.{pod}.labels.{OWN_LABEL}: by it a driver's pods are found: choose another"
@@ -63,36 +68,36 @@ def _taken(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
             yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"
 
 
-def _of_pod(source: Source, file: str, good: Mapping[str, pod_fields.Given], on: Set[str]) -> Iterator[str]:
+def _of_pod(source: Source, file: str, valid: Mapping[str, pod_fields.Given], on: Set[str]) -> Iterator[str]:
     pod, (manifest,) = pod_fields.PODS[file], (m for f, m in pod_fields.workloads(source) if f == file)
-    given = pod_fields.of_pods(good)[file]
-    if not given:
+    fields = pod_fields.of_pods(valid)[file]
+    if not fields:
         return
-    from ...localcluster.apiserver import offline  # for fields alone
+    from ...localcluster.apiserver import offline  # imported only if pod fields are set
 
-    plain: JSON = yaml.safe_load(PARAMETER.sub(lambda m: _stand_in(source, m[1]), manifest.with_features(on)))
+    plain: JSON = yaml.safe_load(PARAMETER.sub(lambda m: _example_value(source, m[1]), manifest.with_features(on)))
     base = plain["spec"]["template"]
-    made = pod_fields.template_with(base, given)
+    made = pod_fields.template_with(base, fields)
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**made["metadata"], "name": "pod"}}
     for fault in offline.faults(head | {"spec": made["spec"]}):
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
-        if place is None or place[1] not in given:
-            continue  # of what the manifests have: another value is wrong, and told
+        if place is None or place[1] not in fields:
+            continue  # an error in the manifests' own fields; a wrong parameter causes it, and is reported there
         name = place[1]
         index = int(place[2]) - _before(base, name) if place[2] else None
         if index is None or index >= 0:
             at = "" if index is None else f"[{index}]"
-            yield f"pods.{_said_by(good, pod, name)}.{name}{at}{place[3]}{colon}{rest}"
+            yield f"pods.{_origin(valid, pod, name)}.{name}{at}{place[3]}{colon}{rest}"
 
 
-def _stand_in(source: Source, parameter: str) -> str:
+def _example_value(source: Source, parameter: str) -> str:
     default = source.parameters[parameter].default
     return "x" if default is None else str(default)
 
 
 def _before(template: JSON, name: str) -> int:
-    """How many items the manifests have of a list to which a field adds."""
+    """The number of items that the manifests already have in a list to which the field adds."""
     field = pod_fields.FIELDS[name]
     owner = template["spec"]["containers"][0] if field.of == pod_fields.CONTAINER else template[field.of]
     return len(owner.get(name) or ()) if field.adds else 0

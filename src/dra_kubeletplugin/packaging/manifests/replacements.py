@@ -1,4 +1,4 @@
-"""Where a parameter stands in a manifest, in kustomize's words: paths for ``replacements``."""
+"""Finds the places of parameters in a manifest, as paths for kustomize's ``replacements``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _DELIMITERS = '"/:-.'
 
 @dataclass(frozen=True)
 class ReplacementPath:
-    """``delimiter`` is empty where the parameter is the whole value; else the value's part between two delimiters."""
+    """One place of a parameter.
+
+    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is its part between delimiters.
+    """
 
     parameter: str
     path: str
@@ -22,7 +25,7 @@ class ReplacementPath:
 
 
 def places(manifest: JSON) -> Iterator[ReplacementPath]:
-    """Every place of a parameter. Raises :class:`SourceError` for one that kustomize cannot replace."""
+    """Yields every place of a parameter. Raises :class:`SourceError` for a place that kustomize cannot replace."""
     for path, text in _texts(manifest, ()):
         for parameter in dict.fromkeys(PARAMETER.findall(text)):
             yield from _in_text(parameter, ".".join(path), text)
@@ -50,7 +53,7 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             name = inner.get("name", "") if isinstance(inner, dict) else ""
-            by_name = name and not PARAMETER.search(name)  # one that is replaced itself finds nothing afterwards
+            by_name = name and not PARAMETER.search(name)  # a path by name fails after the name itself was replaced
             yield from _texts(inner, (*path, f"[name={name}]" if by_name else str(i)))
     elif isinstance(value, str) and PARAMETER.search(value):
         yield path, value

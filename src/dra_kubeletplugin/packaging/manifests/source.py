@@ -1,10 +1,11 @@
-"""What there is to render: manifests with ``${parameter}`` in them, and with lines that only some drivers want.
+"""Loads the sources of all manifests: YAML with ``${parameter}`` and with marks for optional lines.
 
-``#? feature`` at the end of a line says that it, and what is indented below it, is there only with that feature; ``#? !feature``
-without. On the ``apiVersion`` of a manifest it is said of the whole.
+``#? feature`` at the end of a line: the line and the lines indented below it exist only with that feature; ``#?
+!feature`` only without it. On the ``apiVersion`` line the mark applies to the whole manifest.
 
-``#= field`` at the end of a line says that the value of this name (:mod:`.fields`) takes the place of the line and what belongs to
-it; alone, that it stands there once it is given. ``#+ field``, alone: what is given comes beside what stands above.
+``#= field`` at the end of a line: the pod field of this name (:mod:`.pod_fields`) replaces the line and the lines
+below it. ``#= field`` alone: the field is inserted there if it is set. ``#+ field`` alone: the field's items are
+added to the items above.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import yaml
 JSON = dict[str, Any]
 SOURCE = Path(__file__).parent / "source"
 MADE = "Made by `dra deploy`"
-"""Stands at the head of every file that is rendered: no other is ever replaced."""
+"""The mark at the head of every rendered file. Files without it are never replaced."""
 HELM = "helm"
-"""A mark for lines that kustomize does otherwise."""
+"""The feature name that marks lines for Helm only; kustomize implements them differently."""
 PARAMETER = re.compile(r"\$\{(\w+)\}")
 _MARK = re.compile(r" #\? (!?)(\w+)$")
 _FIELD = re.compile(r" #= (\w+)$")
@@ -30,7 +31,7 @@ _ALONE = re.compile(r"( *)#([=+]) (\w+)")
 
 
 class SourceError(Exception):
-    """What is wrong with the source, or with a driver's values; ``faults`` are sentences."""
+    """Errors in the source or in a driver's values; ``faults`` has one sentence each."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
@@ -39,8 +40,13 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """``default`` is None where a value must be given: always, or with the feature that ``needed`` names. ``pattern`` is a regular
-    expression for the whole of a text, ``longest`` how many characters it may have where not 0."""
+    """One parameter.
+
+    Args:
+        default: None if a value is required: always, or with the feature that ``needed`` names.
+        pattern: a regular expression for the whole text.
+        longest: the maximum number of characters; 0 means no limit.
+    """
 
     name: str
     help: str
@@ -51,13 +57,13 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What a text may be, where there are few."""
+        """The allowed texts, if the pattern is a list of them."""
         found = tuple(self.pattern.split("|"))
         return found if len(found) > 1 and all(map(str.isalnum, found)) else ()
 
     @property
     def most(self) -> int:
-        """Of a number, which is a port or counts replicas."""
+        """The maximum of a number, which is a port or a number of replicas."""
         return 65535 if self.name.endswith("Port") else 100
 
 
@@ -70,7 +76,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Values that go on top of a driver's."""
+    """Values of a Kubernetes distribution, merged over a driver's values."""
 
     name: str
     help: str
@@ -79,7 +85,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One object. ``feature`` is what the whole of it is for; empty for what every driver has."""
+    """One object. ``feature`` is the feature that the whole object needs; empty if every driver has it."""
 
     text: str
     feature: str
@@ -92,14 +98,14 @@ class Manifest:
 
     @property
     def features(self) -> Set[str]:
-        """Those that only parts of it are for."""
+        """The features that parts of the object need."""
         marks = (_MARK.search(_FIELD.sub("", line)) for line in self.text.splitlines())
         return {m[2] for m in marks if m} - {self.feature, HELM}
 
     def with_features(self, on: Set[str]) -> str:
-        """Its text with those features and no others."""
+        """The object's text with these features and no others."""
         kept: list[str] = []
-        skipped = ""  # the line that is left out, with what belongs to it
+        skipped = ""  # the line that was left out; lines that belong to it are left out too
         for line in (_FIELD.sub("", line) for line in self.text.splitlines() if not _ALONE.fullmatch(line)):
             if skipped and _belongs(line, skipped):
                 continue
@@ -111,17 +117,18 @@ class Manifest:
         return "\n".join(kept) + "\n"
 
     def as_template(self) -> Iterator[tuple[str, str]]:
-        """Its lines, each with a step in front of it where a part begins or has ended: ``if FEATURE``, ``unless FEATURE``, ``end``.
+        """Yields the object's lines, each with a step for the template: "" for a plain line.
 
-        Of fields: ``given FIELD``, then what stands there where it is not, and ``else FIELD`` with the line; ``set FIELD`` and
-        ``add FIELD`` with the indentation.
+        Features: ``if FEATURE`` or ``unless FEATURE`` before a part, ``end`` after it. Fields: ``given FIELD``, the
+        default lines, then ``else FIELD`` with the first line; ``set FIELD`` and ``add FIELD`` with the indentation
+        as the line.
         """
-        parts: list[tuple[str, str]] = []  # those that are open: the first line, and the field where one is given
+        parts: list[tuple[str, str]] = []  # open parts: the first line, and the field's name if a field opened it
         for marked in self.text.splitlines():
             alone = _ALONE.fullmatch(marked)
             line = marked if alone else _FIELD.sub("", marked)
             while parts and not _belongs(line, parts[-1][0]):
-                yield from _ended(*parts.pop())
+                yield from _closing_steps(*parts.pop())
             if alone:
                 yield f"{'set' if alone[2] == '=' else 'add'} {alone[3]}", alone[1]
                 continue
@@ -133,17 +140,17 @@ class Manifest:
                 yield ("unless " if mark[1] else "if ") + mark[2], ""
             yield "", _MARK.sub("", line)
         while parts:
-            yield from _ended(*parts.pop())
+            yield from _closing_steps(*parts.pop())
 
 
-def _ended(line: str, field: str) -> Iterator[tuple[str, str]]:
+def _closing_steps(line: str, field: str) -> Iterator[tuple[str, str]]:
     if field:
         yield f"else {field}", line
     yield "end", ""
 
 
 def _belongs(line: str, opener: str) -> bool:
-    """Whether a line is part of what an earlier one begins: indented below it, or an item of the list that it names."""
+    """Returns whether a line belongs to an earlier one: indented below it, or an item of the list that it names."""
     indent, of_opener = (len(text) - len(text.lstrip()) for text in (line, opener))
     names_list = _MARK.sub("", opener).endswith(":") and not opener.lstrip().startswith("- ")
     return indent > of_opener or (indent == of_opener and names_list and line.lstrip().startswith("- "))
@@ -154,11 +161,11 @@ class Source:
     parameters: Mapping[str, Parameter]
     features: Mapping[str, Feature]
     distributions: Mapping[str, Distribution]
-    manifests: Mapping[str, tuple[Manifest, ...]]  # by the name of the file, without its ending
+    manifests: Mapping[str, tuple[Manifest, ...]]  # by file name without its suffix
 
     @property
     def variables(self) -> Set[str]:
-        """Environment variables that the manifests set, with whichever features."""
+        """The environment variables that the manifests set with any combination of features."""
         return set(re.findall(r"- \{?name: ([A-Z][A-Z_]+)\b", "".join(m.text for m in self.all)))
 
     @property
@@ -168,12 +175,12 @@ class Source:
 
 
 def load(folder: Path = SOURCE) -> Source:
-    """Raises :class:`SourceError` for a mark or a parameter that is not described."""
-    said = yaml.safe_load((folder / "parameters.yaml").read_text())
+    """Loads the source. Raises :class:`SourceError` for a mark or a parameter that ``parameters.yaml`` does not define."""
+    data = yaml.safe_load((folder / "parameters.yaml").read_text())
     source = Source(
-        {name: Parameter(name, **p) for name, p in said["parameters"].items()},
-        {name: Feature(name, **f) for name, f in said["features"].items()},
-        {name: Distribution(name, **d) for name, d in said["distributions"].items()},
+        {name: Parameter(name, **p) for name, p in data["parameters"].items()},
+        {name: Feature(name, **f) for name, f in data["features"].items()},
+        {name: Distribution(name, **d) for name, d in data["distributions"].items()},
         {n: tuple(_manifests((folder / f"{n}.yaml").read_text())) for n in ("node", "controller", "webhook")},
     )
     for manifest in source.all:

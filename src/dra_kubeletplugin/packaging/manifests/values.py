@@ -1,4 +1,4 @@
-"""What a driver's author says: values, checked, with the defaults of the source."""
+"""The validated values of a driver, with the defaults of the source."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from .values_validation import faults
 
 @dataclass(frozen=True)
 class Values:
-    """``options`` are environment variables of the driver; ``classes`` the specs of DeviceClasses by name; ``pods`` fields of the
-    pods by the file of the source."""
+    """A driver's values.
+
+    Args:
+        options: environment variables of the driver.
+        classes: specs of DeviceClasses by name.
+        pods: fields of the pods by source file.
+    """
 
     parameters: Mapping[str, str | int]
     features: frozenset[str]
@@ -24,7 +29,7 @@ class Values:
 
 
 def merged(below: JSON, above: JSON) -> JSON:
-    """As Helm merges files of values: maps by key, everything else replaced."""
+    """Merges values as Helm does: maps by key, everything else is replaced."""
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)
@@ -32,17 +37,17 @@ def merged(below: JSON, above: JSON) -> JSON:
     return out
 
 
-def read(source: Source, given: JSON, driver: type[Driver] | None = None) -> Values:
-    """Raises :class:`SourceError` with everything that is wrong, each with its path."""
-    if found := list(faults(source, given, driver)):
+def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
+    """Returns validated values. Raises :class:`SourceError` with every error, each with its path."""
+    if found := list(faults(source, raw, driver)):
         raise SourceError(*found)
-    features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
+    features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     on = frozenset(name for name, wanted in features.items() if wanted)
-    values = {p.name: given.get(p.name, p.default) for p in source.parameters.values()}
+    values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
     return Values(
         {name: v for name, v in values.items() if v is not None},
         on,
-        given.get("options") or {},
-        given.get("deviceClasses") or {},
-        pod_fields.of_pods(given.get("pods") or {}),
+        raw.get("options") or {},
+        raw.get("deviceClasses") or {},
+        pod_fields.of_pods(raw.get("pods") or {}),
     )

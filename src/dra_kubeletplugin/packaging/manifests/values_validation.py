@@ -1,4 +1,4 @@
-"""What is wrong with a driver's values, each as a sentence that begins with its path; and what may be."""
+"""Checks a driver's values: errors, and warnings about likely mistakes. Each is a sentence that begins with its path."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ REFUSED = (
     (("webhookCABundle", "!webhook"), _NO_WEBHOOK.format("webhookCABundle")),
     (
         ("webhook", "!certManager", "!webhookCABundle"),
-        "features: nobody trusts the webhook's certificate: switch certManager on, or webhookCABundle with the value of this name",
+        "features: the webhook's certificate is not trusted: switch certManager on, or webhookCABundle with the value of this name",
     ),
     (
         ("certManager", "webhookCABundle"),
         "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
     ),
 )
-"""Features that do not go together, those with ``!`` being off, and why."""
+"""Features that conflict, and why. ``!`` means that the feature is off."""
 
 
-def _hold(features: Sequence[str], on: Set[str]) -> bool:
-    """Whether all are on, and those with ``!`` in front are off."""
+def _applies(features: Sequence[str], on: Set[str]) -> bool:
+    """Returns whether all features are on; a feature with ``!`` must be off."""
     return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
 
 
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
-_CLOSE = 0.85  # names of a driver's own options may well resemble ours
+_CLOSE = 0.85  # higher than the default, because a driver's own option names may resemble the framework's
 
 
-def faults(source: Source, given: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
-    """Of values as they were given; nothing is left out. Options of the ``driver``'s own are judged where it is known."""
-    if wrong := [name for name in OTHERS if not isinstance(given.get(name) or {}, dict)]:
-        yield from (f"{name}: {_shown(given[name])} in place of names with values" for name in wrong)
-        given = {key: value for key, value in given.items() if key not in wrong}
+def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+    """Yields the errors of values as written. With ``driver``, also checks the driver's own options."""
+    if wrong := [name for name in OTHERS if not isinstance(raw.get(name) or {}, dict)]:
+        yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
+        raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
-    meant = {
-        name: did_you_mean(str(name), names) for name in given if name not in names and name != "global"
-    }  # Helm's own
-    for name, known in meant.items():
+    hints = {
+        name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"
+    }  # reserved by Helm
+    for name, known in hints.items():
         yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
-    features = {f.name: f.default for f in source.features.values()} | (given.get("features") or {})
+    features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     on = {name for name, wanted in features.items() if wanted is True}
     for name, wanted in features.items():
         if name not in source.features:
@@ -72,43 +72,43 @@ def faults(source: Source, given: JSON, driver: type[Driver] | None = None) -> I
         elif not isinstance(wanted, bool):
             yield f"features.{name}: {_shown(wanted)} is neither true nor false"
     for p in source.parameters.values():
-        value = given.get(p.name, p.default)
+        value = raw.get(p.name, p.default)
         if value is None:
-            told = f", did you mean {p.name!r}?" in meant.values()
-            if not told and (not p.needed or p.needed in on):
+            reported = f", did you mean {p.name!r}?" in hints.values()
+            if not reported and (not p.needed or p.needed in on):
                 yield f"{p.name}: must be given: {p.help}"
         elif fault := _fault(p, value):
             yield f"{p.name}: {fault}"
-    options = given.get("options") or {}
+    options = raw.get("options") or {}
     yield from _option_faults(source, options)
     if driver is not None:
         others = framework_options() | set(source.variables)
         texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, str(n))}
         yield from driver_options.faults(driver, texts, others)
-    for name, spec in (given.get("deviceClasses") or {}).items():
-        yield from _class_faults(str(name), spec, str(given.get("resourceAPI") or "v1"))
-    yield from pod_values_validation.faults(source, given.get("pods") or {}, on)
-    yield from (why for together, why in REFUSED if _hold(together, on))
+    for name, spec in (raw.get("deviceClasses") or {}).items():
+        yield from _class_faults(str(name), spec, str(raw.get("resourceAPI") or "v1"))
+    yield from pod_values_validation.faults(source, raw.get("pods") or {}, on)
+    yield from (why for together, why in REFUSED if _applies(together, on))
 
 
-def doubts(given: JSON) -> Iterator[str]:
-    """What may be right and is likely not, in values without faults."""
+def warnings(raw: JSON) -> Iterator[str]:
+    """Yields warnings about valid values that are likely mistakes."""
     known = framework_options()
-    for name in given.get("options") or {}:
-        if name not in known and (meant := did_you_mean(str(name), known, _CLOSE)):
-            yield f"options.{name}: no option of the framework{meant} It is passed on, for the driver's own"
-    on = {name for name, wanted in (given.get("features") or {}).items() if wanted}  # neither pod is there by default
-    yield from pod_values_validation.doubts(given.get("pods") or {}, on)
-    driver = str(given["driverName"])
-    for name, spec in (given.get("deviceClasses") or {}).items():
+    for name in raw.get("options") or {}:
+        if name not in known and (hint := did_you_mean(str(name), known, _CLOSE)):
+            yield f"options.{name}: no option of the framework{hint} It is passed on, for the driver's own"
+    on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}  # both pods are off by default
+    yield from pod_values_validation.warnings(raw.get("pods") or {}, on)
+    driver = str(raw["driverName"])
+    for name, spec in (raw.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
-                if text != driver and (meant := did_you_mean(text, [driver], _CLOSE)):
-                    yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{meant}"
+                if text != driver and (hint := did_you_mean(text, [driver], _CLOSE)):
+                    yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{hint}"
 
 
 def framework_options() -> set[str]:
-    """The variables of all our own options."""
+    """The environment variables of all options of the framework."""
     return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
@@ -130,7 +130,7 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
 
 
 def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
-    """What a role of the framework says to a variable; of others it says nothing."""
+    """Errors of a variable as a setting of one role; empty if the role does not read it."""
     try:
         settings = load({}, {name: value}, role)
     except SettingsError as e:
@@ -140,20 +140,20 @@ def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
 
 
 def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
-    """As an API server judges a DeviceClass."""
+    """Checks a DeviceClass with the API server's rules."""
     where = f"deviceClasses.{name}"
     if not isinstance(spec, dict):
         yield f"{where}: {_shown(spec)} is no spec of a DeviceClass"
         return
-    from ...localcluster.apiserver import offline  # for a class alone
+    from ...localcluster.apiserver import offline  # imported only if there is a class
 
-    if version != "v1":  # it is left out there
+    if version != "v1":  # the chart omits the field there
         spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
     head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
     try:
         found = offline.faults(head | {"spec": spec})
     except offline.UnknownKind:
-        return  # resourceAPI is wrong, and told
+        return  # resourceAPI is invalid, which is reported separately
     for text in found:
         path, colon, rest = text.partition(": ")
         inner = re.sub(r"^(metadata\.name|spec)", "", path)
@@ -172,10 +172,10 @@ def _fault(parameter: Parameter, value: Any) -> str:
             return f"{_shown(value)} is none of {', '.join(choices)}{did_you_mean(value, choices)}"
         return f"{_shown(value)} does not match {parameter.pattern}"
     if len(value) > (parameter.longest or len(value)):
-        said = f"{_shown(value)} has more than {parameter.longest} characters"
+        fault_text = f"{_shown(value)} has more than {parameter.longest} characters"
     else:
-        said = _no_certificate(value) if parameter.name == "webhookCABundle" else ""
-    return said
+        fault_text = _no_certificate(value) if parameter.name == "webhookCABundle" else ""
+    return fault_text
 
 
 def _no_number(value: Any, most: int) -> str:

@@ -1,4 +1,4 @@
-"""Writes what is rendered: what all drivers share, and one driver's own folder."""
+"""Writes the rendered files: the folders that all drivers share, and one driver's own folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from ...base.yaml.documents import Document
 from ...driver import Driver
 from . import driver as own_folder
 from . import helm, kustomize, monitoring, values_validation
-from .atomic_dir import aside
+from .atomic_dir import temporary_folder
 from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
 KUSTOMIZE = "kustomize"
-"""Folder beside a driver's kustomization with the base and the components that it lists."""
-_HEAD = 1000  # bytes of a file, in which its mark stands
+"""The folder beside a driver's kustomization that has its base and components."""
+_HEAD = 1000  # bytes at the start of a file that are searched for the mark
 
 
 def write_shared(source: Source, folder: Path, driver: type[Driver] | None = None) -> None:
-    """``kustomize``, ``helm`` and ``monitoring``, whole, below ``folder``. Raises as :func:`write_driver`.
+    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``.
 
-    The chart judges options of the ``driver``'s own where one is given; without it, it is for every driver.
+    Raises as :func:`write_driver`.
+
+    Args:
+        driver: the chart's schema also checks this driver's own options. None makes a chart for all drivers.
     """
     rendered = {
         KUSTOMIZE: kustomize.files(source),
@@ -37,54 +40,58 @@ def write_shared(source: Source, folder: Path, driver: type[Driver] | None = Non
 
 
 def write_driver(source: Source, values: Values, folder: Path, base: str = "") -> None:
-    """A driver's kustomization and DeviceClasses.
+    """Writes a driver's kustomization and DeviceClasses.
+
+    Replaces all previously rendered files, or none.
 
     Args:
-        base: where a folder ``kustomize`` of :func:`write_shared` is, as seen from ``folder``: a path or a URL. When empty, what the
-            driver needs of it is written beside.
+        base: where a folder ``kustomize`` of :func:`write_shared` is, relative to ``folder``: a path or a URL. If
+            empty, the parts that the driver needs are written beside its kustomization.
 
-    What was rendered before is replaced, all of it or nothing. Raises ``OSError``, and :class:`SourceError` where something else
-    stands there.
+    Raises ``OSError``, and :class:`SourceError` if a file with one of these names was not rendered by this package.
     """
     shared = [] if base else [(f"{KUSTOMIZE}/{path}", text) for path, text in _needed(source, values)]
     _replace(folder, [*shared, *own_folder.files(source, values, base or KUSTOMIZE)], (own_folder.CLASSES,))
 
 
 def values_of(
-    source: Source, paths: Sequence[Path], doubts: list[str] | None = None, driver: type[Driver] | None = None
+    source: Source, paths: Sequence[Path], warnings: list[str] | None = None, driver: type[Driver] | None = None
 ) -> Values:
-    """The values of some files, later ones on top, of a ``driver`` where it is known. What is likely meant otherwise is added to
-    ``doubts``.
+    """Reads the values from files; later files override earlier ones.
 
-    Raises :class:`SourceError` with everything that is wrong, each with file and line.
+    Args:
+        warnings: warnings about likely mistakes are appended to it.
+        driver: the driver whose own options are checked, if known.
+
+    Raises :class:`SourceError` with every error, each with file and line.
     """
     found: list[Document] = []
     faults: list[str] = []
     for path in paths:
-        said = documents.read(path, faults)
-        for document in said:
+        in_file = documents.read(path, faults)
+        for document in in_file:
             faults += [": ".join(fault) for fault in document.faults]
             if not isinstance(document.value, dict):
-                faults.append(f"{document.place()}: no names with values")
-        if len(said) > 1:
-            faults.append(f"{said[1].place()}: a second document: all values stand in one")
-        found += said
+                faults.append(f"{document.place()}: not a mapping of names to values")
+        if len(in_file) > 1:
+            faults.append(f"{in_file[1].place()}: a second document: all values stand in one")
+        found += in_file
     if faults:
         raise SourceError(*faults)
-    given: JSON = {}
+    raw: JSON = {}
     for document in found:
-        given = merged(given, document.value)
+        raw = merged(raw, document.value)
     try:
-        values = read(source, given, driver)
+        values = read(source, raw, driver)
     except SourceError as e:
-        raise SourceError(*(_placed(text, found, paths) for text in e.faults)) from None
-    if doubts is not None:
-        doubts += [_placed(text, found, paths) for text in values_validation.doubts(given)]
+        raise SourceError(*(_with_place(text, found, paths) for text in e.faults)) from None
+    if warnings is not None:
+        warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw)]
     return values
 
 
-def _placed(text: str, found: Sequence[Document], paths: Sequence[Path]) -> str:
-    """A sentence with the place of what it is about: in the last file that says something of it."""
+def _with_place(text: str, found: Sequence[Document], paths: Sequence[Path]) -> str:
+    """Prepends the place of the value that a sentence is about: the last file that sets it."""
     path, _, _ = text.partition(": ")
     top = path.partition(".")[0]
     for document in reversed(found):
@@ -98,45 +105,51 @@ def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:
     return ((path, text) for path, text in kustomize.files(source) if path.rpartition("/")[0] in wanted)
 
 
-def _replace(folder: Path, files: Iterable[tuple[str, str]], gone: Iterable[str] = ()) -> None:
-    """Writes ``files``, and takes away those of ``gone`` that are none of them. Their own folders are replaced as a whole."""
+def _replace(folder: Path, files: Iterable[tuple[str, str]], obsolete: Iterable[str] = ()) -> None:
+    """Writes ``files`` and deletes files of ``gone`` that are not among them.
+
+    Top-level folders of ``files`` are replaced completely.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with aside(folder) as place:
-        fresh, old = place / "new", place / "old"
+    with temporary_folder(folder) as place:
+        new, old = place / "new", place / "old"
         for name, text in files:
-            path = fresh / name
+            path = new / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         old.mkdir()
-        names = {path.name for path in fresh.iterdir()}
-        if others := [path for name in sorted(names) for path in _not_ours(folder / name)]:
+        names = {path.name for path in new.iterdir()}
+        if others := [path for name in sorted(names) for path in _foreign_files(folder / name)]:
             raise SourceError(
                 *(f"{path} was not made by `dra deploy`, and would be lost: move it away" for path in others)
             )
         with contextlib.ExitStack() as undo:
             for name in sorted(names):
-                _exchange(fresh / name, folder / name, old / name, undo)
+                _exchange(new / name, folder / name, old / name, undo)
             undo.pop_all()
-        for name in set(gone) - names:
-            if (folder / name).is_file() and not list(_not_ours(folder / name)):
+        for name in set(obsolete) - names:
+            if (folder / name).is_file() and not list(_foreign_files(folder / name)):
                 (folder / name).unlink()
 
 
-def _not_ours(path: Path) -> Iterator[Path]:
-    """Files at or below ``path`` without our mark; a link is somebody's own."""
+def _foreign_files(path: Path) -> Iterator[Path]:
+    """Yields files at or below ``path`` without our mark. A link always counts as the user's own."""
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
     for file in inner:
         if file.is_symlink() or (file.is_file() and MADE not in file.read_bytes()[:_HEAD].decode(errors="replace")):
             yield file
 
 
-def _exchange(fresh: Path, place: Path, old: Path, undo: contextlib.ExitStack) -> None:
-    """``fresh`` in the ``place`` of what is ``old`` then. A file is there at any moment."""
+def _exchange(new: Path, place: Path, old: Path, undo: contextlib.ExitStack) -> None:
+    """Moves ``fresh`` to ``place``, and the previous content of ``place`` to ``old``.
+
+    A file at ``place`` exists at every moment.
+    """
     if place.is_dir():
         place.rename(old)
     elif place.exists():
         shutil.copy2(place, old)
     if old.exists():
         undo.callback(old.replace, place)
-    fresh.replace(place)
+    new.replace(place)
     undo.callback(shutil.rmtree if place.is_dir() else os.unlink, place)

@@ -1,1 +1,1 @@
-"""A driver's package from templates: what `dra new` makes."""
+"""Creates a driver's package from templates, for `dra new`."""

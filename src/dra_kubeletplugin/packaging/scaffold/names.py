@@ -1,4 +1,6 @@
-"""What a new driver and its parts are called: one name, good for a folder, a Python package, an image and Kubernetes' objects."""
+"""Checks and derives the names of a new driver: one name that is valid for a folder, a Python package, an image and
+Kubernetes objects.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,14 @@ from ...base.yaml.loader import is_text
 from ...errors import SettingsError
 
 MAX_NAME = 32
-"""Characters; names of objects are made from it, see ``deploying/source/parameters.yaml``."""
+"""The maximum number of characters. Object names are made from it, see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VENDOR = re.compile(r"(0x)?([0-9a-f]{4})")
 _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-# What a package of ours would hide, or be hidden by: the framework and what it needs, what tests, checks and builds a driver, by module and
-# by distribution. Listed, because `dra new` may run where little of it is installed.
-_TAKEN = {
+# Module and distribution names that a new package would hide or be hidden by: the framework and its dependencies, and
+# tools that test, check and build a driver. The list is fixed, because `dra new` may run where few of them are
+# installed.
+_RESERVED = {
     "dra", "dra_kubeletplugin", "google", "google_re2", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11",
     "hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "re2", "shtab", "textual", "typing_extensions", "yaml",
     "ast_serialize", "iniconfig", "librt", "mypy", "mypy_extensions", "mypyc", "packaging", "pathspec", "pluggy", "py",
@@ -34,7 +37,10 @@ _TAKEN = {
 
 @dataclass(frozen=True)
 class Names:
-    """What a package is made from. ``vendor`` is the PCI id, four hex digits; empty where the kind has none."""
+    """The names of one package.
+
+    ``vendor`` is the PCI vendor id, four hex digits; empty for kinds of drivers without one.
+    """
 
     kind: str
     name: str
@@ -46,7 +52,7 @@ class Names:
         return module_of(self.name)
 
     def words(self) -> Mapping[str, str]:
-        """What stands in the templates, by its name there."""
+        """The variables of the templates: value by name."""
         major, minor, *_ = (int(part) for part in __version__.split("."))
         return {
             "name": self.name,
@@ -64,35 +70,46 @@ def module_of(name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Raises :class:`SettingsError` for what is no name of a folder, a Python package, an image and a DNS label alike."""
+    """Returns ``name``.
+
+    Raises :class:`SettingsError` unless it is valid as a folder, a Python package, an image and a DNS label.
+    """
     if not _NAME.fullmatch(name) or "--" in name or len(name) > MAX_NAME:
-        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-        near = re.sub(r"[^a-z0-9]+", "-", plain).strip("-0123456789")[:MAX_NAME].strip("-")
-        hint = f": {near}?" if near and near != name and not _means(near) else ", such as acme-fpga"
+        ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+        suggestion = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-0123456789")[:MAX_NAME].strip("-")
+        hint = (
+            f": {suggestion}?"
+            if suggestion and suggestion != name and not _conflict(suggestion)
+            else ", such as acme-fpga"
+        )
         raise SettingsError(
             f"NAME {name!r}: give at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
         )
-    if where := _means(name):
+    if where := _conflict(name):
         raise SettingsError(f"NAME {name!r} means something else in {where}: give another, such as {name}-driver")
     return name
 
 
-def _means(name: str) -> str:
-    """Where the name means something else already; empty where it does not."""
+def _conflict(name: str) -> str:
+    """Returns where the name already has another meaning ("Python" or "YAML"), else ""."""
     module = module_of(name)
-    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _TAKEN:
+    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _RESERVED:
         return "Python"
     return "YAML" if name in _YAML else ""
 
 
 def check_driver_name(text: str) -> str:
-    """Raises :class:`SettingsError` for what Kubernetes takes for no driver's name, or YAML for no text."""
+    """Returns ``text``.
+
+    Raises :class:`SettingsError` unless it is a valid driver name for Kubernetes and a string in YAML.
+    """
     if len(text) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(text):
         raise SettingsError(
             f"--driver-name {text!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: lower case letters, digits, '-' and "
             "'.', such as fpga.example.com"
         )
-    if not is_text(text) or not isinstance(yaml.safe_load(text), str):  # to kubectl, and to others
+    # kubectl and other YAML parsers have different rules
+    if not is_text(text) or not isinstance(yaml.safe_load(text), str):
         raise SettingsError(
             f"--driver-name {text!r} is no text in YAML: give one with a domain, such as fpga.example.com"
         )
@@ -100,7 +117,7 @@ def check_driver_name(text: str) -> str:
 
 
 def check_vendor(text: str) -> str:
-    """Four hex digits. Raises :class:`SettingsError`."""
+    """Returns the vendor id as four hex digits. Raises :class:`SettingsError` if it is invalid."""
     found = _VENDOR.fullmatch(text.lower())
     if not found or found[2] in {"0000", "ffff"}:
         raise SettingsError(

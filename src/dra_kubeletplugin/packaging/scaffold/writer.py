@@ -1,4 +1,4 @@
-"""Writes a driver's package, whole or not at all."""
+"""Writes a new driver's package, completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ...errors import SettingsError, describe
-from ..manifests.atomic_dir import aside
+from ..manifests.atomic_dir import temporary_folder
 from ..manifests.source import load
 from ..manifests.writer import values_of, write_driver
 from .names import Names
@@ -37,15 +37,17 @@ _OF_KIND = {
 
 
 class _Template(string.Template):
-    """Not with ``$``, which belongs to make, to the shell and to GitHub."""
+    """A template whose delimiter is not ``$``, which make, the shell and GitHub use."""
 
     delimiter = "%%"
 
 
 def make(names: Names, directory: Path) -> Path:
-    """The new package's folder in ``directory``: made aside and renamed, so that it is whole whenever it is there.
+    """Writes the package into a temporary folder and renames it, so that it is complete whenever it exists.
 
-    Raises :class:`SettingsError` where it exists already or cannot be written; nothing is left then.
+    Returns its folder.
+
+    Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains then.
     """
     folder = directory / names.name
     exists = SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
@@ -54,12 +56,12 @@ def make(names: Names, directory: Path) -> Path:
     if not directory.is_dir():
         raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
     try:
-        with aside(directory) as place:
+        with temporary_folder(directory) as place:
             unfinished = place / names.name
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:
-        if os.path.lexists(folder):  # somebody else made it meanwhile
+        if os.path.lexists(folder):  # another process created it meanwhile
             raise exists from None
         raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
     return folder
@@ -75,13 +77,13 @@ def _write(names: Names, folder: Path) -> None:
 
 
 def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
-    """Path in the package, and content."""
+    """Yields each file's path in the package and its content."""
     yield from common(names)
     yield from _filled(names.kind, _OF_KIND, names.words())
 
 
 def common(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
-    """Those of every kind."""
+    """Yields the files that all kinds of drivers have."""
     return _filled("common", _COMMON, names.words())
 
 

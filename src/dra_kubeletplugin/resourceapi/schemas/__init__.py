@@ -1,1 +1,1 @@
-"""The types of the kinds that are served: what they contain, how they are read, merged and published."""
+"""The types of the served kinds: their fields, and how they are decoded, merged and published as OpenAPI."""

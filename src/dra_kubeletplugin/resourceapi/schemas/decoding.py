@@ -1,7 +1,7 @@
-"""Objects as a server written in Go reads, keeps and writes them, by the shape of their kind.
+"""Decodes objects by the shape of their kind, as a server written in Go reads, stores and writes them.
 
-Fields it does not know are told and left out; a value of another type is refused; quantities and times get the form in which
-they are stored; optional fields that are empty are none, and the others are there.
+Unknown fields are reported and dropped. A value of a wrong type is an error. Quantities and times get their stored
+form. Empty optional fields are dropped, and empty required fields are present.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _ZERO = {
     Form.QUANTITY: "0",
     Form.INT_OR_STRING: 0,
 }
-_STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)  # "omitempty" says nothing of these
+# Go's "omitempty" has no effect on these
+_STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
 
 class DecodeError(ValueError):
-    """A value is not of its field's type."""
+    """A value does not have its field's type."""
 
 
 def decode(obj: Mapping[str, Any], shape: Struct, unknown: list[str]) -> JSON:
-    """``obj`` as it is stored; the paths of fields that its kind has not are added to ``unknown``.
+    """Returns ``obj`` in its stored form, and appends the paths of unknown fields to ``unknown``.
 
     Raises :class:`DecodeError`.
     """
@@ -45,7 +46,12 @@ def decode(obj: Mapping[str, Any], shape: Struct, unknown: list[str]) -> JSON:
 
 
 def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]) -> JSON:
-    """``path`` has positions, for what is unknown; ``where`` has none, as Go tells of a wrong type."""
+    """Decodes a struct.
+
+    Args:
+        path: with list indices, for unknown fields.
+        where: without them, as in Go's errors about types.
+    """
     if not isinstance(value, Mapping):
         raise _mistyped(value, where, shape, shape)
     if path.count(".") > _DEEPEST:
@@ -55,13 +61,13 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
     if not value.keys() <= fields.keys():
         unknown += [f"{path}.{key}" if path else str(key) for key in value if key not in fields]
     for name, field in fields.items():
-        given = value.get(name)
-        if given is None:
+        raw = value.get(name)
+        if raw is None:
             if not field.pointer:
                 _absent(out, name, field)
             continue
         inner = f"{path}.{name}" if path else name
-        found = _value(given, field.shape, inner, f"{where}.{name}" if where else name, shape, unknown)
+        found = _value(raw, field.shape, inner, f"{where}.{name}" if where else name, shape, unknown)
         if field.pointer or found or isinstance(field.shape, Struct) or field.shape in _STRUCTS_IN_GO:
             out[name] = found
         elif field.always:
@@ -70,7 +76,7 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
 
 
 def _absent(out: JSON, name: str, field: Field) -> None:
-    """What is written of a field that is not given and no pointer."""
+    """Adds what Go writes for a field that is not set and not a pointer."""
     shape = field.shape
     if isinstance(shape, Struct):
         out[name] = empty(shape)
@@ -85,7 +91,7 @@ def _absent(out: JSON, name: str, field: Field) -> None:
 
 
 def empty(shape: Struct) -> JSON:
-    """A struct of which nothing is given."""
+    """Returns a struct without any field set."""
     out: JSON = {}
     for name, field in shape.fields.items():
         if not field.pointer:
@@ -174,11 +180,11 @@ def _bytes(value: Any, where: str, form: Form, owner: Struct) -> str:
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise DecodeError(f"illegal base64 data at input byte {_first_odd(text)}") from None
+        raise DecodeError(f"illegal base64 data at input byte {_first_invalid(text)}") from None
     return text
 
 
-def _first_odd(text: str) -> int:
+def _first_invalid(text: str) -> int:
     found = re.search(r"[^A-Za-z0-9+/]", text)
     return found.start() if found else len(text) // 4 * 4
 

@@ -1,7 +1,7 @@
-"""Sets of field paths, as managed fields have them: ``f:name`` for a field, ``k:{...}`` for an item with keys, ``v:...`` for a
-member of a set.
+"""Sets of field paths, as in managed fields.
 
-A path is a tuple of such elements. Source: FieldsV1 of meta/v1, and structured-merge-diff's fieldpath package.
+A path is a tuple of elements: ``f:name`` for a field, ``k:{...}`` for a list item with keys, ``v:...`` for a member
+of a set. Source: FieldsV1 of meta/v1, and structured-merge-diff's fieldpath package.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def _compact(value: Any) -> str:
 
 
 def encode(paths: Iterable[Path]) -> JSON:
-    """As ``fieldsV1``."""
+    """Encodes paths as ``fieldsV1``."""
     out: JSON = {}
     members: set[Path] = set(paths)
     for path in sorted(members):
         at = out
         for element in path:
             at = at.setdefault(element, {})
-    for path in members:  # a member that has others below it
+    for path in members:  # a path that is also the prefix of other paths
         at = out
         for element in path:
             at = at[element]
@@ -54,7 +54,7 @@ def _ordered(node: JSON) -> JSON:
 
 
 def decode(fields: Mapping[str, Any], prefix: Path = ()) -> set[Path]:
-    """The paths of ``fieldsV1``."""
+    """Decodes the paths of ``fieldsV1``."""
     out: set[Path] = set()
     for element, below in fields.items():
         if element == ".":
@@ -67,19 +67,19 @@ def decode(fields: Mapping[str, Any], prefix: Path = ()) -> set[Path]:
 
 
 def without(paths: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
-    """The paths that are neither one of ``roots`` nor below one."""
+    """Returns the paths that are neither in ``roots`` nor below one of them."""
     cut = frozenset(roots)
     lengths = {len(r) for r in cut}
     return {p for p in paths if cut.isdisjoint([p[:n] for n in lengths])}
 
 
 def below(paths: Iterable[Path], element: str) -> set[Path]:
-    """What follows ``element`` in the paths that begin with it."""
+    """Returns the rest of the paths that begin with ``element``."""
     return {p[1:] for p in paths if len(p) > 1 and p[0] == element}
 
 
 def in_order(paths: Iterable[Path]) -> Iterator[Path]:
-    """Members of each level first, then what is below, each in order."""
+    """Yields sorted paths: at each level first the members, then the deeper paths."""
     found = set(paths)
     yield from sorted(p for p in found if len(p) == 1)
     for element in sorted({p[0] for p in found if len(p) > 1}):
@@ -87,7 +87,7 @@ def in_order(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def shown(path: Path) -> str:
-    """A path as messages have it, e.g. ``.status.devices[device="d0",driver="a.example.com",pool="p"].data``."""
+    """Formats a path as in messages, e.g. ``.status.devices[device="d0",driver="a.example.com",pool="p"].data``."""
     out = ""
     for element in path:
         kind, _, rest = element.partition(":")

@@ -1,7 +1,7 @@
-"""The types by which objects are merged: which maps and lists are one value, and by which keys list items are the same.
+"""The merge types of objects: which maps and lists are atomic, and which keys identify list items.
 
-Made from the schemas in :mod:`.tables`, or from that of a custom resource.
-Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/, "Merge strategy".
+They are made from the schemas in :mod:`.tables`, or from a custom resource's schema. Source:
+https://kubernetes.io/docs/reference/using-api/server-side-apply/, "Merge strategy".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scalar(Enum):
 
 
 class Untyped(Enum):
-    """A value of any form; its maps and lists are one value, or, deduced, its maps are merged by key."""
+    """A value of any type. ATOMIC: its maps and lists are one value. DEDUCED: its maps are merged by key."""
 
     ATOMIC = "atomic"
     DEDUCED = "deduced"
@@ -34,7 +34,7 @@ class Untyped(Enum):
 
 @dataclass(frozen=True, eq=False)
 class ListOf:
-    """A list: one value, a set of scalars, or items that ``keys`` tell apart."""
+    """A list: atomic, a set of scalars, or items identified by ``keys``."""
 
     item: LazyType
     keys: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ListOf:
 
 @dataclass(frozen=True, eq=False)
 class MapOf:
-    """A struct with ``fields``, or a map whose values are all of one type."""
+    """A struct with ``fields``, or a map whose values have one type."""
 
     fields: Mapping[str, LazyType]
     values: LazyType | None
@@ -59,7 +59,7 @@ Type: TypeAlias = Scalar | Untyped | ListOf | MapOf
 
 
 class LazyType:
-    """A type as its schema has it, read when it is needed: types refer to themselves."""
+    """A type that is built from its schema at first use, because types can be recursive."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -81,7 +81,7 @@ def _named(name: str) -> Type:
 
 
 def from_schema(schema: Schema) -> Type:
-    """The type of an OpenAPI schema: one of a server's own, or that of a custom resource."""
+    """Returns the merge type of an OpenAPI schema: a built-in kind's, or a custom resource's."""
     if "oneOf" in schema or schema.get("x-kubernetes-int-or-string"):
         return Scalar.UNTYPED
     if schema.get("type") == "array":
@@ -112,6 +112,6 @@ def _list(schema: Schema) -> ListOf:
 
 @functools.cache
 def type_of(group: str, version: str, kind: str) -> Type:
-    """The type of a kind; of one that is not in the tables, maps are merged by key and lists replaced."""
+    """Returns the merge type of a kind. For an unknown kind, maps are merged by key and lists are replaced."""
     name = tables.name_of(group, version, kind)
     return _named(name) if name else Untyped.DEDUCED

@@ -1,4 +1,4 @@
-"""What Kubernetes 1.37 added to the types of resource.k8s.io in :mod:`.tables`, which are those of 1.36."""
+"""The additions of Kubernetes 1.37 to the resource.k8s.io types in :mod:`.tables`, which are from 1.36."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _derived(version: str) -> Schema:
 
 
 def _fields(version: str) -> Iterator[tuple[str, str, Schema]]:
-    """Type, field and schema of each field that a type got."""
+    """Yields each added field: type, field and schema."""
     old = version == "v1beta1"
     resources = {"type": "object", "additionalProperties": _reference(f"resource.{version}.NodeAllocatableResource")}
     yield "ResourceSliceSpec", "partitionTypeAttribute", _TEXT
@@ -54,7 +54,7 @@ def _types(version: str) -> Iterator[tuple[str, Schema]]:
 
 
 def extended(kinds: Mapping[str, str], types: Mapping[str, Schema]) -> tuple[dict[str, str], dict[str, Schema]]:
-    """The tables with what 1.37 added; DeviceTaintRule of v1 is that of v1beta2."""
+    """Returns the tables with the additions of 1.37. DeviceTaintRule of v1 is a copy of v1beta2's."""
     out_kinds, out = dict(kinds), dict(types)
     for version in _VERSIONS:
         out |= {f"resource.{version}.{name}": schema for name, schema in _types(version)}

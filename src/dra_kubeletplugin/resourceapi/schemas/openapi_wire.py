@@ -1,6 +1,8 @@
-"""An OpenAPI v2 document as the protobuf message that kubectl asks for: for lists of mixed kinds, and before 1.29 for all.
+"""Encodes an OpenAPI v2 document as the protobuf message that kubectl requests: for lists of mixed kinds, and always
+before 1.29.
 
-Source: OpenAPIv2.proto of github.com/google/gnostic, field numbers only; values of no fixed type are YAML, which JSON is.
+Source: OpenAPIv2.proto of github.com/google/gnostic, field numbers only. Values without a fixed type are YAML; JSON
+is valid YAML.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _INTEGERS = {"maxLength": 11, "minLength": 12, "maxItems": 14, "minItems": 15, "
 
 
 def encode(document: JSON) -> bytes:
-    """The message of a document in OpenAPI v2."""
+    """Encodes a document in OpenAPI v2."""
     info = document["info"]
     paths = b"".join(_message(2, _named(p, _path(item))) for p, item in document["paths"].items())
     definitions = b"".join(_message(1, _named(n, _schema(s))) for n, s in document["definitions"].items())
@@ -49,12 +51,13 @@ def _operation(operation: JSON) -> bytes:
 
 def _query_parameter(parameter: JSON) -> bytes:
     query = _text(2, "query") + _text(4, parameter["name"]) + _text(6, parameter["type"])
-    return _message(1, _message(2, _message(3, query)))  # item, parameter, no body's, of the query
+    # ParametersItem > Parameter > NonBodyParameter > QueryParameterSubSchema
+    return _message(1, _message(2, _message(3, query)))
 
 
 def _schema(schema: JSON) -> bytes:
     out = [_text(number, schema[key]) for key, number in _TEXTS.items() if schema.get(key)]
-    # What refers to another type and says more does so through allOf, which this form has no need of.
+    # A reference with siblings is written with allOf in OpenAPI; this form can have both side by side.
     for part in (schema, *(schema.get("allOf") or ())):
         if reference := part.get("$ref"):
             out.append(_text(1, reference))

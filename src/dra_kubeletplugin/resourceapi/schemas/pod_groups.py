@@ -1,4 +1,4 @@
-"""The types of PodGroup: alpha, and so in none of the schemas that :mod:`.tables` reads.
+"""The types of PodGroup, which is alpha and therefore missing in the schemas that :mod:`.tables` reads.
 
 Source: the Go types of scheduling.k8s.io, v1alpha2 of 1.36 and v1beta1 of 1.37.
 """
@@ -27,7 +27,7 @@ def _list(item: Schema, key: str = "") -> Schema:
 
 
 def _both(at: str) -> Iterator[tuple[str, Schema]]:
-    """What is the same in both versions."""
+    """Yields the types that are equal in both versions."""
     meta: Schema = {"$ref": "apis.meta.v1.ObjectMeta", "default": {}}
     spec, status = ({"$ref": f"{at}PodGroup{part}", "default": {}} for part in ("Spec", "Status"))
     yield "PodGroup", _struct("spec", apiVersion=_TEXT, kind=_TEXT, metadata=meta, spec=spec, status=status)
@@ -73,7 +73,7 @@ def _beta(at: str) -> Iterator[tuple[str, Schema]]:
 
 
 def kinds_and_types() -> tuple[dict[str, str], dict[str, Schema]]:
-    """What is to be added to the tables."""
+    """Returns the entries to add to the tables."""
     versions = {"v1alpha2": _alpha, "v1beta1": _beta}
     types = {f"scheduling.{v}.{name}": s for v, of in versions.items() for name, s in of(f"scheduling.{v}.")}
     return {f"scheduling.k8s.io/{v}/PodGroup": f"scheduling.{v}.PodGroup" for v in versions}, types

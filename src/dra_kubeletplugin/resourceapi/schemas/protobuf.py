@@ -1,8 +1,9 @@
-"""Bodies in ``application/vnd.kubernetes.protobuf``, as kubectl sends them, read into the JSON form of the same object.
+"""Decodes bodies in ``application/vnd.kubernetes.protobuf``, as kubectl sends them, into the JSON form of the same
+object.
 
-The messages follow from the shapes of the kinds: a field's wire number is in the tables. What is zero and no pointer is sent
-too; :mod:`.decoding` leaves it out again.
-Source: the envelope is runtime.Unknown behind four magic bytes, see "Alternate representations of resources" of the API's concepts.
+The shapes of the kinds define the messages; the tables contain each field's wire number. Zero values of fields that
+are not pointers are sent too; :mod:`.decoding` removes them. Source: the envelope is runtime.Unknown after four magic
+bytes, see "Alternate representations of resources" in the API concepts.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WireError(ValueError):
-    """The bytes are no such message."""
+    """The bytes are not a valid message."""
 
 
 class UnknownKindError(WireError):
-    """The message is of a kind whose fields are not known."""
+    """The fields of the message's kind are not known."""
 
 
 def decode(body: bytes) -> JSON:
-    """The object, with ``apiVersion`` and ``kind``. Raises :class:`WireError`."""
+    """Returns the object with ``apiVersion`` and ``kind``. Raises :class:`WireError`."""
     if not body.startswith(MAGIC):
         raise WireError("the body does not begin as a protobuf message of Kubernetes does")
     api_version = kind = ""
@@ -52,7 +53,7 @@ def decode(body: bytes) -> JSON:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field: an integer, or bytes."""
+    """Yields number and value of each field: an integer, or bytes."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -143,7 +144,7 @@ def _add(out: JSON, name: str, value: int | bytes, shape: Shape, depth: int) -> 
 
 
 def _wrapped(value: int | bytes, shape: ListShape, depth: int) -> list[Any]:
-    """A list as a map's value is in a message of its own."""
+    """Decodes a list that is the value of a map; it has a message of its own."""
     return [_value(v, shape.item.shape, depth) for n, v in _fields(_bytes(value)) if n == 1]
 
 

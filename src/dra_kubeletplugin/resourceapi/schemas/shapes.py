@@ -1,6 +1,6 @@
-"""What a kind's fields are: their types, which are pointers, which are written even when they are empty, their wire numbers.
+"""The shapes of kinds: the fields' types, which are pointers, which are written even if empty, and their wire numbers.
 
-Made from the schemas in :mod:`.tables`, each when it is first looked at: types refer to themselves.
+Made from the schemas in :mod:`.tables`, each at first use, because types can be recursive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tables import Schema
 
 
 class Form(Enum):
-    """A value without fields of its own; the text is Go's name of its type."""
+    """A value without fields of its own. The text is the Go name of its type."""
 
     STRING = "string"
     INT32 = "int32"
@@ -52,7 +52,11 @@ class MapShape:
 
 @dataclass(frozen=True, eq=False)
 class Struct:
-    """``nested`` are messages that only protobuf has: their number, and the numbers of the fields in them."""
+    """A struct.
+
+    Args:
+        nested: messages that exist in protobuf only: field numbers and names by the message's number.
+    """
 
     name: str
     fields: Mapping[str, Field] = field(default_factory=dict)
@@ -72,7 +76,7 @@ Shape: TypeAlias = Form | ListShape | MapShape | Struct
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """``pointer``: stored whenever it is given. ``always``: written even when it is empty."""
+    """A field. ``pointer``: stored whenever it is set. ``always``: written even if it is empty."""
 
     of: LazyShape
     pointer: bool
@@ -86,7 +90,7 @@ class Field:
 
 
 class LazyShape:
-    """A shape that is made of its schema when it is needed."""
+    """A shape that is built from its schema at first use."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -124,7 +128,7 @@ def named(name: str) -> Shape:
 
 
 def kind_shape(group: str, version: str, kind: str) -> Struct | None:
-    """None for a kind that is not in the tables."""
+    """Returns the shape of a kind, or None for an unknown kind."""
     name = tables.name_of(group, version, kind)
     found = named(name) if name else None
     return found if isinstance(found, Struct) else None
@@ -151,7 +155,7 @@ def _field(schema: Schema, required: bool) -> Field:
     of = LazyShape(schema)
     marks = schema.get("go")
     default = schema.get("default")
-    if marks is None:  # newer than the Go types that we know: optional ones are mostly pointers
+    if marks is None:  # newer than the Go types in the tables; optional fields are mostly pointers
         return Field(of, not required and default is None, required, 0, default)
     digits = marks.rstrip("pa")
     return Field(of, "p" in marks, "a" in marks, int(digits or 0), default)

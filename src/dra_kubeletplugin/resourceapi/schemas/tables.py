@@ -1,6 +1,7 @@
-"""The schemas of a Kubernetes 1.36.2 server with what 1.37 added and the alpha kind PodGroup, read when they are first needed.
+"""The schemas of a Kubernetes 1.36.2 server, with the additions of 1.37 and the alpha kind PodGroup, loaded at first
+use.
 
-``types.json`` is made by ``tests/tools/server_types.py``; its docstring says what is in it.
+``tests/tools/server_types.py`` generates ``types.json``; its docstring describes the content.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def _tables() -> tuple[Mapping[str, str], Mapping[str, Schema]]:
 
 
 def named(name: str) -> Schema:
-    """A type by its name, as references have it."""
+    """Returns a type by its name, as used in references."""
     return _tables()[1][name]
 
 
 def name_of(group: str, version: str, kind: str) -> str | None:
-    """The name of a kind's type; None for a kind that is not in the tables."""
+    """Returns the name of a kind's type, or None for an unknown kind."""
     return _tables()[0].get(f"{group}/{version}/{kind}")

@@ -1,6 +1,6 @@
-"""Objects seen through their types: which paths they have, what changed between two, one merged into another, paths removed.
+"""Operations on objects by their merge types: list the paths, compare, merge, remove paths.
 
-The rules are those of sigs.k8s.io/structured-merge-diff (package typed), which API servers use.
+The rules are the rules of sigs.k8s.io/structured-merge-diff (package typed), which API servers use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SchemaError(Exception):
 
 
 class _Absent:
-    """Where one of two objects has nothing; null is something."""
+    """Marks a missing value, which differs from null."""
 
 
 _ABSENT: Final = _Absent()
@@ -29,7 +29,7 @@ _ATOMIC_MAP = MapOf({}, None, True)
 
 @dataclass
 class Comparison:
-    """Paths by what happened to them."""
+    """The differences between two objects, as paths."""
 
     added: set[Path] = field(default_factory=set)
     removed: set[Path] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Comparison:
 
 
 def check(value: Any, type_: Type, path: Path = ()) -> None:
-    """Raises :class:`SchemaError` where ``value`` has fields or values that its type has not, or list items twice."""
+    """Raises :class:`SchemaError` for fields or values that the type does not have, and for duplicate list items."""
     if value is None:
         return
     if isinstance(type_, Scalar):
@@ -75,7 +75,7 @@ def _go(value: Any) -> str:
 
 
 def paths_of(value: Any, type_: Type) -> set[Path]:
-    """The paths that an applied object claims."""
+    """Returns the paths that an applied object owns."""
     out: set[Path] = set()
     _collect(value, type_, (), out)
     return out
@@ -105,7 +105,7 @@ def _collect(value: Any, type_: Type, path: Path, out: set[Path]) -> None:
 
 
 def compare(old: Any, new: Any, type_: Type) -> Comparison:
-    """What it takes to make ``new`` of ``old``."""
+    """Returns the changes that turn ``old`` into ``new``."""
     out = Comparison()
     _compare(old, new, type_, (), out)
     return out
@@ -113,7 +113,7 @@ def compare(old: Any, new: Any, type_: Type) -> Comparison:
 
 def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> None:
     if old == new:
-        return  # most of an object is as it was
+        return  # true for most parts of an object
     a = _form(type_, old) if old is not _ABSENT else None
     b = _form(type_, new) if new is not _ABSENT else None
     leaf = False
@@ -127,7 +127,7 @@ def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> No
 
 
 def _compare_as(seen: Type, old: Any, new: Any, path: Path, out: Comparison) -> bool:
-    """Whether the two are one value each, whose parts do not count."""
+    """Compares as ``seen``. Returns whether both values are atomic, so that their parts are not compared."""
     if isinstance(seen, ListOf) and not seen.atomic and (_items(old) or _items(new)):
         before, after = _by_element(seen, old, path), _by_element(seen, new, path)
         for element in {**before, **after}:
@@ -150,7 +150,7 @@ def _compare_as(seen: Type, old: Any, new: Any, path: Path, out: Comparison) -> 
 
 
 def merge(live: Any, applied: Any, type_: Type) -> Any:
-    """``live`` with all that ``applied`` says."""
+    """Returns ``live`` with all values of ``applied`` merged into it."""
     return _merge(live, applied, type_, ())
 
 
@@ -170,7 +170,7 @@ def _merge(live: Any, applied: Any, type_: Type, path: Path) -> Any:
 
 
 def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any]:
-    """Shared items in the applied order; what only one side has stays between its neighbours."""
+    """Merges lists: shared items in the applied order; an item of only one list stays between its neighbors."""
     left, right = _by_element(type_, live, path), _by_element(type_, applied, path)
     lefts, rights = list(left), list(right)
     shared = [e for e in rights if e in left]
@@ -208,7 +208,7 @@ def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any
 
 
 def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
-    """``value`` without what is at ``paths``; a map of which nothing is left is null, a list is empty."""
+    """Returns ``value`` without ``paths``. A map that becomes empty is null; a list that becomes empty stays empty."""
     gone = set(paths)
     seen = _form(type_, value)
     if not gone or value is None:
@@ -235,7 +235,7 @@ def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
 
 
 def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
-    """``paths``, and every struct's field on the way to one of them: such a field cannot be without its parts."""
+    """Returns ``paths`` and every struct field above them, because such a field cannot exist without its parts."""
     out = set(paths)
     for path in list(out):
         at: Type | None = type_
@@ -253,7 +253,9 @@ def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
 
 
 def cleaned(value: Any, type_: Type) -> Any:
-    """What is stored of ``value``: no nulls, but empty strings in maps of strings, as a server written in Go has it."""
+    """Returns the stored form of ``value``, as a server written in Go has it: without nulls, except "" in maps of
+    strings.
+    """
     seen = _form(type_, value)
     if isinstance(seen, MapOf) and isinstance(value, Mapping):
         zeroed = not seen.fields and seen.values is not None and seen.values.type is Scalar.STRING
@@ -268,12 +270,12 @@ def cleaned(value: Any, type_: Type) -> Any:
 
 
 def _form(type_: Type, value: Any) -> Type:
-    """The type of a value that may have any: by what it is."""
+    """Returns the type of a value; an untyped value gets the type of its content."""
     if not isinstance(type_, Untyped):
         return type_
     if isinstance(value, dict):
         return _DEDUCED_MAP if type_ is Untyped.DEDUCED else _ATOMIC_MAP
-    return Scalar.UNTYPED  # a list too: it is one value
+    return Scalar.UNTYPED  # also a list, which is atomic
 
 
 def _value_type(type_: MapOf, key: str) -> Type:
@@ -294,7 +296,7 @@ def _by_element(type_: ListOf, value: Any, path: Path) -> dict[str, Any]:
 
 
 def _element(type_: ListOf, item: Any, path: Path) -> str:
-    """The path element of a list's item. Raises :class:`SchemaError` where it has none of the keys."""
+    """Returns the path element of a list's item. Raises :class:`SchemaError` for an item without any of the keys."""
     if type_.is_set:
         return value_element(item)
     if not isinstance(item, Mapping):

@@ -1,5 +1,8 @@
-"""What devices there are, who has them and how they are: one model for `dra top`, and for the pages of `dra dev` and a node's plugin.
+"""The usage of devices: which exist, which claims hold them, and their health.
 
-It stands on plain objects of resource.k8s.io and knows neither scheduler nor plugin. :mod:`~.rows` is the model,
-:mod:`~.tally` makes it, :mod:`~.arranging` sorts, filters and groups it, :mod:`~.page` serves it to a browser.
+One model for `dra top` and for the web pages.
+
+It uses plain objects of resource.k8s.io and depends on neither scheduler nor plugin. :mod:`~.rows` is the model and
+:mod:`~.usage` computes it. ``analysis/top`` sorts, filters and groups it; the plugin's page and `dra dev` serve it to
+a browser.
 """

@@ -1,4 +1,4 @@
-"""The model: typed rows, which encode to the JSON that a page reads and `dra top -o json` prints."""
+"""The model of device usage: typed rows that encode to the JSON of the web page and of `dra top -o json`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import StrEnum
 class DeviceUse(StrEnum):
     FREE = "free"
     HELD = "held"
-    SHARED = "shared"  # held, and other claims may have a part of it too
-    BLOCKED = "blocked"  # free itself, but other partitions hold the counters that it draws from (KEP-4815)
-    GONE = "gone"  # a claim has it, and no slice has it any more
+    SHARED = "shared"  # held, and other claims may use a part of it too
+    BLOCKED = "blocked"  # not held, but other partitions hold the counters that it needs (KEP-4815)
+    GONE = "gone"  # held by a claim, but in no slice any more
 
 
 class HealthRow(StrEnum):
-    UNSAID = "unsaid"  # slices say only what is wrong
+    UNSAID = "unsaid"  # slices only report problems
     TAINTED = "tainted"
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -25,7 +25,7 @@ class HealthRow(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """How much of a counter or of a shared capacity is taken; ``share`` is between 0 and 1, and more where too much is."""
+    """How much of a counter or of a shared capacity is used. ``share`` is between 0 and 1, or above 1 if overcommitted."""
 
     name: str
     taken: str
@@ -35,11 +35,15 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One result of a claim's allocation. ``claim`` is namespace/name; ``pods`` are whom it is reserved for: namespace/name of
-    a pod, with the resource before it where it is none.
+    """One result of a claim's allocation.
 
-    ``conditions`` are those of the claim's ``status.devices`` that are not as they should be, and ``network`` its addresses.
-    ``state`` is the plugin's record of it, empty where only the API server was asked.
+    Args:
+        claim: ``namespace/name``.
+        pods: the consumers that the claim is reserved for: ``namespace/name`` of a pod; other kinds have their
+            resource in front.
+        conditions: conditions in the claim's ``status.devices`` that are not as they should be.
+        network: the device's network addresses.
+        state: of the plugin's record of the claim; empty if the data is from the API server only.
     """
 
     claim: str
@@ -55,7 +59,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """A device. ``node`` is empty where it is for several, which ``reach`` tells then. ``sets`` are the counter sets it draws from."""
+    """A device.
+
+    Args:
+        node: empty if several nodes can use it; ``reach`` then describes them.
+        sets: the counter sets that it uses.
+    """
 
     node: str
     driver: str
@@ -81,7 +90,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """What partitions of a pool draw from."""
+    """A counter set, which partitions of a pool share."""
 
     driver: str
     pool: str
@@ -92,7 +101,7 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """``away`` is why nothing new goes there, empty where nothing is known against it."""
+    """A node. ``away`` says why no new pods are scheduled to it; empty if no reason is known."""
 
     name: str
     devices: int = 0
@@ -102,9 +111,12 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """A pod that wants devices and does not run. ``since`` is when it was made, RFC 3339.
+    """A pod that needs devices and does not run.
 
-    ``said`` is the cluster's own word for why; ``reason`` that of ``dra explain``, empty while it is not computed.
+    Args:
+        since: its creation time, RFC 3339.
+        said: the cluster's own reason.
+        reason: the reason found by ``dra explain``; empty until it is computed.
     """
 
     namespace: str
@@ -124,16 +136,20 @@ class Count:
     held: int = 0
     blocked: int = 0
     bad: int = 0
-    """Tainted, unhealthy or gone."""
+    """Devices that are tainted, unhealthy or gone."""
     waiting: int | None = 0
-    """Pods; None where nobody asked for them."""
+    """Pods; None if they were not requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """``title`` is what was looked at. ``away`` is why what is shown is of ``at`` (unix seconds) and no newer; empty while it is live.
+    """The complete model at one moment.
 
-    ``gaps`` are what may not be read, each with its consequence; ``notes`` what should be known besides.
+    Args:
+        title: the object that it describes, such as a cluster.
+        away: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
+        gaps: objects that may not be read, each with the consequence.
+        notes: other remarks for the user.
     """
 
     title: str

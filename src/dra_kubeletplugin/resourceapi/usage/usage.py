@@ -1,4 +1,4 @@
-"""From slices and claims to rows: each device of each pool once, with all that claims have of it."""
+"""Computes device usage from slices and claims: one row per device of each pool, with all claims that use it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ JSON = Mapping[str, Any]
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 PoolKey = tuple[str, str]  # driver, pool
 Reaches = Callable[[JSON, JSON], bool]
-_ODD = (TypeError, KeyError, ValueError, AttributeError)
-# The standard attribute first (KEP-4381), then what drivers that have none call it.
+_MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
+# First the standard attribute (KEP-4381), then names that drivers without it use.
 _ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex")
 _NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
 _EFFECTLESS = "None"
@@ -34,7 +34,7 @@ class UsageResult:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What a slice alone says. ``row`` is the device as if nobody had it."""
+    """The part of a device's row that depends on its slice only. ``row`` has no holders."""
 
     row: DeviceRow
     draws: Draws
@@ -46,44 +46,48 @@ class _Device:
 class _Slice:
     pool: PoolKey
     generation: int
-    wanted: int  # slices that its pool should have
+    wanted: int  # the number of slices that its pool should have
     node: str
     devices: Sequence[_Device]
-    sets: Draws  # what there is
+    sets: Draws  # the totals of counters
     json: JSON
 
 
-class Memo(Generic[T]):
-    """What was made of objects, kept while they are the same ones: a watch replaces what changes, and nothing else."""
+class ObjectCache(Generic[T]):
+    """Caches a value per object.
+
+    An object of a watch is replaced when it changes, so the object's identity is a valid key.
+    """
 
     def __init__(self, make: Callable[[JSON], T]) -> None:
         self._make = make
-        self._made: dict[int, tuple[JSON, T]] = {}
+        self._cache: dict[int, tuple[JSON, T]] = {}
 
     def of(self, objects: Iterable[JSON]) -> list[T]:
-        fresh = {}
+        current = {}
         for obj in objects:
-            known = self._made.get(id(obj))
-            fresh[id(obj)] = known if known is not None else (obj, self._make(obj))
-        self._made = fresh
-        return [made for _, made in fresh.values()]
+            known = self._cache.get(id(obj))
+            current[id(obj)] = known if known is not None else (obj, self._make(obj))
+        self._cache = current
+        return [made for _, made in current.values()]
 
 
 class UsageCounter:
-    """Makes tallies of the same cluster again and again, each at the cost of what changed."""
+    """Computes the usage of a cluster repeatedly; each time costs only as much as the changed objects."""
 
     def __init__(self) -> None:
-        self._slices = Memo(_told(_slice, "a slice"))
-        self._claims = Memo(_told(lambda claim: tuple(_holders(claim)), "a claim"))
+        self._slices = ObjectCache(_or_sentence(_slice, "a slice"))
+        self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "a claim"))
         self._rows: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
 
     def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
-        """Rows in the order of nodes, drivers, pools and slices; devices that only claims know of come last.
+        """Returns the usage, ordered by node, driver, pool and slice. Devices that only claims mention come last.
+
+        An object that is malformed is left out and named in the notes.
 
         Args:
-            reaches: whether a device of a slice is wanted; all are without it, and then what only claims know of is too.
-
-        An object that has not its kind's form is left out, and named in the notes.
+            reaches: whether a device of a slice is included. None includes all, also devices that only claims
+                mention.
         """
         notes: list[str] = []
         held = _held(self._claims.of(claims), notes)
@@ -91,12 +95,12 @@ class UsageCounter:
         sets: list[CounterRow] = []
         kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
         known: set[DeviceKey] = set()
-        awaited: set[PoolKey] = set()
+        incomplete_pools: set[PoolKey] = set()
         for key, pool in _pools(self._slices.of(slices), notes).items():
             if len(pool) < pool[0].wanted:
-                awaited.add(key)
+                incomplete_pools.add(key)
             devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
-            left = _left(key, pool, [d for _, d in devices.values()], held)
+            remaining = _remaining(key, pool, [d for _, d in devices.values()], held)
             drawn: set[str] = set()
             for name in reversed(devices):
                 sl, device = devices[name]
@@ -104,12 +108,14 @@ class UsageCounter:
                 if reaches is None or reaches(sl.json, device.json):
                     drawn.update(device.draws)
                     holders = tuple(held.get((*key, name), ()))
-                    rows.append(self._row((*key, name), device, holders, left, kept))
+                    rows.append(self._row((*key, name), device, holders, remaining, kept))
             for sl in pool:
                 wanted = [n for n in sl.sets if reaches is None or n in drawn]
-                sets += [_set(key, n, sl, left[n], [d.row for _, d in devices.values()]) for n in wanted]
+                sets += [_set(key, n, sl, remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
         if reaches is None:
-            rows += [_unseen(key, holders, awaited) for key, holders in held.items() if key not in known]
+            rows += [
+                _unpublished_row(key, holders, incomplete_pools) for key, holders in held.items() if key not in known
+            ]
         self._rows = kept
         rows.sort(key=lambda r: (r.node, r.driver, r.pool))
         return UsageResult(tuple(rows), tuple(sets), tuple(notes))
@@ -119,10 +125,10 @@ class UsageCounter:
         key: DeviceKey,
         device: _Device,
         holders: tuple[Holder, ...],
-        left: Draws,
+        remaining: Draws,
         kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]],
     ) -> DeviceRow:
-        use = _use(device, holders, left)
+        use = _use(device, holders, remaining)
         before = self._rows.get(key)
         if before is not None and before[0] is device and before[1] == holders and before[2].use is use:
             kept[key] = before
@@ -138,22 +144,22 @@ class UsageCounter:
 
 
 def count_usage(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
-    """:meth:`UsageCounter.tally`, once."""
+    """Calls :meth:`UsageCounter.tally` once."""
     return UsageCounter().tally(slices, claims, reaches)
 
 
-def _told(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
-    """In place of what cannot be made, a sentence that says so."""
+def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
+    """Wraps ``make`` so that it returns a sentence for an object that is malformed."""
 
-    def tried(obj: JSON) -> T | str:
+    def wrapped(obj: JSON) -> T | str:
         try:
             return make(obj)
-        except _ODD as e:
+        except _MALFORMED as e:
             meta = obj.get("metadata")
             name = clip(meta.get("name")) if isinstance(meta, Mapping) else "?"
             return f"{what}, {name}, cannot be read, and is left out: {describe(e)}"
 
-    return tried
+    return wrapped
 
 
 # --- claims ---------------------------------------------------------------------------------------
@@ -174,11 +180,11 @@ def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
     meta, status = claim["metadata"], claim.get("status") or {}
     namespace = str(meta.get("namespace") or "")
     pods = tuple(_consumer(namespace, r) for r in status.get("reservedFor") or [])
-    told = {(s["driver"], s["pool"], s["device"], s.get("shareID") or ""): s for s in status.get("devices") or []}
+    statuses = {(s["driver"], s["pool"], s["device"], s.get("shareID") or ""): s for s in status.get("devices") or []}
     for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []:
         key = (str(r["driver"]), str(r["pool"]), str(r["device"]))
         share = str(r.get("shareID") or "")
-        of_driver = told.get((*key, share)) or {}
+        of_driver = statuses.get((*key, share)) or {}
         yield (
             key,
             Holder(
@@ -196,13 +202,13 @@ def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
 
 
 def _consumer(namespace: str, reference: JSON) -> str:
-    """A pod by its name; what else a claim is reserved for says what it is: ``podgroups ml/train`` (KEP-5729)."""
+    """Formats a consumer: a pod by its name, any other object with its resource: ``podgroups ml/train`` (KEP-5729)."""
     resource, name = str(reference.get("resource", "pods")), f"{namespace}/{reference['name']}"
     return name if resource == "pods" else f"{resource} {name}"
 
 
 def _conditions(status: JSON, result: JSON) -> Iterator[str]:
-    """Those that a reader should know: what is not True, what means failure, and what is still to come (KEP-5007)."""
+    """Yields the conditions that a reader should see: not true, indicating failure, or still missing (KEP-5007)."""
     failures = set(result.get("bindingFailureConditions") or [])
     seen = set()
     for c in status.get("conditions") or []:
@@ -222,7 +228,7 @@ def _network(data: JSON) -> str:
 
 
 def _pools(slices: Iterable[_Slice | str], notes: list[str]) -> dict[PoolKey, list[_Slice]]:
-    """The slices of each pool's newest generation."""
+    """Returns the slices of each pool's newest generation. Appends a note for an incomplete pool."""
     out: dict[PoolKey, list[_Slice]] = {}
     for sl in slices:
         if isinstance(sl, str):
@@ -282,43 +288,43 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
     return _Device(row, draws, bool(device.get("allowMultipleAllocations")), device)
 
 
-def _left(
+def _remaining(
     key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_Device], held: Mapping[DeviceKey, Iterable[Holder]]
 ) -> dict[str, dict[str, Quantity]]:
-    """Of each counter, what nobody has. A device draws once, however many share it; admin access draws nothing."""
-    left = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
+    """Returns the free amount of each counter. A shared device is counted once; admin access uses nothing."""
+    remaining = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
     for device in devices:
         if device.draws and any(not h.admin for h in held.get((*key, device.row.name), ())):
             for name, counters in device.draws.items():
-                of = left.setdefault(name, {})
+                of = remaining.setdefault(name, {})
                 for counter, amount in counters.items():
                     of[counter] = of.get(counter, _NOTHING) - amount
-    return left
+    return remaining
 
 
-def _use(device: _Device, holders: tuple[Holder, ...], left: Draws) -> DeviceUse:
+def _use(device: _Device, holders: tuple[Holder, ...], remaining: Draws) -> DeviceUse:
     if any(not h.admin for h in holders):
         return DeviceUse.SHARED if device.shared else DeviceUse.HELD
     for name, counters in device.draws.items():
-        of = left.get(name, {})
+        of = remaining.get(name, {})
         if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
             return DeviceUse.BLOCKED
     return DeviceUse.FREE
 
 
-def _unseen(key: DeviceKey, holders: Iterable[Holder], awaited: Collection[PoolKey]) -> DeviceRow:
-    """A device that claims alone know of: it is gone, unless a slice of its pool is still to come."""
-    use, told = DeviceUse.GONE, "no slice has it any more"
-    if key[:2] in awaited:
-        use, told = DeviceUse.HELD, "not in the slices of its pool that are published so far"
-    return DeviceRow("", *key, use, HealthRow.UNSAID, holders=tuple(holders), message=told)
+def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
+    """The row of a device that only claims mention: gone, unless its pool's slices are still incomplete."""
+    use, message = DeviceUse.GONE, "no slice has it any more"
+    if key[:2] in incomplete_pools:
+        use, message = DeviceUse.HELD, "not in the slices of its pool that are published so far"
+    return DeviceRow("", *key, use, HealthRow.UNSAID, holders=tuple(holders), message=message)
 
 
 def _set(
-    pool: PoolKey, name: str, sl: _Slice, left: Mapping[str, Quantity], devices: Iterable[DeviceRow]
+    pool: PoolKey, name: str, sl: _Slice, remaining: Mapping[str, Quantity], devices: Iterable[DeviceRow]
 ) -> CounterRow:
-    meters = tuple(_meter(n, total - left[n], total) for n, total in sl.sets[name].items())
-    # Counters have a slice of their own: they belong where the devices are that draw from them.
+    meters = tuple(_meter(n, total - remaining[n], total) for n, total in sl.sets[name].items())
+    # Counters have a slice of their own. They belong to the node of the devices that use them.
     nodes = {d.node for d in devices if name in d.sets}
     node = sl.node or (nodes.pop() if len(nodes) == 1 else "")
     return CounterRow(*pool, name, node, meters)
@@ -340,19 +346,19 @@ def _consumed(name: str, holders: Iterable[Holder]) -> Quantity:
     for h in holders:
         if not h.admin and (amount := h.amounts.get(_short(name))):
             try:
-                total = Quantity(amount) + total  # in the format of what claims have
+                total = Quantity(amount) + total  # in the format of the claims' amounts
             except QuantityError:
                 continue
     return total
 
 
 def _short(name: str) -> str:
-    """Without the domain, which is the driver's own as a rule."""
+    """Returns a name without its domain, which normally is the driver's own."""
     return name.rpartition("/")[2]
 
 
 def _value(attribute: JSON) -> str:
-    """Whichever of the typed fields it has; lists with commas (KEP-5491)."""
+    """Formats the value of an attribute; the items of a list are separated by commas (KEP-5491)."""
     for value in attribute.values():
         if isinstance(value, list):
             return ", ".join(map(_plain, value))
@@ -365,14 +371,14 @@ def _plain(value: object) -> str:
 
 
 def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
-    """The value of the first of ``names``, whole or without domain, whatever letters are large in it."""
+    """Returns the value of the first of ``names`` that exists, with or without domain, in any case."""
     whole = {n.lower(): v for n, v in attributes.items()}
     bare = {_short(n).replace("-", "").replace("_", ""): v for n, v in whole.items()}
     return next((v for n in names if (v := whole.get(n) or bare.get(n))), "")
 
 
 def _taint(taint: JSON) -> str:
-    """As people write one: ``key=value:NoExecute``."""
+    """Formats a taint as users write it: ``key=value:NoExecute``."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return clip(f"{taint['key']}{value}:{taint['effect']}")
 

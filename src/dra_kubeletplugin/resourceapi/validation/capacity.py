@@ -1,6 +1,7 @@
-"""What a request policy of a capacity may say (KEP-5075).
+"""Validates the request policy of a capacity (KEP-5075).
 
-Since 1.37 a range with fractions is judged in thousandths (gate DRAFractionalCapacityRange); before, in whole numbers, rounded up.
+Since 1.37 a range with fractions is validated in thousandths (gate DRAFractionalCapacityRange); before, in whole
+numbers, rounded up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ JSON = Mapping[str, Any]
 
 
 def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list[FieldError]:
-    """Every fault of one capacity of a device; ``multiple``: several claims may share it."""
+    """Returns every error of one capacity of a device; ``multiple``: several claims may share the device."""
     policy = value.get("requestPolicy")
     if policy is None:
         return []
@@ -32,7 +33,7 @@ def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list
 
 
 def has_fractions(policy: JSON) -> bool:
-    """Whether the range of a policy, or its default, has a value that is not whole."""
+    """Returns whether a policy has a range and a value in it, or its default, is not a whole number."""
     span = policy.get("validRange")
     given = [policy.get("default"), *((span.get(k) for k in _SPAN) if span else ())]
     return span is not None and any(v is not None and not _is_whole(parse(v).value) for v in given)
@@ -72,7 +73,7 @@ def _valid_values(
         larger = parse(text) > limit
         return [invalid(where, text, f"option is larger than capacity value: {limit}")] if larger else []
 
-    def identity(text: str) -> str:  # what is told apart: whole numbers, rounded up, before 1.37
+    def identity(text: str) -> str:  # two values are duplicates if equal; before 1.37 if equal after rounding up
         found = parse(text)
         return str(found.rounded_up) if not fractions or _is_whole(found.value) else f"{found.value.normalize():f}"
 
@@ -111,7 +112,7 @@ def _steps(
     out: list[FieldError] = []
     if low + step > limit:
         out.append(invalid(path, str(step), f"one step {low + step} is larger than capacity value: {limit}"))
-    # A real 1.36 server panics on a step of zero; ours says what is wrong.
+    # A real 1.36 server panics on a step of zero; this one returns an error.
     if not step.rounded_up:
         return [*out, invalid(path, str(step), "must be greater than zero")]
     for value in values:

@@ -1,4 +1,4 @@
-"""What the API server accepts as the status of a ResourceClaim (v1, as of 1.36): consumers, allocation, status of devices."""
+"""Validates the status of a ResourceClaim (v1, as of 1.36): consumers, allocation, status of devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
-    """Every fault of an update of a claim's status, which has been through :func:`without_deallocated`."""
+    """Returns every error of an update of a claim's status.
+
+    ``new`` must have been processed by :func:`without_deallocated`.
+    """
     status, before = new.get("status") or {}, old.get("status") or {}
     out = _consumers(status, before, deleted=bool(new["metadata"].get("deletionTimestamp")))
     allocation, previous = status.get("allocation"), before.get("allocation")
@@ -51,12 +54,12 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
 
 
 def device_key(owner: JSON) -> DeviceKey:
-    """Which device, or share of one, a result or an entry of ``status.devices`` is about."""
+    """Returns the device, or the share of one, that a result or an entry of ``status.devices`` refers to."""
     return owner["driver"], owner["pool"], owner["device"], owner.get("shareID")
 
 
 def without_deallocated(status: JSON, before: JSON) -> dict[str, Any]:
-    """``status`` without the entries of devices that were allocated ``before`` and are no longer."""
+    """Returns ``status`` without the entries of devices that were allocated ``before`` and no longer are."""
     gone = set(map(device_key, _results(before))) - set(map(device_key, _results(status)))
     if not gone or not status.get("devices"):
         return dict(status)
@@ -176,7 +179,7 @@ def _condition(condition: JSON, path: str) -> list[FieldError]:
 
 
 def network_data(data: JSON, path: str) -> list[FieldError]:
-    """Every fault of what is told of a network device."""
+    """Returns every error of the network data of a device."""
     out: list[FieldError] = []
     for field, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
         if len(data.get(field, "").encode()) > limit:
@@ -186,7 +189,7 @@ def network_data(data: JSON, path: str) -> list[FieldError]:
 
 
 def _interface_address(value: str, path: str) -> list[FieldError]:
-    """An address with the length of its network's prefix, in canonical form."""
+    """Validates an address with prefix length in canonical form."""
     rule = 'must be a valid address in CIDR form, (e.g. "10.9.8.7/24" or "2001:db8::1/64")'
     try:
         address = ipaddress.ip_interface(value)
@@ -200,7 +203,7 @@ def _interface_address(value: str, path: str) -> list[FieldError]:
 
 
 def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
-    """On an update of a claim, or of a template, only its metadata is looked at, and that the spec stays."""
+    """Returns every error of an update of a claim or template: only its metadata, and whether the spec is unchanged."""
     same = new["spec"] == old["spec"]
     out = updated_metadata(new["metadata"])
     return out if same else [*out, invalid("spec", "<value omitted>", "field is immutable")]

@@ -1,8 +1,8 @@
-"""What the API server accepts as a ResourceClaim, ResourceClaimTemplate or DeviceClass (v1, as of 1.36).
+"""Validates ResourceClaims, ResourceClaimTemplates and DeviceClasses (v1, as of 1.36).
 
-CEL expressions are compiled by whoever has a compiler: pass it as ``compile``, which raises ``ValueError`` with the
-compiler's words, :class:`ProgramFault` where the expression compiles and no program can be made of it. Without one, only their
-length is checked.
+The caller passes a CEL compiler as ``compile``. It raises ``ValueError`` with the compiler's message, or
+:class:`ProgramFault` if the expression compiles but no program can be made of it. Without a compiler only the length
+of expressions is checked.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) 
 
 
 def _is_extended(name: str) -> bool:
-    """KEP-5004: not native, not a quota request, a qualified name, and room for the quota's prefix."""
+    """Returns whether a name is a valid extended resource (KEP-5004): not native, not a quota request, a qualified name,
+    short enough for the quota's prefix.
+    """
     if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io") or name.startswith("requests."):
         return False
     return not names.qualified(f"requests.{name}") and len(name.split("/")[1]) <= MAX_EXTENDED_NAME
 
 
 def known_requests(spec: JSON) -> frozenset[str]:
-    """What the parts of a claim may refer to: ``request``, and ``request/alternative`` where it has alternatives."""
+    """Returns the names that other parts of a claim may refer to: ``request``, and ``request/alternative``."""
     alternatives: dict[str, list[str]] = {}
     for request in (spec.get("devices") or {}).get("requests") or []:
         alternatives[request["name"]] = [a["name"] for a in request.get("firstAvailable") or []]
@@ -93,7 +95,7 @@ def _claim_spec(spec: JSON, path: str, compile: Compile) -> list[FieldError]:
 
 
 def configuration(value: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
-    """Every fault of one entry of ``config``: of a claim, or of an allocation."""
+    """Returns every error of one entry of ``config`` of a claim or an allocation."""
     return request_names(value.get("requests"), f"{path}.requests", known) + _opaque_only(value, path)
 
 
@@ -108,7 +110,7 @@ def request_names(values: list[str] | None, path: str, known: frozenset[str]) ->
 
 
 def request_name(value: str, path: str, known: frozenset[str]) -> list[FieldError]:
-    """A reference to a request, or to one of its alternatives."""
+    """Validates a reference to a request or to one of its alternatives."""
     rule = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
     parts = value.split("/")
     if len(parts) > 2:
@@ -181,7 +183,7 @@ def tolerations(values: list[JSON] | None, path: str) -> list[FieldError]:
 
 
 def toleration(value: JSON, path: str) -> list[FieldError]:
-    """Every fault of one device toleration."""
+    """Returns every error of one device toleration."""
     out: list[FieldError] = []
     key, operator = value.get("key", ""), value.get("operator", "")
     if key:
@@ -213,13 +215,13 @@ def _constraint(value: JSON, path: str, known: frozenset[str]) -> list[FieldErro
 
 
 def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
-    """Admin access is for namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
+    """Allows admin access only in namespaces with the label ``resource.kubernetes.io/admin-access: "true"``."""
     if labels.get("resource.kubernetes.io/admin-access") == "true":
         return []
     rule = "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
     requests = (spec.get("devices") or {}).get("requests") or []
     for i, r in enumerate(requests):
         if (r.get("exactly") or {}).get("adminAccess"):
-            # The path is the server's, which leaves `exactly` out, also for templates.
+            # As on the server, the path lacks `exactly`, also for templates.
             return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
     return []

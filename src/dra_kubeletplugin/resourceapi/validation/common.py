@@ -1,4 +1,4 @@
-"""Rules that slices, claims and classes share."""
+"""Validation rules that slices, claims and classes share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def items(
     path: str,
     key: Callable[[Any], str] | None = None,
 ) -> list[FieldError]:
-    """Checks a list: its length, every item, and where ``key`` is given that no key comes twice."""
+    """Validates a list: its length, every item, and, with ``key``, that no key occurs twice."""
     values = values or []
     if len(values) > limit:
         return [too_many(path, len(values), limit)]
@@ -37,7 +37,7 @@ def items(
 
 
 def entry(path: str, key: str, longest: int) -> str:
-    """The path of a map's entry; of a key that is too long, the ends."""
+    """Returns the path of a map's entry. A key that is too long is shortened in the middle."""
     if len(key) > longest:
         shown = longest - len("...")
         key = f"{key[: (shown + 1) // 2]}...{key[len(key) - shown // 2 :]}"
@@ -48,7 +48,7 @@ def driver_name(value: str, path: str) -> list[FieldError]:
     if not value:
         return [required(path)]
     out = [too_long(path, names.MAX_DRIVER)] if len(value.encode()) > names.MAX_DRIVER else []
-    return out + invalids(path, value, names.subdomain(value.lower()))  # the server lets upper case pass
+    return out + invalids(path, value, names.subdomain(value.lower()))  # the server accepts upper case
 
 
 def pool_name(value: str, path: str) -> list[FieldError]:
@@ -62,12 +62,15 @@ def pool_name(value: str, path: str) -> list[FieldError]:
 
 @lru_cache(maxsize=4096)
 def is_attribute_name(value: str) -> bool:
-    """Whether every server takes ``value`` as the name of an attribute or capacity. Thousands of devices have the same few."""
+    """Returns whether every server accepts ``value`` as the name of an attribute or capacity.
+
+    Cached, because thousands of devices share a few names.
+    """
     return value.count("/") <= 1 and not qualified_name(value, "")
 
 
 def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldError]:
-    """A device attribute's or capacity's name: a C identifier of 32 bytes, or domain/identifier."""
+    """Validates the name of a device's attribute or capacity: a C identifier of at most 32 bytes, or domain/identifier."""
     parts = value.split("/")
     if len(parts) == 1:
         return _identifier(parts[0], path) + ([invalid(path, value, "must include a domain")] if fully else [])
@@ -78,7 +81,7 @@ def qualified_name(value: str, path: str, *, fully: bool = False) -> list[FieldE
     if not domain:
         out.append(invalid(path, "", "the domain must not be empty"))
     else:
-        out += driver_name(domain, path)  # domains follow the rules of driver names
+        out += driver_name(domain, path)  # domains have the rules of driver names
     if not name:
         out.append(invalid(path, "", "the name must not be empty"))
     else:
@@ -96,7 +99,7 @@ def taint_key(value: str, path: str) -> list[FieldError]:
 
 
 def node_selector(selector: Mapping[str, Any], path: str, *, one_term: bool = False) -> list[FieldError]:
-    """A NodeSelector; one of a slice must have exactly one term."""
+    """Validates a NodeSelector. In a slice it must have exactly one term."""
     terms = selector.get("nodeSelectorTerms") or []
     where = f"{path}.nodeSelectorTerms"
     out: list[FieldError] = []
@@ -178,13 +181,13 @@ def taint_effect(value: str, path: str, effects: Collection[str] = TAINT_EFFECTS
 
 
 def opaque(config: Mapping[str, Any], path: str) -> list[FieldError]:
-    """An opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
+    """Validates an opaque driver configuration: a driver's name and a JSON object of at most 10 KiB."""
     out = driver_name(config.get("driver", ""), f"{path}.driver")
     return out + json_object(config.get("parameters"), f"{path}.parameters", MAX_OPAQUE_BYTES)
 
 
 def json_object(value: object, path: str, limit: int) -> list[FieldError]:
-    """A JSON object of at most ``limit`` bytes."""
+    """Validates a JSON object of at most ``limit`` bytes."""
     import msgspec
 
     if value is None:

@@ -1,4 +1,4 @@
-"""Field errors, in the server's own shape: a reason, a path and a sentence."""
+"""Field errors in the API server's form: reason, path and message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FieldError:
-    """One cause of a refusal. ``reason`` is a Kubernetes cause type such as ``FieldValueInvalid``."""
+    """One cause of a rejection. ``reason`` is a Kubernetes cause type such as ``FieldValueInvalid``."""
 
     reason: str
     field: str
@@ -21,7 +21,7 @@ class FieldError:
 
 
 class ProgramFault(ValueError):
-    """An expression compiles, and no program can be made of it: for the API server a fault of its own."""
+    """An expression compiles, but no program can be made of it. The API server reports an internal error."""
 
 
 def internal(path: str, detail: str) -> FieldError:
@@ -62,5 +62,5 @@ def unsupported(path: str, value: Any, allowed: Iterable[str]) -> FieldError:
 
 
 def show(value: Any) -> str:
-    """A value as the server prints it."""
+    """Formats a value as the server does."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

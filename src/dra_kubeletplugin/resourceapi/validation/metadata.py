@@ -1,4 +1,4 @@
-"""What the API server accepts as the metadata of an object, and of a template's objects."""
+"""Validates the metadata of an object, and of the objects of a template."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ TEMPLATE_FIELDS = ("labels", "annotations")
 JSON = Mapping[str, Any]
 
 
-def metadata(given: JSON, path: str = "metadata") -> list[FieldError]:
-    """Every fault of an object's metadata, whose name is a DNS subdomain."""
-    return _name(given, path) + _general(given, path) + _known_finalizers(given, path)
+def metadata(meta: JSON, path: str = "metadata") -> list[FieldError]:
+    """Returns every error of an object's metadata. The name must be a DNS subdomain."""
+    return _name(meta, path) + _general(meta, path) + _known_finalizers(meta, path)
 
 
-def updated_metadata(given: JSON, path: str = "metadata", *, wholly: bool = True) -> list[FieldError]:
-    """Every fault of the metadata of an update, as often as the server reports it.
+def updated_metadata(meta: JSON, path: str = "metadata", *, wholly: bool = True) -> list[FieldError]:
+    """Returns every error of an update's metadata, as many times as the server reports it.
 
-    It asks the rules of all objects, those of an update, and those of the kind, which has both again (``wholly``) or those of
-    an update alone, as slices have.
+    The server applies the rules of all objects, the rules of updates, and the kind's own. The kind's rules repeat
+    both (``wholly``) or, for slices, only the rules of updates.
     """
-    out = _general(given, path) + _changeable(given, path)
+    out = _general(meta, path) + _changeable(meta, path)
     if wholly:
-        out += metadata(given, path)
-    return out + _changeable(given, path) + _known_finalizers(given, path)
+        out += metadata(meta, path)
+    return out + _changeable(meta, path) + _known_finalizers(meta, path)
 
 
-def _general(given: JSON, path: str) -> list[FieldError]:
+def _general(meta: JSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
-    if given.get("generation", 0) < 0:
-        out.append(invalid(f"{path}.generation", given["generation"], "must be greater than or equal to 0"))
-    return out + _changeable(given, path) + _finalizers(given.get("finalizers") or [], f"{path}.finalizers")
+    if meta.get("generation", 0) < 0:
+        out.append(invalid(f"{path}.generation", meta["generation"], "must be greater than or equal to 0"))
+    return out + _changeable(meta, path) + _finalizers(meta.get("finalizers") or [], f"{path}.finalizers")
 
 
-def _changeable(given: JSON, path: str) -> list[FieldError]:
-    out = _labels(given.get("labels") or {}, f"{path}.labels")
-    out += _annotations(given.get("annotations") or {}, f"{path}.annotations")
-    return out + _owners(given.get("ownerReferences") or [], f"{path}.ownerReferences")
+def _changeable(meta: JSON, path: str) -> list[FieldError]:
+    out = _labels(meta.get("labels") or {}, f"{path}.labels")
+    out += _annotations(meta.get("annotations") or {}, f"{path}.annotations")
+    return out + _owners(meta.get("ownerReferences") or [], f"{path}.ownerReferences")
 
 
-def template_metadata(given: JSON, path: str) -> list[FieldError]:
-    """Every fault of the metadata that objects made from a template get: labels and annotations, and nothing else."""
-    out = _annotations(given.get("annotations") or {}, f"{path}.annotations")
-    out += _labels(given.get("labels") or {}, f"{path}.labels")
-    return out + [forbidden(f"{path}.{k}", "cannot be set") for k in given if k not in TEMPLATE_FIELDS]
+def template_metadata(meta: JSON, path: str) -> list[FieldError]:
+    """Returns every error of a template's metadata for its objects: only labels and annotations are allowed."""
+    out = _annotations(meta.get("annotations") or {}, f"{path}.annotations")
+    out += _labels(meta.get("labels") or {}, f"{path}.labels")
+    return out + [forbidden(f"{path}.{k}", "cannot be set") for k in meta if k not in TEMPLATE_FIELDS]
 
 
 def merged_owners(owners: Sequence[JSON]) -> list[JSON]:
-    """Owner references, each once."""
+    """Returns owner references without duplicates."""
     out: list[JSON] = []
     for owner in owners:
         if owner not in out:
@@ -62,11 +62,11 @@ def merged_owners(owners: Sequence[JSON]) -> list[JSON]:
     return out
 
 
-def _name(given: JSON, path: str) -> list[FieldError]:
-    name, prefix = given.get("name", ""), given.get("generateName", "")
+def _name(meta: JSON, path: str) -> list[FieldError]:
+    name, prefix = meta.get("name", ""), meta.get("generateName", "")
     out: list[FieldError] = []
     if prefix:
-        # Something follows a dash at the end, so that it and the character before it are not looked at.
+        # A suffix follows a final dash, so the server does not check the dash and the character before it.
         masked = prefix[:-2] + "a" if len(prefix) > 1 and prefix.endswith("-") else prefix
         out += invalids(f"{path}.generateName", prefix, names.subdomain(masked))
         name = name or f"{prefix[:MAX_GENERATED_BASE]}xxxxx"
@@ -108,7 +108,7 @@ def _owners(owners: Sequence[JSON], path: str) -> list[FieldError]:
 
 
 def _group_version(text: str) -> tuple[str, str]:
-    """Group and version of an ``apiVersion``; both empty where it has more than these two."""
+    """Returns group and version of an ``apiVersion``; both are empty if it has more than two parts."""
     parts = text.split("/")
     if len(parts) > 2:
         return "", ""
@@ -125,9 +125,9 @@ def _finalizers(finalizers: Sequence[str], path: str) -> list[FieldError]:
     return out
 
 
-def _known_finalizers(given: JSON, path: str) -> list[FieldError]:
+def _known_finalizers(meta: JSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
-    for i, finalizer in enumerate(given.get("finalizers") or []):
+    for i, finalizer in enumerate(meta.get("finalizers") or []):
         if "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:
             rule = "name is neither a standard finalizer name nor is it fully qualified"
             out.append(invalid(f"{path}.finalizers[{i}]", finalizer, rule))

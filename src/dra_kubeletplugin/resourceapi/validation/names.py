@@ -1,4 +1,4 @@
-"""Names and their limits, with the sentences that the API server uses for them."""
+"""Rules and limits of names, with the API server's messages."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _QUALIFIED_RULE = (
 
 
 def subdomain(value: str) -> list[str]:
-    """What is wrong with ``value`` as a DNS subdomain (RFC 1123); nothing when empty."""
+    """Returns the errors of ``value`` as a DNS subdomain (RFC 1123); empty if it is valid."""
     out = [] if _size(value) <= MAX_SUBDOMAIN else [f"must be no more than {MAX_SUBDOMAIN} characters"]
     return out if SUBDOMAIN.fullmatch(value) else [*out, _SUBDOMAIN_RULE]
 
 
 def label(value: str) -> list[str]:
-    """What is wrong with ``value`` as a DNS label (RFC 1123)."""
+    """Returns the errors of ``value`` as a DNS label (RFC 1123)."""
     out = [] if _size(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} characters"]
     if LABEL.fullmatch(value):
         return out
@@ -52,12 +52,12 @@ def label(value: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def is_label(value: str) -> bool:
-    """Whether nothing is wrong with ``value`` as a DNS label; for names that come again and again."""
+    """Returns whether ``value`` is a valid DNS label. Cached, for names that occur repeatedly."""
     return not label(value)
 
 
 def _size(value: str) -> int:
-    """The limits are in bytes, whatever the sentences say."""
+    """The size in bytes: the limits are in bytes, although the messages mention characters."""
     return len(value.encode(errors="surrogatepass"))
 
 
@@ -66,7 +66,7 @@ def c_identifier(value: str) -> list[str]:
 
 
 def label_value(value: str) -> list[str]:
-    """What is wrong with ``value`` as the value of a label: 63 bytes, may be empty."""
+    """Returns the errors of ``value`` as the value of a label: at most 63 bytes, may be empty."""
     out = [] if _size(value) <= MAX_LABEL else [f"must be no more than {MAX_LABEL} bytes"]
     if value and not QUALIFIED.fullmatch(value):
         out.append(
@@ -78,7 +78,7 @@ def label_value(value: str) -> list[str]:
 
 
 def qualified(value: str) -> list[str]:
-    """What is wrong with ``value`` as a qualified name: [DNS subdomain/]name of 63 characters."""
+    """Returns the errors of ``value`` as a qualified name: [DNS subdomain/]name of at most 63 characters."""
     parts = value.split("/")
     if len(parts) > 2:
         return [
@@ -103,6 +103,6 @@ def qualified(value: str) -> list[str]:
 
 
 def sanitize(text: str, limit: int = MAX_LABEL) -> str:
-    """A device name made from any text: lower case, other characters become '-', never empty."""
+    """Makes a device name from any text: lower case, other characters become '-', never empty."""
     out = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return out[:limit].rstrip("-") or "device"

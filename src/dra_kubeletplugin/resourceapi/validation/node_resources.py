@@ -1,4 +1,4 @@
-"""What a device may say of a node's own resources that it takes, or costs beside them (KEP-5517, as of 1.37)."""
+"""Validates a device's use of its node's own resources, and the overhead (KEP-5517, as of 1.37)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NODE_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # and huge pages, by th
 
 
 def node_resources(device: JSON, path: str) -> list[FieldError]:
-    """Every fault of ``nodeAllocatableResources`` of a device."""
+    """Returns every error of ``nodeAllocatableResources`` of a device."""
     out: list[FieldError] = []
     for name, resource in sorted((device.get("nodeAllocatableResources") or {}).items()):
         where = f"{path}.nodeAllocatableResources[{name}]"

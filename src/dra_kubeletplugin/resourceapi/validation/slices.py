@@ -1,8 +1,9 @@
-"""What the API server accepts as a ResourceSlice (v1, as of 1.34 to 1.37).
+"""Validates ResourceSlices (v1, as of 1.34 to 1.37).
 
-The plugin checks devices by the same rules before it sends them, so that an author sees the fault in a test and
-not in a cluster. Functions take objects as :func:`schema.decode` gives them and return every fault. What depends on a gate is judged
-as by a server that has it on; one that has not drops it before it looks. In what else releases differ, :class:`Dialect` says.
+The plugin validates devices with the same rules before it sends them, so that a test finds errors before a cluster
+does. Functions take objects from :func:`schema.decode` and return every error. Gated fields are validated as with
+their gate on, because a server without the gate drops them before validation. :class:`Dialect` has the other
+differences between releases.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .metadata import metadata, updated_metadata
 from .node_resources import node_resources
 
 MAX_DEVICES = 128
-MAX_DEVICES_WITH_EXTRAS = 64  # taints, consumed counters, list attributes
+MAX_DEVICES_WITH_EXTRAS = 64  # extras: taints, consumed counters, list attributes
 MAX_COUNTER_SETS = 8
 MAX_COUNTERS_PER_SET = 32
 MAX_CONSUMPTIONS = 2
@@ -53,12 +54,12 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """In what releases judge the same slice differently; as the newest does where nothing is said.
+    """The differences in validation between releases. The defaults are the newest release's.
 
     Attributes:
-        fractions: ranges of capacities are counted in thousandths (gate DRAFractionalCapacityRange).
-        effects: what taints can do; ``None`` since 1.35.
-        apart: counter sets and devices never share a slice (since 1.35).
+        fractions: ranges of capacities are validated in thousandths (gate DRAFractionalCapacityRange).
+        effects: the allowed effects of taints; ``None`` is allowed since 1.35.
+        apart: counter sets and devices must not share a slice (since 1.35).
     """
 
     fractions: bool = True
@@ -76,7 +77,7 @@ NEWEST = Dialect()
 
 
 def validate(obj: JSON, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
-    """Every fault of a ResourceSlice; of an update where there is an ``old`` one."""
+    """Returns every error of a ResourceSlice, or of its update if ``old`` is set."""
     if old is None:
         return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec", dialect=dialect)
     spec, before = obj["spec"], old["spec"]
@@ -111,7 +112,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
 
 
 def slice_options(spec: JSON, path: str) -> list[FieldError]:
-    """Every fault of what a slice says of all its devices at once, as of 1.37."""
+    """Returns every error of the fields that apply to all devices of a slice, as of 1.37."""
     out: list[FieldError] = []
     attribute = spec.get("partitionTypeAttribute")
     if attribute is not None:
@@ -132,7 +133,7 @@ def slice_options(spec: JSON, path: str) -> list[FieldError]:
 
 
 def max_devices(devices: list[Any]) -> int:
-    """How many of such devices fit one slice."""
+    """Returns the maximum number of such devices in one slice."""
     for d in devices:
         if d.get("taints") or d.get("consumesCounters"):
             return MAX_DEVICES_WITH_EXTRAS
@@ -160,7 +161,7 @@ def _node_choice(spec: JSON, path: str) -> list[FieldError]:
 def _exactly_one_place(
     owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
 ) -> list[FieldError]:
-    """A node's name, a selector, or one of some flags: where a slice, or a device of it, is."""
+    """Validates where a slice or device is: exactly one of node name, node selector, or one of ``flags``."""
     out: list[FieldError] = []
     given = []
     if (node := owner.get("nodeName")) is not None:
@@ -193,7 +194,10 @@ def validate_device(
     old: JSON | None = None,
     dialect: Dialect = NEWEST,
 ) -> list[FieldError]:
-    """Every fault of one device of a slice; capacity and taints that are as before are not looked at again."""
+    """Returns every error of one device of a slice.
+
+    Capacity and taints that equal the ``old`` device's are not validated again.
+    """
     out = invalids(f"{path}.name", device["name"], names.label(device["name"]))
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     total = len(attributes) + len(capacity)
@@ -233,7 +237,7 @@ def _attributes(attributes: JSON, path: str) -> list[FieldError]:
 
 
 def _is_plain(key: str, value: JSON) -> bool:
-    """Whether an attribute is one of the many of which it is quickly seen that nothing is wrong."""
+    """Returns whether an attribute is of a common kind whose validity can be checked quickly."""
     if len(value) != 1 or not is_attribute_name(key):
         return False
     ((kind, given),) = value.items()
@@ -286,7 +290,7 @@ def _counters(counters: JSON | None, path: str) -> list[FieldError]:
 
 
 def validate_counter_set(counter_set: JSON, path: str) -> list[FieldError]:
-    """Every fault of one set of shared counters."""
+    """Returns every error of one set of shared counters."""
     out = _label_or_required(counter_set["name"], f"{path}.name")
     return out + _counters(counter_set.get("counters"), f"{path}.counters")
 
@@ -307,7 +311,7 @@ def _label_or_required(value: str, path: str) -> list[FieldError]:
 
 
 def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[FieldError]:
-    """Every fault of one device taint."""
+    """Returns every error of one device taint."""
     out = taint_key(taint["key"], f"{path}.key")
     if value := taint.get("value"):
         out += invalids(f"{path}.value", value, names.label_value(value))
@@ -315,7 +319,7 @@ def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[Fi
 
 
 def bindings(owner: JSON, path: str) -> list[FieldError]:
-    """Every fault of the binding conditions of a device, or of an allocation's result: both kinds, or none."""
+    """Returns every error of the binding conditions of a device or of an allocation's result: both kinds, or none."""
     conditions, failures = owner.get("bindingConditions") or [], owner.get("bindingFailureConditions") or []
     if not conditions and not failures:
         return []

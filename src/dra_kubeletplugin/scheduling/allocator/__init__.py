@@ -1,1 +1,1 @@
-"""The structured allocator (KEP-4381): which devices the claims of a pod get on one node."""
+"""The structured allocator (KEP-4381): chooses the devices for the claims of a pod on one node."""

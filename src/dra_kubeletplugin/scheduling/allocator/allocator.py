@@ -1,4 +1,4 @@
-"""The structured allocator: devices for all claims of a pod together, on one node."""
+"""Allocates devices for all claims of a pod together, on one node."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .results import allocation_result
 from .search import Search, SearchState, plus
 
 JSON = Mapping[str, Any]
-TIME_LIMIT = 10.0  # seconds for one node, as the scheduler's Filter has
+TIME_LIMIT = 10.0  # seconds for one node, the limit of the scheduler's Filter
 __all__ = ["TIME_LIMIT", "AllocationError", "AllocationTimeout", "Allocator"]
 
 
 class Allocator:
-    """Allocates on the state of one moment.
+    """Allocates devices on a snapshot of the cluster.
 
     Args:
         slices: all ResourceSlices.
         classes: all DeviceClasses.
         allocated: claims that hold devices.
-        share_id: makes share ids.
+        share_id: generates share ids.
         time_limit: seconds that the search for one node may take.
         fractions: whether the gate DRAFractionalCapacityRange is on.
     """
@@ -47,10 +47,12 @@ class Allocator:
                 _occupy(self._state, result)
 
     def allocate(self, node: JSON, claims: Sequence[JSON]) -> list[dict[str, Any]] | None:
-        """One AllocationResult a claim, in order; None where they do not fit on ``node``.
+        """Returns one AllocationResult per claim, in order, or None if the claims do not fit on ``node``.
 
-        Raises :class:`AllocationError` where no node can help, :class:`AllocationTimeout` where the time is up. Pure but for
-        the clock: may run in a thread.
+        Without side effects, so it may run in a thread.
+
+        Raises :class:`AllocationError` if no node can satisfy the claims, :class:`AllocationTimeout` after the time
+        limit.
         """
         search = Search(self._state, gather(self._slices, node, self._of_pool), claims)
         if not search.run():
@@ -64,7 +66,7 @@ class Allocator:
         return [s for s in self._slices if key_of(s) == key]
 
     def cancel(self) -> None:
-        """Ends a search that another thread is in: it raises :class:`AllocationTimeout` at once."""
+        """Stops a search in another thread: it raises :class:`AllocationTimeout` at once."""
         self._state.cancelled = True
 
 
@@ -74,7 +76,7 @@ def _results(claim: JSON) -> list[JSON]:
 
 
 def _occupy(state: SearchState, result: JSON) -> None:
-    """Takes what a claim holds; admin access holds nothing."""
+    """Records the devices that a claim holds. Admin access holds none."""
     if result.get("adminAccess"):
         return
     device = DeviceId(result["driver"], result["pool"], result["device"])

@@ -1,4 +1,4 @@
-"""Consumable capacity (KEP-5075): how much of a device a request takes."""
+"""Consumable capacity (KEP-5075): computes how much of a device a request consumes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from ...resourceapi.validation.capacity import has_fractions
 
 JSON = Mapping[str, Any]
 _LARGEST = 2**63 - 1  # steps beyond it are not counted
-_NANO = 9  # digits behind the point: a billionth is the least that Kubernetes knows
+_NANO = 9  # decimal places: a billionth is the smallest amount in Kubernetes
 
 
 def consumed(device: JSON, requested: JSON | None, *, fractions: bool = False) -> dict[str, Quantity] | None:
-    """What a request for ``requested`` takes from each capacity of ``device``; None where it cannot be had.
+    """Returns the amount that a request consumes from each capacity of ``device``, or None if the device cannot satisfy
+    it.
 
-    ``fractions``: steps of ranges with fractions are counted exactly (gate DRAFractionalCapacityRange).
+    Args:
+        requested: the request's ``capacity``.
+        fractions: compute fractional steps of ranges exactly (gate DRAFractionalCapacityRange).
     """
     capacities = device.get("capacity") or {}
     wanted = {k: parse(str(v)) for k, v in ((requested or {}).get("requests") or {}).items()}
@@ -32,7 +35,7 @@ def consumed(device: JSON, requested: JSON | None, *, fractions: bool = False) -
 
 
 def fits(device: JSON, requested: JSON | None) -> bool:
-    """Whether a device that is allocated whole is large enough for ``requested``."""
+    """Returns whether a device that is allocated as a whole is large enough for ``requested``."""
     capacities = device.get("capacity") or {}
     for name, value in ((requested or {}).get("requests") or {}).items():
         if name not in capacities or parse(str(value)) > parse(capacities[name]["value"]):
@@ -41,7 +44,9 @@ def fits(device: JSON, requested: JSON | None) -> bool:
 
 
 def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quantity | None:
-    """The requested amount, or the default, rounded up to what the policy allows; None where it allows none."""
+    """Returns the requested amount or the default, rounded up to an amount that the policy allows; None if it allows
+    none.
+    """
     policy = capacity.get("requestPolicy")
     if policy is None:
         return wanted if wanted is not None else parse(capacity["value"])
@@ -62,7 +67,7 @@ def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quan
             if wanted.value > _LARGEST:
                 return None
             amount = _stepped(wanted, low, step)
-        else:  # steps are counted in whole numbers, and the result is written as a binary quantity
+        else:  # without the gate, Kubernetes counts steps in whole numbers and writes a binary quantity
             steps = -(-(wanted.rounded_up - low.rounded_up) // step.rounded_up)
             amount = Quantity(low.rounded_up + steps * step.rounded_up, Format.BINARY)
     if span.get("max") is not None and amount > parse(span["max"]):
@@ -71,7 +76,7 @@ def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quan
 
 
 def _stepped(wanted: Quantity, low: Quantity, step: Quantity) -> Quantity:
-    """The next amount that is a whole number of steps above ``low``."""
+    """Returns the smallest amount not below ``wanted`` that is a whole number of steps above ``low``."""
     missing, each = (int(q.value.scaleb(_NANO)) for q in (wanted - low, step))
     return Quantity(low.value + step.value * -(-missing // each))
 

@@ -1,4 +1,4 @@
-"""Constraints between the devices of one claim: all share an attribute's value, or all differ in it."""
+"""Constraints between the devices of one claim: equal or different values of an attribute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Values = frozenset[tuple[str, Any]]
 
 
 def attribute_of(candidate: Candidate, name: str) -> JSON | None:
-    """The attribute with a fully qualified name; a name in the driver's own domain may be published bare."""
+    """Returns the attribute with a fully qualified name.
+
+    An attribute in the driver's own domain may be published without the domain.
+    """
     attributes = candidate.device.get("attributes") or {}
     if name in attributes:
         found: JSON = attributes[name]
@@ -24,7 +27,7 @@ def attribute_of(candidate: Candidate, name: str) -> JSON | None:
 
 
 class Constraint(ABC):
-    """``requests`` are those whose devices it binds; all where there are none."""
+    """A constraint on the devices of ``requests``; an empty list means all requests."""
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         self.attribute = attribute
@@ -36,7 +39,7 @@ class Constraint(ABC):
         return bool(subrequest) and f"{request}/{subrequest}" in self.requests
 
     def add(self, request: str, subrequest: str, candidate: Candidate) -> bool:
-        """Takes a device in; False where the constraint would not hold."""
+        """Adds a device. Returns False, without adding it, if the device violates the constraint."""
         if not self.covers(request, subrequest):
             return True
         value = attribute_of(candidate, self.attribute)
@@ -54,11 +57,11 @@ class Constraint(ABC):
 
 
 class MatchAttribute(Constraint):
-    """Every device has the attribute, and all have a value in common: the only one, or one of a list (KEP-5491)."""
+    """All devices have the attribute and share at least one value: the only one, or one of a list (KEP-5491)."""
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         super().__init__(attribute, requests)
-        self._common: list[Values] = []  # after each device
+        self._common: list[Values] = []  # the common values after each added device
 
     def _add(self, request: str, values: Values) -> bool:
         common = self._common[-1] & values if self._common else values
@@ -72,9 +75,10 @@ class MatchAttribute(Constraint):
 
 
 class DistinctAttribute(Constraint):
-    """Every device has the attribute, and no value of it that a device of another request has.
+    """All devices have the attribute, and no device shares a value of it with a device of another request.
 
-    Within one request Kubernetes compares with that request's latest device only, because it keeps one value a request.
+    Within one request Kubernetes compares with that request's latest device only, because it stores one value per
+    request.
     """
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
@@ -92,7 +96,7 @@ class DistinctAttribute(Constraint):
 
 
 def _values(attribute: JSON) -> Values:
-    """Each value with its kind: text and a version are never the same. A scalar is a list of one."""
+    """Returns each value with its type, because a string and a version are never equal. A scalar is a list of one."""
     return frozenset(
         (scalar, value)
         for scalar, listed in _KINDS

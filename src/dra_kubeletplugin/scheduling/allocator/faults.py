@@ -1,15 +1,15 @@
-"""Why an allocation ends without a result."""
+"""The errors of an allocation that ends without a result."""
 
 from __future__ import annotations
 
 
 class AllocationError(Exception):
-    """The claims can never be allocated as they are; the text is for the pod's event."""
+    """The claims can never be allocated as they are. The text is for the pod's event."""
 
 
 class AllocationTimeout(AllocationError):
-    """The search took too long: there may be a solution on this node, but nobody knows."""
+    """The search exceeded its time limit. A solution on this node may exist."""
 
 
 class NodeFault(AllocationError):
-    """The claims cannot be allocated on this node, for a reason worth telling; another node may do."""
+    """The claims cannot be allocated on this node, for a reason that the user should see. Another node may be suitable."""

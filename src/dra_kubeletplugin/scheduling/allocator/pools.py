@@ -1,4 +1,6 @@
-"""Slices gathered into pools: which devices a node can see, and whether a pool can be trusted now."""
+"""Groups ResourceSlices into pools: finds the devices that a node can use, and checks whether each pool is complete and
+valid.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,19 @@ class DeviceId(NamedTuple):
 
 @dataclass(eq=False)
 class Candidate:
-    """One device of one slice, as the allocator sees it. ``here``: it is for the node, and not only its slice.
+    """One device of one slice, as the allocator sees it.
 
-    Selectors are evaluated before that is looked at: one that fails on a device elsewhere fails the pod.
+    Args:
+        here: whether the device is for the node; its slice may contain devices of other nodes too. Selectors are
+            evaluated before ``here`` is checked: as in Kubernetes, a selector that fails on another node's device
+            fails the pod.
     """
 
     id: DeviceId
     device: JSON
     slice: JSON
     here: bool
-    matches: dict[str, bool] = field(default_factory=dict)  # what is known of selectors, by their expression
+    matches: dict[str, bool] = field(default_factory=dict)  # results of selectors, by expression
 
     @cached_property
     def multiple(self) -> bool:
@@ -43,19 +48,22 @@ class Candidate:
 
     @cached_property
     def seen(self) -> cel.Device:
-        """As a selector sees it."""
+        """The device as the input of a CEL selector."""
         return cel.Device(self.id.driver, self.device)
 
 
 @dataclass(eq=False)
 class AllocatorPool:
-    """A pool as one node sees it. ``slices`` has those that matter for the node; ``others`` are elsewhere."""
+    """A pool as one node sees it.
+
+    ``slices`` has the slices that matter for the node; ``others`` has the other nodes' slices.
+    """
 
     driver: str
     name: str
     slices: list[JSON]
     others: list[JSON] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)  # of the slices for the node
+    candidates: list[Candidate] = field(default_factory=list)  # devices of the node's slices
     incomplete: bool = False
     invalid: str = ""
 
@@ -72,7 +80,7 @@ class AllocatorPool:
 
     @property
     def devices(self) -> Iterable[JSON]:
-        """All devices, also those of other nodes: they consume the same counters."""
+        """All devices, including other nodes' devices, because they consume the same counters."""
         return (d for sl in [*self.slices, *self.others] for d in sl["spec"].get("devices") or [])
 
     @property
@@ -81,10 +89,14 @@ class AllocatorPool:
 
 
 def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[AllocatorPool]:
-    """Pools with a slice for ``node``: those that need no binding first, then by name, slices by name.
+    """Returns the pools that have a slice for ``node``: pools without binding conditions first, then by name; slices by
+    name.
 
-    What a pool is, is decided by its slices for the node: their newest generation counts. Only where they are not all
-    that the pool has, the slices of other nodes are looked at: ``everywhere`` answers a pool's slices.
+    The newest generation among the node's slices defines the pool. Slices of other nodes are read only if the node's
+    slices are not the complete pool.
+
+    Args:
+        everywhere: returns all slices of a pool.
     """
     relevant: dict[tuple[str, str], list[JSON]] = {}
     for sl in slices:
@@ -107,7 +119,7 @@ def _generation(sl: JSON) -> int:
 
 
 def _is_relevant(spec: JSON, node: JSON) -> bool:
-    """Whether a slice has a device for the node, or counters that all nodes share."""
+    """Returns whether a slice has a device for the node, or counters, which all nodes share."""
     if spec.get("sharedCounters"):
         return True
     if spec.get("perDeviceNodeSelection"):
@@ -120,7 +132,7 @@ def _is_here(owner: JSON, node: JSON) -> bool:
 
 
 def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> AllocatorPool | None:
-    """The pool of the slices for a node; None where a newer generation is being published elsewhere."""
+    """Builds the pool from a node's slices. Returns None if slices of other nodes already have a newer generation."""
     key, generation = key_of(here[0]), _generation(here[0])
     count = here[0]["spec"]["pool"]["resourceSliceCount"]
     pool = AllocatorPool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
@@ -143,7 +155,7 @@ def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> AllocatorPool
 
 
 def _fault(pool: AllocatorPool) -> str:
-    """Why a complete pool cannot be used; empty when it can. Names are looked at on this node only."""
+    """Returns why a complete pool is invalid, or "". Duplicate names are checked among this node's slices only."""
     seen: set[str] = set()
     for sl in pool.slices:
         for device in sl["spec"].get("devices") or []:

@@ -1,6 +1,7 @@
-"""What a search need not try: more devices than there are left, and one of several devices that are alike.
+"""Excludes hopeless branches of a search: requests for more devices than remain, and devices equivalent to one that
+failed.
 
-Both are exact: they leave out only what cannot lead to an allocation, so that the first one found stays the same.
+Both rules are exact: they exclude only branches without a solution, so the first solution stays the same.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ CounterId = tuple[str, str, str, str]  # driver, pool, counter set, counter
 def most_devices(
     candidates: Iterable[Candidate], left: Callable[[Candidate], Mapping[tuple[str, str], Quantity]]
 ) -> int:
-    """How many of the devices can be had together at most, as their counters allow.
+    """Returns an upper bound for how many of the devices can be allocated together, given their counters.
 
-    Devices of one counter set cannot be more than what is left of a counter, divided by the least that one of them takes.
+    For each counter set: the remaining amount of a counter, divided by the smallest amount that one device consumes.
+
+    Args:
+        left: returns the remaining amounts of a device's pool, by (counter set, counter).
     """
     free = 0
     groups: dict[tuple[str, str, str], list[Candidate]] = {}
@@ -55,9 +59,11 @@ def _taken(candidate: Candidate, counter_set: str) -> dict[str, Any]:
 
 
 def likeness(candidate: Candidate, selectable: Sequence[bool], attributes: Sequence[JSON | None]) -> str:
-    """Equal for devices of which one is as good as another for all requests: only their names differ.
+    """Returns a key that is equal for devices that are interchangeable for all requests: only their names differ.
 
-    ``selectable``: which requests would take it; ``attributes``: what the constraints compare.
+    Args:
+        selectable: for each request, whether it would accept the device.
+        attributes: the values that constraints compare.
     """
     device, spec = candidate.device, candidate.slice["spec"]
     matters = {

@@ -1,4 +1,6 @@
-"""From picked devices to an AllocationResult: results, configuration, where the claim can be used."""
+"""Builds an AllocationResult from picked devices: device results, configuration, and the nodes where the claim is
+usable.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ JSON = Mapping[str, Any]
 
 @dataclass
 class PickedRequest:
-    """A request, or one alternative of it, with its class."""
+    """A request, or one alternative of it, together with its DeviceClass."""
 
     name: str
-    parent: str  # empty for a request without alternatives
+    parent: str  # the request's name for an alternative, else empty
     spec: JSON
     device_class: JSON
     count: int = 0
@@ -43,7 +45,7 @@ class Pick:
 
 
 def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> dict[str, Any]:
-    """The AllocationResult of one claim."""
+    """Returns the AllocationResult of one claim."""
     devices: dict[str, Any] = {}
     if picks:
         devices["results"] = [_device_result(p) for p in picks]
@@ -56,7 +58,7 @@ def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mappi
 
 
 def _config(claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> list[dict[str, Any]]:
-    """Class entries first, then the claim's own, for the requests and alternatives that were chosen."""
+    """Returns the configuration of the chosen requests and alternatives: entries of classes first, then the claim's own."""
     chosen = {p.request.full_name: p.request for p in picks}
     by_class: dict[str, list[str]] = {}
     for full_name, request in chosen.items():
@@ -72,7 +74,7 @@ def _config(claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> list
         if not names:
             out.append(entry)
             continue
-        # Kubernetes repeats an entry for each of the requests that it is for.
+        # Kubernetes repeats an entry for each of its requests.
         out += [{**entry, "requests": names} for r in requests if _is_for(names, r["name"], chosen)]
     return out
 
@@ -102,9 +104,9 @@ def _device_result(pick: Pick) -> dict[str, Any]:
 
 
 def _node_selector(node: JSON, claim: JSON, picks: list[Pick]) -> dict[str, Any] | None:
-    """Where the claim can be used: the node by name, or the selectors of all its devices merged.
+    """Returns where the claim is usable: the node by name, or the merged node selectors of all its devices.
 
-    Raises :class:`AllocationError` for a selector of several terms, which cannot be merged.
+    Raises :class:`AllocationError` for a selector with several terms, which cannot be merged.
     """
     merged: dict[str, list[Any]] = {}
     for pick in picks:
@@ -129,7 +131,7 @@ def _node_selector(node: JSON, claim: JSON, picks: list[Pick]) -> dict[str, Any]
 
 
 def _same(a: JSON, b: JSON) -> bool:
-    """Whether two requirements say the same; the order of values does not matter."""
+    """Returns whether two requirements are equal; the order of values does not matter."""
     return (a["key"], a["operator"]) == (b["key"], b["operator"]) and set(a.get("values") or []) == set(
         b.get("values") or []
     )

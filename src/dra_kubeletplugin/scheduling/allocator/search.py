@@ -1,6 +1,7 @@
-"""The search for devices: depth first over claims, requests, alternatives and devices in published order, first fit.
+"""Searches devices for claims: depth first over claims, requests, alternatives and devices in published order.
 
-As in Kubernetes, the first solution is taken. Source: KEP-4381, 4815, 5004, 5007, 5055, 5075 and the recorded answers.
+As in Kubernetes, the first solution is used. Source: KEP-4381, 4815, 5004, 5007, 5055, 5075 and recorded results of
+Kubernetes.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from .results import Pick, PickedRequest
 JSON = Mapping[str, Any]
 Groups = frozenset[str]
 MAX_RESULTS = 32
-_LOOKS_AT_CLOCK = 64  # steps between two looks at the clock
-STRAIGHTFORWARD = 32  # steps up to which a search is not worth narrowing
+_LOOKS_AT_CLOCK = 64  # steps between two reads of the clock
+STRAIGHTFORWARD = 32  # steps after which pruning pays off
 
 
 class _TooMany(Exception):
-    """The result limit would be exceeded; another alternative may ask for less."""
+    """The limit of results would be exceeded. Another alternative may request fewer devices."""
 
 
 @dataclass
 class SearchState:
-    """What a search starts from. ``in_use`` are devices that are held whole; ``shares`` is what is taken of shared ones."""
+    """The state before a search.
+
+    ``in_use`` contains devices held as a whole, ``shares`` the consumed capacity of shared devices.
+    """
 
     classes: Mapping[str, JSON]
     in_use: set[DeviceId]
@@ -46,7 +50,7 @@ def plus(a: Quantity | None, b: Quantity) -> Quantity:
 
 @dataclass
 class _Demand:
-    """A request and the places of the devices that it would take."""
+    """A request, and the indices of the candidates that it would accept."""
 
     claim: int
     position: int
@@ -63,18 +67,18 @@ class Search:
         self.state = state
         self.pools = pools
         self.by_pool = {(p.driver, p.name): p for p in pools}
-        # A pool that is being updated, or contradicts itself, is passed over.
+        # Pools that are incomplete or invalid are ignored.
         self.candidates = [c for p in pools if not (p.invalid or p.incomplete) for c in p.candidates]
         self.claims = claims
         self.picks: list[list[Pick]] = [[] for _ in claims]
-        self.taken: dict[DeviceId, list[int]] = {}  # which of the claims took a device
+        self.taken: dict[DeviceId, list[int]] = {}  # device -> indices of the claims that took it
         self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
         self._selectable: dict[tuple[int, str, int], bool] = {}
         self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
         self._drawing: dict[tuple[str, str], dict[str, list[Groups]]] = {}
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
-        self._narrow = False  # whether what cannot succeed is left out: once no device was left for a request
+        self._narrow = False  # whether hopeless branches are skipped; set after many steps without a solution
         self._likeness: dict[int, str] = {}
         self._demands: list[_Demand] = []
         self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
@@ -171,8 +175,8 @@ class Search:
     def _devices(self, index: int, position: int, request: PickedRequest, n: int, start: int = 0) -> bool:
         """Finds device number ``n`` of ``request`` and everything after it.
 
-        The devices of one request are tried in published order only, from ``start`` on, behind the last one: another order
-        of the same devices would be the same answer.
+        The devices of one request are tried in published order only, from ``start`` on. Another order of the same
+        devices would be the same solution.
         """
         self._check_time()
         if request.all is not None and not request.all:
@@ -223,9 +227,9 @@ class Search:
             raise AllocationTimeout("timed out trying to allocate devices")
 
     def _start_to_narrow(self) -> None:
-        """Looks at what each request can have, once the search is found not to be straightforward.
+        """Collects the candidates of each request and enables pruning, after the search has taken many steps.
 
-        A search that could end in an error is not narrowed: what is left out might be where it comes up.
+        A search that could end in an error is not pruned, because a skipped branch may be the one that raises it.
         """
         requests = [(i, p, o) for i, rs in enumerate(self.requests) for p, options in enumerate(rs) for o in options]
         self._demands = [_Demand(i, p, o, []) for i, p, o in requests]
@@ -247,7 +251,7 @@ class Search:
         self._narrow = True
 
     def _too_few(self, index: int, request: PickedRequest, wanted: int, start: int) -> bool:
-        """Whether the devices that are left cannot be enough for the request, whichever are taken."""
+        """Returns whether the remaining devices cannot satisfy the request, however they are chosen."""
         claim = self.claims[index]
         fitting = [
             c
@@ -259,13 +263,13 @@ class Search:
     def _most(self, fitting: list[Candidate], request: PickedRequest) -> int:
         if request.admin or not any(c.device.get("consumesCounters") for c in fitting):
             return len(fitting)
-        # What is shared takes its counters once, whoever is first.
+        # A shared device consumes its counters once, with its first share.
         alone = [c for c in fitting if not c.multiple]
         most = pruning.most_devices(alone, lambda c: self._available(self.by_pool[c.id.driver, c.id.pool]))
         return most + len(fitting) - len(alone)
 
     def _unmet(self, index: int, position: int) -> bool:
-        """Whether the devices that are left cannot be enough for all requests from this one on."""
+        """Returns whether the remaining devices cannot satisfy all requests from this one on."""
         ahead = [
             d
             for d in self._demands
@@ -282,7 +286,10 @@ class Search:
         return False
 
     def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
-        """Admin access shares a device with everybody but its own claim."""
+        """Returns whether a device is free for the request.
+
+        Admin access may use any device that its own claim has not taken.
+        """
         takers = self.taken.get(candidate.id)
         if request.admin:
             return not takers or index not in takers
@@ -291,7 +298,7 @@ class Search:
     def _take(
         self, index: int, request: PickedRequest, candidate: Candidate, *, must: bool
     ) -> Callable[[], None] | None:
-        """Takes a device tentatively; answers how to give it back, or None where it cannot be had."""
+        """Takes a device tentatively. Returns a function that releases it, or None if it cannot be taken."""
         if not self._free(index, request, candidate):
             return None
         pick = Pick(request, candidate)
@@ -302,7 +309,7 @@ class Search:
             pick.consumed = amounts
         if candidate.multiple:
             pick.share = self.state.share_id()
-        # A device that may be shared takes its counters with the first share, also for admin access.
+        # A shareable device consumes its counters with the first share, also for admin access.
         counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
         if counted and not (self._counters_left(candidate) and self._is_compatible(candidate)):
             return None
@@ -362,7 +369,10 @@ class Search:
     # --- shared counters ------------------------------------------------------------------------
 
     def _available(self, pool: AllocatorPool) -> dict[tuple[str, str], Quantity]:
-        """What is left of a pool's counters; computed once, then kept while the search goes on."""
+        """Returns the remaining amounts of a pool's counters, by (counter set, counter).
+
+        Computed once, then updated by the search.
+        """
         key = (pool.driver, pool.name)
         if key not in self._counters:
             left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
@@ -384,7 +394,7 @@ class Search:
         )
 
     def _is_compatible(self, candidate: Candidate) -> bool:
-        """Whether all that draw from one counter set would still have a compatibility group in common (KEP-5963)."""
+        """Returns whether all devices that consume a counter set would still share a compatibility group (KEP-5963)."""
         if not candidate.device.get("consumesCounters"):
             return True
         drawing = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
@@ -393,7 +403,7 @@ class Search:
         )
 
     def _groups(self, pool: AllocatorPool) -> dict[str, list[Groups]]:
-        """By counter set, the groups of each device that draws from it now."""
+        """Returns, by counter set, the groups of each device that consumes from it now."""
         key = (pool.driver, pool.name)
         if key not in self._drawing:
             found: dict[str, list[Groups]] = {}
@@ -420,7 +430,7 @@ def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
 
 
 def _agree(drawing: Sequence[Groups]) -> bool:
-    """Without groups a device goes with others that have none."""
+    """Returns whether these groups are compatible: they share a group, or all are empty."""
     return not any(drawing) or bool(frozenset.intersection(*drawing))
 
 

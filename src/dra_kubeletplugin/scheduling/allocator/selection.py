@@ -1,4 +1,4 @@
-"""Whether a request would take a device: selectors of its class and its own, the node, the size, taints."""
+"""Decides whether a request accepts a device: the selectors of its class and its own, the node, the size, the taints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
 
 
 def takes(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
-    """Raises :class:`AllocationError` where a selector cannot be evaluated."""
+    """Returns whether a request accepts a device. Raises :class:`AllocationError` if a selector cannot be evaluated."""
     of_class = request.device_class["spec"].get("selectors") or []
     return (
         _match(f"class {request.device_class['metadata']['name']}", of_class, candidate)
@@ -46,7 +46,7 @@ def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
 
 def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
     try:
-        # Its server has judged it: one that knows no lists would have refused what only lists have.
+        # The API server validated it already: without list support it rejects selectors that need lists.
         compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
         raise AllocationError(f"{where}: CEL compile error: {e}") from None
@@ -57,7 +57,7 @@ def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
 
 
 def tolerated(device: JSON, spec: JSON) -> bool:
-    """Whether every taint that keeps new claims away is tolerated."""
+    """Returns whether the request tolerates every taint that keeps new claims away."""
     return all(
         any(tolerates(t, taint) for t in spec.get("tolerations") or [])
         for taint in device.get("taints") or []

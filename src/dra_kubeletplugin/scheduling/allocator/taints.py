@@ -1,4 +1,4 @@
-"""Whether a toleration bears a taint: the same rule for nodes and for devices."""
+"""Decides whether a toleration tolerates a taint: one rule for nodes and devices."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One look for a node for one pod, on the state of one moment: filters, devices, scores. Nothing here talks to anybody."""
+"""One scheduling cycle on a snapshot of the cluster: filters, devices and scores for one pod. No module here does I/O."""

@@ -1,4 +1,4 @@
-"""Pods that want to be near others, or far from them: filter and score of Kubernetes' InterPodAffinity."""
+"""Affinity and anti-affinity between pods: Filter and Score of Kubernetes' InterPodAffinity."""
 
 from __future__ import annotations
 
@@ -46,49 +46,53 @@ def _terms(pod: PodInfo, terms: Iterable[JSON], namespaces: NamespaceLabels) -> 
 
 
 class PodAffinity:
-    """What the pods of all nodes mean for one new pod."""
+    """The effect of all placed pods on one new pod."""
 
     def __init__(self, pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> None:
         self._near = _terms(pod, pod.terms("podAffinity"), namespaces)
         self._far = _terms(pod, pod.terms("podAntiAffinity"), namespaces)
-        self._liked: set[Place] = set()
-        self._disliked: set[Place] = set()
-        self._repelled: set[Place] = set()
+        self._near_places: set[Place] = set()
+        self._far_places: set[Place] = set()
+        self._repelling_places: set[Place] = set()
         for node in nodes:
-            for other in node.repelling:
+            for other in node.pods_with_anti_affinity:
                 for term in _terms(other, other.terms("podAntiAffinity"), namespaces):
                     if term.key in node.labels and term.matches(pod):
-                        self._repelled.add((term.key, node.labels[term.key]))
+                        self._repelling_places.add((term.key, node.labels[term.key]))
             if self._near or self._far:
                 for other in node.pods.values():
-                    self._look_at(other, node)
-        self._first = bool(self._near) and not self._liked and all(t.matches(pod) for t in self._near)
+                    self._add_pod(other, node)
+        self._first = bool(self._near) and not self._near_places and all(t.matches(pod) for t in self._near)
 
-    def _look_at(self, other: PodInfo, node: NodeInfo) -> None:
+    def _add_pod(self, other: PodInfo, node: NodeInfo) -> None:
         if self._near and all(t.matches(other) for t in self._near):
-            self._liked |= {(t.key, node.labels[t.key]) for t in self._near if t.key in node.labels}
-        self._disliked |= {(t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)}
+            self._near_places |= {(t.key, node.labels[t.key]) for t in self._near if t.key in node.labels}
+        self._far_places |= {
+            (t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)
+        }
 
     @property
     def matters(self) -> bool:
-        return bool(self._near or self._far or self._repelled)
+        return bool(self._near or self._far or self._repelling_places)
 
     def rejects(self, node: NodeInfo) -> Rejection | None:
         here = node.labels.items()
         for term in self._near:
             if term.key not in node.labels:
                 return _NEAR
-            if not self._first and (term.key, node.labels[term.key]) not in self._liked:
+            if not self._first and (term.key, node.labels[term.key]) not in self._near_places:
                 return _NEAR
-        if any(place in self._disliked for place in here):
+        if any(place in self._far_places for place in here):
             return _FAR
-        return _OTHERS if any(place in self._repelled for place in here) else None
+        return _OTHERS if any(place in self._repelling_places for place in here) else None
 
 
 def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> Counter[Place]:
-    """What each place gains or loses by what the pod prefers, and by what pods that are there want of it."""
+    """Returns the score of each place: the new pod's preferences about placed pods, plus the placed pods' preferences
+    about it.
+    """
     gains: Counter[Place] = Counter()
-    wishes = [
+    preferences = [
         (
             _Term(str(w["podAffinityTerm"]["topologyKey"]), pod, w["podAffinityTerm"], namespaces),
             sign * int(w["weight"]),
@@ -97,23 +101,23 @@ def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLab
         for w in pod.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []
     ]
     for node in nodes:
-        for other in node.pods.values() if wishes else ():
-            for term, weight in wishes:
+        for other in node.pods.values() if preferences else ():
+            for term, weight in preferences:
                 if term.key in node.labels and term.matches(other):
                     gains[term.key, node.labels[term.key]] += weight
-        for other in node.minding:
-            _wishes_of(other, pod, node, namespaces, gains)
+        for other in node.pods_with_affinity:
+            _add_preferences_of(other, pod, node, namespaces, gains)
     return gains
 
 
-def _wishes_of(
+def _add_preferences_of(
     other: PodInfo, pod: PodInfo, node: NodeInfo, namespaces: NamespaceLabels, gains: Counter[Place]
 ) -> None:
     for term in _terms(other, other.terms("podAffinity"), namespaces):
         if term.key in node.labels and term.matches(pod):
             gains[term.key, node.labels[term.key]] += 1
     for kind, sign in (("podAffinity", 1), ("podAntiAffinity", -1)):
-        for wish in other.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []:
-            [term] = _terms(other, [wish["podAffinityTerm"]], namespaces)
+        for preferred in other.affinity(kind).get("preferredDuringSchedulingIgnoredDuringExecution") or []:
+            [term] = _terms(other, [preferred["podAffinityTerm"]], namespaces)
             if term.key in node.labels and term.matches(pod):
-                gains[term.key, node.labels[term.key]] += sign * int(wish["weight"])
+                gains[term.key, node.labels[term.key]] += sign * int(preferred["weight"])

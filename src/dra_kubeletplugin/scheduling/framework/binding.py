@@ -1,6 +1,6 @@
-"""Whether the devices of a claim are ready for a pod to be bound: their binding conditions (KEP-5007).
+"""Decides whether a claim's devices are ready for binding its pod: their binding conditions (KEP-5007).
 
-As Kubernetes' scheduler does it, the status of a device is found by driver, pool and name; its share does not count.
+As in Kubernetes' scheduler, the status of a device is found by driver, pool and name; the share id is ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 JSON = Mapping[str, Any]
-TIMEOUT = 600.0  # seconds from the allocation
+TIMEOUT = 600.0  # seconds after the allocation
 
 
 class Readiness(Enum):
@@ -25,7 +25,7 @@ class Readiness(Enum):
 
 @dataclass(frozen=True)
 class BindingState:
-    """Of one allocated claim. ``reason`` is for the pod's event, ``left`` the seconds until the wait ends."""
+    """The state of one allocated claim. ``reason`` is for the pod's event, ``left`` the seconds until the timeout."""
 
     readiness: Readiness
     reason: str = ""
@@ -33,12 +33,12 @@ class BindingState:
 
     @property
     def over(self) -> bool:
-        """Whether the allocation has to be given up."""
+        """Whether the allocation must be removed."""
         return self.readiness in {Readiness.FAILED, Readiness.TIMED_OUT}
 
 
 def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
-    """The state of a claim that is allocated."""
+    """Returns the state of an allocated claim. ``timeout`` is in seconds."""
     status = claim["status"]
     allocation = status["allocation"]
     known = {_key(d): {c["type"]: c for c in d.get("conditions") or []} for d in status.get("devices") or []}
@@ -51,9 +51,9 @@ def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
         for name in result.get("bindingFailureConditions") or []:
             found = conditions.get(name)
             if found and found["status"] == "True":
-                told = f"reason={found['reason']}, message={_quoted(found.get('message', ''))}"
+                details = f"reason={found['reason']}, message={_quoted(found.get('message', ''))}"
                 return BindingState(
-                    Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {told}"
+                    Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {details}"
                 )
         waiting = waiting or any(conditions.get(n, {}).get("status") != "True" for n in wanted)
     if not waiting:

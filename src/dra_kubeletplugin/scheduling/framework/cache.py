@@ -1,4 +1,6 @@
-"""The cluster as the scheduler sees it, fed by what the server tells and by what was decided and is not told yet."""
+"""The scheduler's cache of the cluster: objects from the watch, and the scheduler's own decisions that the watch has not
+shown yet.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ JSON = dict[str, Any]
 
 
 class Cache:
-    """Each method that takes news answers what changed, for the pods that wait."""
+    """The cache. Each method that takes a changed object returns the resulting changes for waiting pods."""
 
     def __init__(self) -> None:
         self.claims = ClaimCache()
@@ -26,9 +28,9 @@ class Cache:
         self.extended: Mapping[str, str] = {}  # extended resource name → class
         self._nodes: dict[str, NodeInfo] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
-        self._homeless: dict[str, dict[str, PodInfo]] = {}  # pods of nodes that are not known, by node
+        self._orphaned: dict[str, dict[str, PodInfo]] = {}  # pods of unknown nodes, by node name
         self._placed: dict[str, str] = {}  # pod UID → node
-        self._nominated: dict[str, tuple[str, PodInfo]] = {}  # pod UID → node that it was promised
+        self._nominated: dict[str, tuple[str, PodInfo]] = {}  # pod UID → its nominated node
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -37,7 +39,7 @@ class Cache:
         before = self._nodes.get(name)
         if before is None:
             after = node_info.read(node)
-            for pod in self._homeless.pop(name, {}).values():
+            for pod in self._orphaned.pop(name, {}).values():
                 after = after.with_pod(pod)
         else:
             after = before.as_node(node)
@@ -47,12 +49,12 @@ class Cache:
     def node_gone(self, name: str) -> None:
         node = self._nodes.pop(name, None)
         if node is not None and node.pods:
-            self._homeless[name] = dict(node.pods)
+            self._orphaned[name] = dict(node.pods)
 
     # --- pods on nodes --------------------------------------------------------------------------
 
     def place(self, pod: PodInfo, name: str) -> None:
-        """The pod is on a node, or is going to be."""
+        """Records that the pod is on a node, or will be."""
         if self._placed.get(pod.uid) not in {None, name}:
             self.displace(pod.uid)
         self._placed[pod.uid] = name
@@ -60,30 +62,30 @@ class Cache:
         if name in self._nodes:
             self._nodes[name] = self._nodes[name].with_pod(pod)
         else:
-            self._homeless.setdefault(name, {})[pod.uid] = pod
+            self._orphaned.setdefault(name, {})[pod.uid] = pod
 
     def displace(self, uid: str) -> bool:
-        """The pod is on no node any more. Answers whether it was."""
+        """Records that the pod is on no node any more. Returns whether it was on one."""
         name = self._placed.pop(uid, None)
         if name is None:
             return False
         if name in self._nodes:
             self._nodes[name] = self._nodes[name].without_pod(uid)
-        elif name in self._homeless:
-            self._homeless[name].pop(uid, None)
+        elif name in self._orphaned:
+            self._orphaned[name].pop(uid, None)
         return True
 
     def has_another_of(self, pod: PodInfo) -> bool:
-        """Whether another pod of its PodGroup is on a node, or is going to be."""
-        nodes = (*(n.pods for n in self._nodes.values()), *self._homeless.values())
-        mine = (pod.namespace, pod.group)
-        return any((p.namespace, p.group) == mine and p.uid != pod.uid for pods in nodes for p in pods.values())
+        """Returns whether another pod of its PodGroup is on a node, or will be."""
+        nodes = (*(n.pods for n in self._nodes.values()), *self._orphaned.values())
+        own_group = (pod.namespace, pod.group)
+        return any((p.namespace, p.group) == own_group and p.uid != pod.uid for pods in nodes for p in pods.values())
 
     def is_placed(self, uid: str) -> bool:
         return uid in self._placed
 
     def nominate(self, pod: PodInfo, node: str) -> None:
-        """The pod was promised a node; an empty name takes that back."""
+        """Records the pod's nominated node; an empty name removes it."""
         if node:
             self._nominated[pod.uid] = (node, pod)
         else:

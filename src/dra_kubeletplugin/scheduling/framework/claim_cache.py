@@ -1,7 +1,7 @@
-"""Claims as the scheduler knows them: what the server said, what was written and not seen yet, what is being allocated.
+"""The scheduler's cache of claims: as watched, as written but not watched yet, and as being allocated.
 
-From them follows which devices are taken. Each pool's share of that is one object that is never changed, so that a cycle can
-look at it from a thread, and so that what was found for a node is known to hold as long as the object is the same.
+It derives which devices are in use. The use of each pool is an immutable object. A cycle in another thread can
+therefore read it, and a cached result for a node stays valid while the object is the same.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ..allocator.search import plus
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 EXTENDED = (
-    "resource.kubernetes.io/extended-resource-claim"  # annotation of the claim that stands for extended resources
+    # annotation of a claim that the scheduler creates for extended resources
+    "resource.kubernetes.io/extended-resource-claim"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceUse:
-    """What is taken of one pool: whole devices, and shares of devices with what they take."""
+    """What is in use of one pool: whole devices, and the consumed capacity of shared devices."""
 
     devices: frozenset[DeviceId] = frozenset()
     shares: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
@@ -34,7 +35,7 @@ UNUSED = DeviceUse()
 
 
 class ClaimCache:
-    """Of all claims. ``use`` is replaced, never changed, when a claim's devices change."""
+    """The cache of all claims. ``use`` is replaced, never modified, when a claim's devices change."""
 
     def __init__(self) -> None:
         self.use: Mapping[PoolKey, DeviceUse] = {}
@@ -51,26 +52,26 @@ class ClaimCache:
         return self._current(uid) if uid else None
 
     def extended_of(self, pod_uid: str) -> JSON | None:
-        """The claim that was made for a pod's extended resources."""
+        """Returns the claim that was created for a pod's extended resources."""
         uid = self._extended.get(pod_uid)
         return self._current(uid) if uid else None
 
     def is_pending(self, uid: str) -> bool:
-        """Whether a claim was given devices that are not written yet."""
+        """Returns whether a claim has an allocation that is not written yet."""
         return uid in self._pending
 
     # --- what changes ---------------------------------------------------------------------------
 
     def observe(self, claim: JSON) -> None:
-        """The server says so."""
-        self._sum(self._see(claim))
+        """Records a claim from the watch."""
+        self._recompute_use(self._record(claim))
 
     def observe_all(self, claims: Iterable[JSON]) -> None:
-        """As :meth:`observe`, with what is taken of a pool summed up once."""
-        self._sum({key for claim in claims for key in self._see(claim)})
+        """Records claims as :meth:`observe` does, but recomputes the use of each pool only once."""
+        self._recompute_use({key for claim in claims for key in self._record(claim)})
 
-    def _see(self, claim: JSON) -> set[PoolKey]:
-        """Answers the pools of which something else is taken now."""
+    def _record(self, claim: JSON) -> set[PoolKey]:
+        """Records a claim. Returns the pools whose use changed."""
         meta = claim["metadata"]
         uid = str(meta["uid"])
         self._seen[uid] = claim
@@ -82,7 +83,7 @@ class ClaimCache:
         written = self._written.get(uid)
         if written is not None and _version(written) <= _version(claim):
             del self._written[uid]
-        return self._hold(uid)
+        return self._update_held(uid)
 
     def forget(self, claim: JSON) -> None:
         meta = claim["metadata"]
@@ -93,43 +94,43 @@ class ClaimCache:
         if self._names.get(key) == uid:
             del self._names[key]
         self._extended = {pod: claim for pod, claim in self._extended.items() if claim != uid}
-        self._account(uid)
+        self._update_use(uid)
 
     def wrote(self, claim: JSON) -> None:
-        """We wrote so; the server will say it too."""
+        """Records a claim that the scheduler wrote, until the watch shows it."""
         uid = str(claim["metadata"]["uid"])
         known = self._current(uid)
         if known is not None and _version(known) < _version(claim):
             self._written[uid] = claim
-            self._account(uid)
+            self._update_use(uid)
 
     def created(self, claim: JSON) -> None:
-        """We made it; the server will show it."""
+        """Records a claim that the scheduler created, until the watch shows it."""
         meta = claim["metadata"]
         uid = str(meta["uid"])
         if uid not in self._seen:
             self._written[uid] = claim
             self._names[meta["namespace"], meta["name"]] = uid
-            self._account(uid)
+            self._update_use(uid)
 
     def reserve(self, uid: str, claim: JSON) -> None:
-        """``claim`` has an allocation that is going to be written."""
+        """Records an allocation that will be written."""
         self._pending[uid] = claim
-        self._account(uid)
+        self._update_use(uid)
 
     def release(self, uid: str) -> None:
         if self._pending.pop(uid, None) is not None:
-            self._account(uid)
+            self._update_use(uid)
 
     # --- devices --------------------------------------------------------------------------------
 
     def _current(self, uid: str) -> JSON | None:
         return self._written.get(uid) or self._seen.get(uid)
 
-    def _account(self, uid: str) -> None:
-        self._sum(self._hold(uid))
+    def _update_use(self, uid: str) -> None:
+        self._recompute_use(self._update_held(uid))
 
-    def _hold(self, uid: str) -> set[PoolKey]:
+    def _update_held(self, uid: str) -> set[PoolKey]:
         claim = self._pending.get(uid) or self._current(uid)
         held: dict[PoolKey, list[JSON]] = {}
         for result in results_of(claim) if claim else []:
@@ -149,7 +150,7 @@ class ClaimCache:
             self._held[uid] = set(held)
         return changed
 
-    def _sum(self, changed: set[PoolKey]) -> None:
+    def _recompute_use(self, changed: set[PoolKey]) -> None:
         if changed:
             use = dict(self.use)
             for key in changed:
@@ -158,7 +159,7 @@ class ClaimCache:
 
 
 def results_of(claim: Mapping[str, Any]) -> list[JSON]:
-    """The devices that a claim has; empty where it has none."""
+    """Returns the devices of a claim; empty without an allocation."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return list((allocation.get("devices") or {}).get("results") or [])
 
@@ -176,7 +177,7 @@ def taken_by(results: Iterable[JSON]) -> DeviceUse:
     shares: dict[DeviceId, dict[str, Quantity]] = {}
     for result in results:
         if result.get("adminAccess"):
-            continue  # holds nothing
+            continue  # admin access holds nothing
         device = DeviceId(result["driver"], result["pool"], result["device"])
         if result.get("shareID"):
             used = shares.setdefault(device, {})

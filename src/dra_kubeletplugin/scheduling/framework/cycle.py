@@ -1,4 +1,4 @@
-"""One look for a node for one pod, on the state of one moment. Nothing here talks to anybody: it may run in a thread."""
+"""One scheduling cycle: finds a node for one pod on a snapshot. It does no I/O, so it may run in a thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .status import Rejection
 
 @dataclass(frozen=True, eq=False)
 class CycleSnapshot:
-    """``nominated`` are pods that have been promised a node, by its name."""
+    """The cluster at one moment. ``nominated`` has the pods with a nominated node, by node name."""
 
     nodes: Sequence[NodeInfo]
     namespaces: NamespaceLabels
@@ -25,7 +25,7 @@ class CycleSnapshot:
 
 
 class Cycle:
-    """Finds the nodes that would take ``pod``; ``rejected`` says why the others would not."""
+    """Finds the nodes that accept ``pod``; ``rejected`` has the reasons of the other nodes."""
 
     def __init__(self, pod: PodInfo, snapshot: CycleSnapshot, claims: PodClaims, allocations: NodeAllocator) -> None:
         self.pod = pod
@@ -36,16 +36,20 @@ class Cycle:
         self._before_fit = filters.before_fit(pod)
 
     def feasible(self, enough: int | None = None) -> list[NodeInfo]:
-        """The node that was promised, where it fits; all that fit otherwise, or ``enough``: as many as it takes to choose well.
+        """Returns the nominated node if it fits, else the nodes that fit.
+
+        Args:
+            enough: the number of nodes at which the search stops; by default as in Kubernetes, a share of a large
+                cluster.
 
         Raises :class:`SchedulerError`.
         """
         pod, nodes = self.pod, self.snapshot.nodes
         affinity, spread = PodAffinity(pod, nodes, self.snapshot.namespaces), Spread(pod, nodes)
         if pod.nominated:
-            promised = [n for n in nodes if n.name == pod.nominated]
-            if promised and self._rejects(promised[0], affinity, spread) is None:
-                return promised
+            nominated_nodes = [n for n in nodes if n.name == pod.nominated]
+            if nominated_nodes and self._rejects(nominated_nodes[0], affinity, spread) is None:
+                return nominated_nodes
         enough = enough or _enough(len(nodes))
         found = []
         for node in nodes:
@@ -59,24 +63,26 @@ class Cycle:
         return found
 
     def rejects_changed(self, node: NodeInfo) -> Rejection | None:
-        """As if ``node`` were so: for one without some of its pods."""
+        """Returns the rejection by a changed version of a node, e.g. without some of its pods."""
         nodes = [node if n.name == node.name else n for n in self.snapshot.nodes]
         return self._rejects(node, PodAffinity(self.pod, nodes, self.snapshot.namespaces), Spread(self.pod, nodes))
 
     def _rejects(self, node: NodeInfo, affinity: PodAffinity, spread: Spread) -> Rejection | None:
-        """With the pods that were promised the node before this one, and without: they may never come."""
+        """Checks a node with the pods nominated to it, which have precedence, and without them, because they may never
+        arrive.
+        """
         before = [
             p
             for p in self.snapshot.nominated.get(node.name, ())
             if p.uid != self.pod.uid and p.priority >= self.pod.priority
         ]
         if before:
-            crowded = node
+            with_nominated = node
             for other in before:
-                crowded = crowded.with_pod(other)
-            nodes = [crowded if n.name == node.name else n for n in self.snapshot.nodes]
+                with_nominated = with_nominated.with_pod(other)
+            nodes = [with_nominated if n.name == node.name else n for n in self.snapshot.nodes]
             rejection = self._filter(
-                crowded, PodAffinity(self.pod, nodes, self.snapshot.namespaces), Spread(self.pod, nodes)
+                with_nominated, PodAffinity(self.pod, nodes, self.snapshot.namespaces), Spread(self.pod, nodes)
             )
             if rejection is not None:
                 return rejection
@@ -97,7 +103,7 @@ class Cycle:
 
 
 def _enough(nodes: int) -> int:
-    """How many nodes that fit are enough to choose from: all up to 100, then a share that shrinks."""
+    """Returns how many feasible nodes suffice: all up to 100, then a share that shrinks with the size of the cluster."""
     if nodes <= 100:
         return nodes
     return max(100, nodes * max(5, 50 - nodes // 125) // 100)

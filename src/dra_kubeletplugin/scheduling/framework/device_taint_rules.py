@@ -1,4 +1,6 @@
-"""DeviceTaintRules: taints that an administrator puts on devices of others (KEP-5055), as if their slices said so."""
+"""DeviceTaintRules (KEP-5055): applies taints that an administrator puts on devices of any driver, as if the slices had
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ JSON = Mapping[str, Any]
 
 
 def taints_of(rules: Iterable[JSON], driver: str, pool: str, device: str) -> list[JSON]:
-    """The taints that rules put on a device."""
+    """Returns the taints that rules put on a device."""
     return [r["spec"]["taint"] for r in rules if _selects(r["spec"].get("deviceSelector"), driver, pool, device)]
 
 
 def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool:
-    """Without a selector a rule is for no device, with an empty one for all."""
+    """Returns whether a selector matches a device. No selector matches none, an empty selector matches all."""
     if selector is None:
         return False
     return all(
@@ -24,7 +26,7 @@ def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool
 
 
 def tainted(found: JSON, rules: Iterable[JSON]) -> JSON:
-    """A slice with what rules add to its devices; the slice itself where that is nothing."""
+    """Returns a slice with the rules' taints added to its devices, or the slice itself if no rule applies."""
     spec, rules = found["spec"], list(rules)
     driver, pool = spec["driver"], spec["pool"]["name"]
     devices, changed = [], False

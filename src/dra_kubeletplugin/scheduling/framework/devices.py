@@ -1,4 +1,4 @@
-"""The claims of one pod in one scheduling cycle: Kubernetes' plugin DynamicResources up to its Filter and Score.
+"""The claims of one pod in one scheduling cycle: Kubernetes' plugin DynamicResources, PreFilter to Score.
 
 Source: KEP-4381 with 4816, 5004 and 5007.
 """
@@ -22,7 +22,7 @@ from .pod_info import PodInfo
 from .status import Plugin, Rejection, SchedulerError
 
 JSON = dict[str, Any]
-_ALTERNATIVES = 8  # the most that a request may list
+_ALTERNATIVES = 8  # the maximum number of alternatives of a request
 
 
 def rejected(reason: str) -> Rejection:
@@ -30,16 +30,16 @@ def rejected(reason: str) -> Rejection:
 
 
 class MissingClaim(Exception):
-    """A claim of a pod is not there, or not for it. The pod is not tried."""
+    """A claim of a pod does not exist or belongs to another pod. The pod is not scheduled."""
 
 
 def claims_of(pod: PodInfo, store: ClaimCache) -> list[JSON]:
-    """The claims that a pod names, in order. Raises :class:`MissingClaim`."""
+    """Returns the claims that a pod names, in order. Raises :class:`MissingClaim`."""
     return [claim for _, claim in _entries(pod, store)]
 
 
 def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
-    """What a pod asks for in ``resourceClaims``, with the claim."""
+    """Returns the pod's ``resourceClaims`` entries, each with its claim."""
     made = {s["name"]: s for s in (pod.pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out = []
     for entry in pod.spec.get("resourceClaims") or []:
@@ -49,7 +49,7 @@ def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
                 raise MissingClaim(f'pod "{pod.key}": ResourceClaim not created yet')
             generated = made[entry["name"]].get("resourceClaimName")
             if not generated:
-                continue  # none is needed
+                continue  # the pod needs none
         claim = store.get(pod.namespace, name or generated)
         if claim is None:
             raise MissingClaim(f'resourceclaim.resource.k8s.io "{name or generated}" not found')
@@ -64,18 +64,22 @@ def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a node has for the claims that are not allocated yet, in their order."""
+    """The allocation that a node offers for the unallocated claims, in their order."""
 
     indices: list[int]  # of the claims
     results: list[JSON]
-    extended: JSON | None  # the draft as this node would need it
+    extended: JSON | None  # the draft with the requests of this node
     mappings: list[JSON]
 
 
 @dataclass
 class PodClaims:
-    """Claims of a pod, the one for its extended resources last. ``unusable`` are those that a node could not use; ``consumers``
-    for whom each of them is reserved, in the same order: the pod, or its PodGroup."""
+    """The claims of a pod. The claim for its extended resources is last.
+
+    Args:
+        unusable: indices of allocated claims that some node could not use.
+        consumers: the reservation entry for each claim, in the same order: the pod, or its PodGroup.
+    """
 
     claims: list[JSON] = field(default_factory=list)
     extended: JSON | None = None
@@ -83,7 +87,7 @@ class PodClaims:
     unusable: list[int] = field(default_factory=list)
     offers: dict[str, Candidate] = field(default_factory=dict)
     consumers: list[JSON] = field(default_factory=list)
-    timeout: float = 0.0  # for binding conditions, seconds
+    timeout: float = 0.0  # seconds for binding conditions
 
     @cached_property
     def _allocated(self) -> list[int]:
@@ -91,7 +95,7 @@ class PodClaims:
 
     @cached_property
     def _open(self) -> list[int]:
-        """What the pod's user asked for and nobody has given yet."""
+        """The indices of claims of the pod's user that are not allocated yet."""
         return [i for i, c in enumerate(self.claims) if not is_allocated(c) and not self.is_extended(i)]
 
     @cached_property
@@ -108,7 +112,10 @@ class PodClaims:
     # --- filter ---------------------------------------------------------------------------------
 
     def rejects(self, pod: PodInfo, node: NodeInfo, allocations: NodeAllocator) -> Rejection | None:
-        """Raises :class:`SchedulerError` where the claims cannot be allocated anywhere. May take long: for a thread."""
+        """Returns why the node is rejected, or None. May take long, so callers run it in a thread.
+
+        Raises :class:`SchedulerError` if the claims cannot be allocated on any node.
+        """
         if not self.claims:
             return None
         filled: JSON | None = None
@@ -120,7 +127,7 @@ class PodClaims:
             if missing:
                 filled, mappings = extended.for_node(self.extended, pod, missing)
             elif len(self.claims) == 1:
-                return None  # the node has all of it from device plugins
+                return None  # device plugins of the node provide all of it
         unusable = [i for i in self._allocated if not self._usable(self.claims[i], node)]
         wanted, claims, keys = self._open, self._open_claims, self._keys
         if filled is not None:
@@ -151,7 +158,7 @@ class PodClaims:
 
     @property
     def lists(self) -> bool:
-        """Whether something is asked for with alternatives."""
+        """Whether any request has alternatives."""
         return any(
             r.get("firstAvailable") for c in self.claims for r in (c["spec"].get("devices") or {}).get("requests") or []
         )
@@ -159,7 +166,7 @@ class PodClaims:
     # --- score ----------------------------------------------------------------------------------
 
     def score(self, node: str) -> int:
-        """How early in their lists the alternatives come that a node offers."""
+        """Returns the score of a node: higher the earlier its allocated alternatives are in their lists."""
         offer = self.offers.get(node)
         if offer is None:
             return 0
@@ -181,10 +188,13 @@ def read(
     binding_timeout: float,
     group: JSON | None = None,
 ) -> PodClaims | Rejection:
-    """The pod's claims, or why they keep it from every node.
+    """Returns the pod's claims, or the reason why they make every node unsuitable.
 
-    ``group``: the pod's, where claims can be its own (gate DRAWorkloadResourceClaims).
-    ``explicit``: extended resource name → class; None where no class provides extended resources (gate DRAExtendedResource).
+    Args:
+        explicit: extended resource name → class; None if no class provides extended resources (gate
+            DRAExtendedResource is off).
+        binding_timeout: in seconds.
+        group: the pod's PodGroup, if claims can be reserved for it (gate DRAWorkloadResourceClaims).
     """
     try:
         entries = _entries(pod, store)
@@ -195,9 +205,9 @@ def read(
         pod_groups.group_reference(group) if group and pod_groups.shares(group, e) else alone for e, _ in entries
     ]
     by_class = extended.wanted(pod, explicit, classes) if explicit is not None else {}
-    special = None
+    extended_claim = None
     if by_class:
-        special = store.extended_of(pod.uid) or extended.draft(pod)
+        extended_claim = store.extended_of(pod.uid) or extended.draft(pod)
     for claim in claims:
         if is_allocated(claim):
             continue
@@ -206,9 +216,9 @@ def read(
             return rejected(f"resource claim {meta['namespace']}/{meta['name']} is in the process of being allocated")
         if fault := _unknown_class(claim, classes):
             return rejected(fault)
-    if special is not None:
-        claims, consumers = [*claims, special], [*consumers, alone]
-    return PodClaims(claims, special, by_class, consumers=consumers, timeout=binding_timeout)
+    if extended_claim is not None:
+        claims, consumers = [*claims, extended_claim], [*consumers, alone]
+    return PodClaims(claims, extended_claim, by_class, consumers=consumers, timeout=binding_timeout)
 
 
 def _unknown_class(claim: JSON, classes: Collection[str]) -> str:

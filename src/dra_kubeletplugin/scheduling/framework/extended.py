@@ -1,6 +1,6 @@
-"""Extended resources that are had as devices (KEP-5004): which class has which name, and the claim that stands for a pod's.
+"""Extended resources that devices provide (KEP-5004): maps their names to classes, and drafts the claim for a pod.
 
-The claim is made only once the pod fits: until then it is a draft, with requests for one node.
+The claim is created only after a node is chosen. Until then it is a draft, with the requests for one node.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from .claim_cache import EXTENDED
 from .pod_info import IMPLICIT, PodInfo, container_requests, is_extended
 
 JSON = dict[str, Any]
-DRAFT = "<extended-resources>"  # no claim can have this name
+DRAFT = "<extended-resources>"  # an invalid name, so no real claim has it
 
 
 def class_names(classes: Iterable[JSON]) -> dict[str, str]:
-    """Explicit extended resource name → class. Of several with one name the latest counts, then the first by name."""
+    """Returns explicit extended resource name → class.
+
+    Of several classes with one name the newest is used, then the first by name.
+    """
     best: dict[str, tuple[str, str]] = {}
     for found in sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True):
         name = (found.get("spec") or {}).get("extendedResourceName")
@@ -29,7 +32,7 @@ def class_names(classes: Iterable[JSON]) -> dict[str, str]:
 
 
 def class_of(resource: str, explicit: Mapping[str, str], classes: Collection[str]) -> str:
-    """The class that provides an extended resource; empty where none does."""
+    """Returns the class that provides an extended resource, or ""."""
     if not is_extended(resource):
         return ""
     if resource in explicit:
@@ -39,13 +42,13 @@ def class_of(resource: str, explicit: Mapping[str, str], classes: Collection[str
 
 
 def wanted(pod: PodInfo, explicit: Mapping[str, str], classes: Collection[str]) -> dict[str, str]:
-    """Extended resources of the pod that a class provides → that class."""
+    """Returns the pod's extended resources that classes provide: resource name → class."""
     found = {name: class_of(name, explicit, classes) for name, amount in pod.requests.items() if amount}
     return {name: class_name for name, class_name in found.items() if class_name}
 
 
 def draft(pod: PodInfo) -> JSON:
-    """The claim of a pod before it is made, without requests."""
+    """Returns the claim of a pod before its creation, without requests."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
     meta = {
         "name": DRAFT,
@@ -63,9 +66,10 @@ def is_draft(claim: Mapping[str, Any]) -> bool:
 
 
 def for_node(claim: JSON, pod: PodInfo, by_class: Mapping[str, str]) -> tuple[JSON, list[JSON]]:
-    """The draft with the requests that a node must meet as devices, and which container uses which request.
+    """Returns the draft with the requests for a node, and the mapping of containers to requests.
 
-    ``by_class``: extended resource → class, for those that the node has no other way.
+    Args:
+        by_class: extended resource → class, for resources that the node's device plugins do not provide.
     """
     requests, mappings = requests_of(pod, by_class)
     filled = copy.deepcopy(claim)
@@ -74,7 +78,10 @@ def for_node(claim: JSON, pod: PodInfo, by_class: Mapping[str, str]) -> tuple[JS
 
 
 def requests_of(pod: PodInfo, by_class: Mapping[str, str]) -> tuple[list[JSON], list[JSON]]:
-    """A request for each container and resource. Init containers, which end, use the devices of those after them first."""
+    """Returns one request per container and resource, and the mappings.
+
+    An init container that ends reuses devices of later containers.
+    """
     inits = pod.spec.get("initContainers") or []
     containers = [*inits, *pod.spec["containers"]]
     short = [i for i, c in enumerate(inits) if c.get("restartPolicy") != "Always"]

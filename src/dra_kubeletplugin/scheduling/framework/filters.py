@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to: everything but devices and the pods already there. One function a plugin, in Kubernetes' order."""
+"""The node filters that do not depend on devices or other pods, one function per plugin, in Kubernetes' order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def ports(pod: PodInfo, node: NodeInfo) -> Rejection | None:
 
 
 def fit(pod: PodInfo, node: NodeInfo, by_devices: Collection[str] = ()) -> Rejection | None:
-    """``by_devices``: extended resources that are had as devices where the node itself has none (KEP-5004)."""
+    """Checks the node's resources.
+
+    Args:
+        by_devices: extended resources that devices provide on nodes without a device plugin for them (KEP-5004).
+    """
     reasons = []
     resolvable = True
     if len(node.pods) + 1 > pods_allowed(node):
@@ -62,7 +66,7 @@ Filter = Callable[[PodInfo, NodeInfo], Rejection | None]
 
 
 def before_fit(pod: PodInfo) -> list[Filter]:
-    """The filters that can matter for a pod, in order."""
+    """Returns the filters that can reject a pod before ``fit``, in order."""
     found: list[Filter] = [unschedulable, taints]
     if pod.has_affinity or pod.spec.get("nodeSelector"):
         found.append(node_affinity)

@@ -1,7 +1,7 @@
-"""Devices for a pod's claims, node by node, within the time that Kubernetes' Filter has.
+"""Allocates devices for a pod's claims node by node, within the time limit of Kubernetes' Filter.
 
-What was found for a node is kept: for the next pod with the same requests it holds as long as the node's pools and what is taken
-of them are the same objects. So of a hundred nodes only those are searched that changed.
+Results are cached per node and reused for the next pod with the same requests. A result is valid while the node's
+pools and their use are the same objects. So only changed nodes are searched again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .node_info import NodeInfo
 from .slice_cache import PoolCache, Slices
 
 JSON = dict[str, Any]
-Allocated = list[JSON] | None  # an AllocationResult a claim; None where they do not fit
-_KEPT = 64  # kinds of requests that are remembered
-_AT_ONCE = 16  # nodes that Kubernetes looks at in parallel: it bounds the time for all of them
+Allocated = list[JSON] | None  # one AllocationResult per claim; None if they do not fit
+_MAX_CACHED = 64  # cached sets of requests
+_PARALLEL_NODES = 16  # nodes that Kubernetes filters in parallel, which limits the total time
 Fingerprints = tuple[bytes, ...]
 
 
 def fingerprint(claim: JSON) -> bytes:
-    """Equal for claims that ask for the same."""
+    """Returns a key that is equal for claims with the same requests."""
     return msgspec.json.encode(claim["spec"])
 
 
 class AllocationSlow(Exception):
-    """The search went on for longer than its caller wants to wait; what was found is remembered for another one."""
+    """The search exceeded the caller's patience. Results found so far stay cached for the next call."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
+class _CachedResult:
     slices: Slices
     labels: Mapping[str, str]
     pools: list[AllocatorPool]
@@ -52,29 +52,29 @@ class _Found:
 
 @dataclass
 class AllocationMemory:
-    """What was found before. For one thread at a time."""
+    """The cache of results. Only one thread may use it at a time."""
 
     pools: PoolCache = field(default_factory=PoolCache)
-    found: OrderedDict[Fingerprints, dict[str, _Found]] = field(default_factory=OrderedDict)
+    found: OrderedDict[Fingerprints, dict[str, _CachedResult]] = field(default_factory=OrderedDict)
     classes: Mapping[str, JSON] = field(default_factory=dict)
 
-    def of(self, key: Fingerprints, classes: Mapping[str, JSON]) -> dict[str, _Found]:
+    def of(self, key: Fingerprints, classes: Mapping[str, JSON]) -> dict[str, _CachedResult]:
         if classes is not self.classes:
             self.found.clear()
             self.classes = classes
         nodes = self.found.setdefault(key, {})
         self.found.move_to_end(key)
-        while len(self.found) > _KEPT:
+        while len(self.found) > _MAX_CACHED:
             self.found.popitem(last=False)
         return nodes
 
 
 class NodeAllocator:
-    """For one pod, on the state of one moment.
+    """Allocates for one pod on a snapshot.
 
     Args:
-        limit: seconds for one node. All nodes together have as long as if 16 of them were looked at together.
-        patience: seconds after which :class:`AllocationSlow` is raised, until :meth:`take_time`.
+        limit: seconds for one node. The limit for all nodes assumes that 16 of them are searched in parallel.
+        patience: seconds until :class:`AllocationSlow` is raised, unless :meth:`take_time` was called.
         fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
@@ -96,29 +96,33 @@ class NodeAllocator:
         self._use = use
         self._limit = limit
         self._fractions = fractions
-        begun = time.monotonic()
-        self._end = begun + limit * -(-nodes // _AT_ONCE)
-        self._soon = begun + patience
+        started = time.monotonic()
+        self._end = started + limit * -(-nodes // _PARALLEL_NODES)
+        self._patience_end = started + patience
         self._cancelled = False
         self._state: SearchState | None = None
         self._key: Fingerprints | None = None
-        self._known: dict[str, _Found] = {}
+        self._known: dict[str, _CachedResult] = {}
 
     def cancel(self) -> None:
-        """Ends what another thread is searching: it raises :class:`AllocationTimeout` soon."""
+        """Stops a search in another thread: it soon raises :class:`AllocationTimeout`."""
         self._cancelled = True
         if self._state is not None:
             self._state.cancelled = True
 
     def take_time(self) -> None:
-        """From now on the limit counts alone."""
-        self._soon = math.inf
+        """Removes the limit of ``patience``; ``limit`` still applies."""
+        self._patience_end = math.inf
 
     def on(self, node: NodeInfo, claims: Sequence[JSON], key: Fingerprints) -> Allocated:
-        """``key`` are the claims' fingerprints.
+        """Returns the allocation of the claims on a node, from the cache if it is still valid.
 
-        Raises :class:`AllocationError` where no node can help, :class:`NodeFault` where this one cannot,
-        :class:`AllocationTimeout` where the time is up, :class:`AllocationSlow` where the caller's is."""
+        Args:
+            key: the claims' fingerprints.
+
+        Raises :class:`AllocationError` if no node can satisfy the claims, :class:`NodeFault` if this node cannot,
+        :class:`AllocationTimeout` after ``limit``, :class:`AllocationSlow` after ``patience``.
+        """
         if self._key is not key:
             self._key, self._known = key, self._memory.of(key, self._classes)
         known = self._known
@@ -130,17 +134,17 @@ class NodeAllocator:
         uses = [self._use.get(p.key, UNUSED) for p in pools]
         if found and found.pools is pools and found.uses == uses:
             return found.results
-        left = min(self._limit, min(self._end, self._soon) - time.monotonic())
+        left = min(self._limit, min(self._end, self._patience_end) - time.monotonic())
         try:
             if left <= 0 or self._cancelled:
                 raise AllocationTimeout("timed out trying to allocate devices")
             results = self._search(node, claims, pools, uses, left)
         except AllocationTimeout:
-            if time.monotonic() >= self._soon:
+            if time.monotonic() >= self._patience_end:
                 raise AllocationSlow from None
             raise
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
-            known[node.name] = _Found(self._slices, node.labels, pools, uses, results)
+            known[node.name] = _CachedResult(self._slices, node.labels, pools, uses, results)
         return results
 
     def _search(
@@ -151,7 +155,7 @@ class NodeAllocator:
         fractions = self._fractions
         self._state = SearchState(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
         if self._cancelled:
-            self._state.cancelled = True  # in the moment before there was anything to cancel
+            self._state.cancelled = True  # cancelled before the state existed
         search = Search(self._state, pools, claims)
         if not search.run():
             return None

@@ -1,4 +1,4 @@
-"""A node with its pods, as filters and scores look at it. Nothing is changed in place: a cycle keeps what it began with."""
+"""A node with its pods, as filters and scores read it. Immutable, so that a cycle keeps its snapshot."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class NodeInfo:
 
     @cached_property
     def scores(self) -> dict[tuple[int, int, int, int], int]:
-        """What was found for pods of a size: kept, since most nodes are the same for the next pod."""
+        """Scores by pod size, cached because most nodes do not change between two pods."""
         return {}
 
     @cached_property
-    def repelling(self) -> tuple[PodInfo, ...]:
-        """Pods that keep others away."""
-        return tuple(p for p in self.minding if p.terms("podAntiAffinity"))
+    def pods_with_anti_affinity(self) -> tuple[PodInfo, ...]:
+        """Pods with required anti-affinity."""
+        return tuple(p for p in self.pods_with_affinity if p.terms("podAntiAffinity"))
 
     @cached_property
     def softly_tainted(self) -> bool:
         return any(t["effect"] == "PreferNoSchedule" for t in self.taints)
 
     @cached_property
-    def minding(self) -> tuple[PodInfo, ...]:
-        """Pods that want to be near others, or far from them."""
+    def pods_with_affinity(self) -> tuple[PodInfo, ...]:
+        """Pods with affinity or anti-affinity."""
         return tuple(p for p in self.pods.values() if p.has_affinity)
 
     def with_pod(self, pod: PodInfo) -> NodeInfo:
-        """This node with one pod more; one of the same UID is replaced."""
+        """Returns this node with one more pod, which replaces a pod of the same UID."""
         base = self.without_pod(pod.uid) if pod.uid in self.pods else self
         requested = dict(base.requested)
         for name, amount in pod.requests.items():
@@ -68,9 +68,9 @@ class NodeInfo:
         return replace(self, pods=pods, requested=requested, compared=compared)
 
     def as_node(self, node: JSON) -> NodeInfo:
-        """The same pods on another state of the node."""
-        fresh = read(node)
-        return replace(fresh, pods=self.pods, requested=self.requested, compared=self.compared)
+        """Returns a changed node object with the same pods."""
+        changed = read(node)
+        return replace(changed, pods=self.pods, requested=self.requested, compared=self.compared)
 
     def conflicts(self, ports: Iterable[Port]) -> bool:
         return any(
@@ -81,7 +81,7 @@ class NodeInfo:
 
 
 def read(node: JSON) -> NodeInfo:
-    """Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` where the node has not a node's form."""
+    """Reads a node. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed."""
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     amounts = status.get("allocatable") or status.get("capacity") or {}
     taints = [dict(t) for t in spec.get("taints") or []]

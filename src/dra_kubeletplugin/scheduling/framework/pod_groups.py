@@ -1,7 +1,7 @@
-"""PodGroups: which claims their pods share, and for whom a claim is made and reserved.
+"""PodGroups: decides which claims their pods share, and for whom a claim is created and reserved.
 
-A claim is the group's where a pod's entry in ``resourceClaims`` and one of the group's are the same in all fields. Source: KEP-5729;
-k8s.io/dynamic-resource-allocation/resourceclaim.
+A claim belongs to the group if an entry in the pod's ``resourceClaims`` equals one of the group's in all fields.
+Source: KEP-5729; k8s.io/dynamic-resource-allocation/resourceclaim.
 """
 
 from __future__ import annotations
@@ -15,48 +15,54 @@ _FIELDS = ("name", "resourceClaimName", "resourceClaimTemplateName")
 
 
 def name_of(pod: Mapping[str, Any]) -> str:
-    """The PodGroup that a pod names, in its namespace; empty for a pod alone."""
+    """The name of the pod's PodGroup in its namespace, or ""."""
     return str((pod["spec"].get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
 def key_of(pod: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Namespace and name of its PodGroup, as an index has it: none for a pod alone."""
+    """The pod's PodGroup as index keys (namespace, name); empty without a group."""
     name = name_of(pod)
     return ((pod["metadata"]["namespace"], name),) if name else ()
 
 
 def shares(group: Mapping[str, Any] | None, entry: Mapping[str, Any]) -> bool:
-    """Whether an entry of a pod's ``resourceClaims`` is its group's claim."""
+    """Returns whether an entry of a pod's ``resourceClaims`` refers to its group's claim."""
     entries = (group["spec"].get("resourceClaims") or []) if group is not None else []
     return any(all(e.get(f) == entry.get(f) for f in _FIELDS) for e in entries)
 
 
 def pod_reference(pod: Mapping[str, Any]) -> JSON:
-    """An entry of ``reservedFor``."""
+    """The entry of ``reservedFor`` for a pod."""
     meta = pod["metadata"]
     return {"resource": "pods", "name": meta["name"], "uid": meta["uid"]}
 
 
 def group_reference(group: Mapping[str, Any]) -> JSON:
-    """An entry of ``reservedFor``."""
+    """The entry of ``reservedFor`` for a PodGroup."""
     meta = group["metadata"]
     return {"apiGroup": GROUP, "resource": RESOURCE, "name": meta["name"], "uid": meta["uid"]}
 
 
 def is_group(reference: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``reservedFor`` is a PodGroup."""
+    """Returns whether an entry of ``reservedFor`` is a PodGroup."""
     return reference.get("apiGroup") == GROUP and reference.get("resource") == RESOURCE
 
 
 def is_for(reference: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``reservedFor`` lets a pod use the claim. A group's name is enough: while it has pods it cannot go."""
+    """Returns whether an entry of ``reservedFor`` lets a pod use the claim.
+
+    A group is compared by name only: while it has pods, it cannot be deleted.
+    """
     if is_group(reference):
         return bool(name := name_of(pod)) and reference.get("name") == name
     return bool(reference["uid"] == pod["metadata"]["uid"])
 
 
 def made_for(claim: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether a claim was made from a template for a pod, or for its group. The version of the group's API does not matter."""
+    """Returns whether a claim was created from a template for a pod, or for its group.
+
+    The group's API version does not matter.
+    """
     owner = next((o for o in claim["metadata"].get("ownerReferences") or [] if o.get("controller")), None)
     if owner is None:
         return False

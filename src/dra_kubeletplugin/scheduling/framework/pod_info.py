@@ -1,4 +1,4 @@
-"""What the scheduler has to know of a pod, read once from the object."""
+"""The facts about a pod that the scheduler needs, read once from the object."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from . import pod_groups
 JSON = dict[str, Any]
 DEFAULT_SCHEDULER = "default-scheduler"
 CPU, MEMORY, PODS, EPHEMERAL = "cpu", "memory", "pods", "ephemeral-storage"
-_LEAST_CPU = 100  # millicores that a container without a request is taken to need, when nodes are compared
+_LEAST_CPU = 100  # millicores assumed for a container without a request, when nodes are compared
 _LEAST_MEMORY = 200 * 1024 * 1024
 _NATIVE = "kubernetes.io/"
-ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the host address of a port that takes all of them
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the host address of a port that uses all addresses
 Port = tuple[str, str, int]  # protocol, host address, port
 
 
 @dataclass(frozen=True, eq=False)
 class PodInfo:
-    """A pod as the scheduler sees it. ``requests`` are in millicores for ``cpu`` and in units for all else."""
+    """A pod as the scheduler sees it. ``requests`` are in millicores for ``cpu`` and in units for other resources."""
 
     pod: JSON
     uid: str
@@ -32,7 +32,7 @@ class PodInfo:
     labels: Mapping[str, str]
     priority: int
     requests: Mapping[str, int]
-    compared: tuple[int, int]  # millicores and bytes that count when nodes are compared
+    compared: tuple[int, int]  # millicores and bytes for comparing nodes
     ports: tuple[Port, ...]
     tolerations: tuple[JSON, ...]
     created: str
@@ -56,7 +56,7 @@ class PodInfo:
 
     @property
     def group(self) -> str:
-        """The name of its PodGroup; empty for a pod alone."""
+        """The name of the pod's PodGroup, or ""."""
         return pod_groups.name_of(self.pod)
 
     @property
@@ -65,14 +65,14 @@ class PodInfo:
 
     @cached_property
     def claim_keys(self) -> frozenset[str]:
-        """Namespace and name of the claims that the pod is known to use."""
+        """``namespace/name`` of the claims that the pod is known to use."""
         made = (self.pod.get("status") or {}).get("resourceClaimStatuses") or []
         named = [c.get("resourceClaimName") for c in [*(self.spec.get("resourceClaims") or []), *made]]
         return frozenset(f"{self.namespace}/{name}" for name in named if name)
 
     @cached_property
     def wanted(self) -> tuple[tuple[str, int], ...]:
-        """What it requests, in the order in which it is told that there is too little of it."""
+        """The non-zero requests, in the order in which Kubernetes reports insufficient resources."""
         first = [n for n in (CPU, MEMORY, EPHEMERAL) if n in self.requests]
         names = first + sorted(n for n in self.requests if n not in first)
         return tuple((n, self.requests[n]) for n in names if self.requests[n])
@@ -82,18 +82,18 @@ class PodInfo:
         return bool(self.spec.get("affinity"))
 
     def affinity(self, kind: str) -> JSON:
-        """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty where there is none."""
+        """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty if not set."""
         found: JSON = (self.spec.get("affinity") or {}).get(kind) or {}
         return found
 
     def terms(self, kind: str) -> list[JSON]:
-        """Terms of ``podAffinity`` or ``podAntiAffinity`` that must hold."""
+        """Required terms of ``podAffinity`` or ``podAntiAffinity``."""
         found: list[JSON] = self.affinity(kind).get("requiredDuringSchedulingIgnoredDuringExecution") or []
         return found
 
 
 def read(pod: JSON) -> PodInfo:
-    """Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` where the pod has not a pod's form."""
+    """Reads a pod. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed."""
     meta, spec = pod["metadata"], pod["spec"]
     requests = pod_requests(spec)
     containers = [*spec["containers"], *_sidecars(spec)]
@@ -118,9 +118,11 @@ def read(pod: JSON) -> PodInfo:
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
-    """What a pod takes of a node: its containers together, or its init containers one by one, if that is more; its overhead.
+    """Returns the resources that a pod needs on a node: the sum of its containers, or the peak of its init containers if
+    higher, plus overhead.
 
-    An init container that goes on beside the others (restartPolicy Always) counts with them, and with those that start after.
+    An init container with restartPolicy Always keeps running, so it counts with the containers and with later init
+    containers.
     """
     total: dict[str, int] = {}
     for container in spec["containers"]:
@@ -146,7 +148,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
-    """Where only a limit is given, it is the request too."""
+    """Returns the requests of a container. A limit without a request counts as the request."""
     resources = container.get("resources") or {}
     wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {str(name): amount_of(name, amount) for name, amount in wanted.items()}
@@ -158,13 +160,13 @@ def amount_of(name: str, amount: Any) -> int:
 
 
 def is_extended(name: str) -> bool:
-    """Whether a resource is none of Kubernetes' own: fully qualified, and no quota's name."""
+    """Returns whether a resource is an extended resource: fully qualified, not Kubernetes' own, not the name of a quota."""
     if "/" not in name or name.startswith("requests."):
         return False
     return name.startswith(IMPLICIT) or _NATIVE not in name
 
 
-IMPLICIT = "deviceclass.resource.kubernetes.io/"  # each DeviceClass is an extended resource under this name too
+IMPLICIT = "deviceclass.resource.kubernetes.io/"  # with this prefix, each DeviceClass's name is an extended resource
 
 
 def _compared(spec: Mapping[str, Any], name: str, least: int, requested: int) -> int:

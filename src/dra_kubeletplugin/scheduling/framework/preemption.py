@@ -1,4 +1,7 @@
-"""Room for a pod of higher priority: which pods of a node would have to go. Devices are not freed that way (Kubernetes 1.36)."""
+"""Preemption: finds pods of lower priority whose eviction lets a pod fit.
+
+As in Kubernetes 1.36, it does not free devices.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .node_info import NodeInfo
 from .pod_info import PodInfo
 from .status import NOT_HELPFUL, NodeDiagnosis, Plugin, Rejection
 
-_NOBODY = Rejection.of(Plugin.FIT, "No preemption victims found for incoming pod")
+_NO_VICTIMS = Rejection.of(Plugin.FIT, "No preemption victims found for incoming pod")
 _NOT_HELPFUL = Rejection.of(Plugin.FIT, NOT_HELPFUL)
 
 
@@ -21,7 +24,7 @@ class Victims:
 
 
 def preempt(cycle: Cycle) -> Victims | str:
-    """Who has to go, or why nobody should: the text is for the pod's event. Without any node the text says nothing of them."""
+    """Returns the victims, or the text for the pod's event that explains why there are none."""
     pod = cycle.pod
     if refused := _not_eligible(cycle):
         return f"preemption: {refused}"
@@ -32,7 +35,7 @@ def preempt(cycle: Cycle) -> Victims | str:
         if before is None or not before.resolvable:
             diagnosis.rejected[node.name] = _NOT_HELPFUL
             continue
-        victims = _on(cycle, node)
+        victims = _victims_on(cycle, node)
         if isinstance(victims, Victims):
             found.append(victims)
         else:
@@ -43,7 +46,7 @@ def preempt(cycle: Cycle) -> Victims | str:
 
 
 def not_helpful(nodes: int) -> str:
-    """What is said where a pod was rejected before any node was looked at."""
+    """The text for a pod that was rejected before any node was checked."""
     diagnosis = NodeDiagnosis(nodes, {str(i): _NOT_HELPFUL for i in range(nodes)})
     return f"preemption: {diagnosis}"
 
@@ -60,11 +63,14 @@ def _not_eligible(cycle: Cycle) -> str:
     return ""
 
 
-def _on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
-    """All pods of lower priority go, and come back one by one, the highest first, where there is room."""
+def _victims_on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
+    """Removes all pods of lower priority, then puts back each that still fits, highest priority first.
+
+    The rest are the victims.
+    """
     lower = [p for p in node.pods.values() if p.priority < cycle.pod.priority]
     if not lower:
-        return _NOBODY
+        return _NO_VICTIMS
     changed = node
     for p in lower:
         changed = changed.without_pod(p.uid)
@@ -72,16 +78,18 @@ def _on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
         return rejection
     victims = []
     for p in sorted(lower, key=lambda p: (-p.priority, p.created)):
-        with_it = changed.with_pod(p)
-        if cycle.rejects_changed(with_it) is None:
-            changed = with_it
+        reprieved = changed.with_pod(p)
+        if cycle.rejects_changed(reprieved) is None:
+            changed = reprieved
         else:
             victims.append(p)
     return Victims(node.name, victims)
 
 
 def _cost(victims: Victims, pod: PodInfo) -> tuple[int, int, int, tuple[int, ...], str]:
-    """Lowest: the least important victim, then the least in sum, then the fewest, then those that started last."""
+    """The sort key of victims, lowest first: highest priority among them, sum of priorities, number of pods, latest
+    start.
+    """
     pods = victims.pods
     highest = max((p.priority for p in pods), default=-(2**31))
     started = min((p.created for p in pods if p.priority == highest), default="")

@@ -1,7 +1,7 @@
-"""What happened in the cluster, and which waiting pods it may help: Kubernetes' queueing hints.
+"""Cluster changes, and which waiting pods each may help: Kubernetes' queueing hints.
 
-A pod that was rejected is tried again when something changes that its rejectors look at, and not before. The deletion of a
-slice, for one, helps nobody, and a kubelet's heartbeat neither.
+A rejected pod is retried only after a change that its rejecting plugins depend on. For example, the deletion of a
+slice or a kubelet's heartbeat helps no pod.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JSON = dict[str, Any]
 class ChangeKind(Enum):
     NODE_ADDED = auto()
     NODE_LABELS = auto()
-    NODE_TAINTS = auto()  # or its being schedulable
+    NODE_TAINTS = auto()  # or of spec.unschedulable
     NODE_RESOURCES = auto()
     POD_ADDED = auto()  # to a node
     POD_LABELS = auto()  # of a pod on a node
@@ -32,12 +32,12 @@ class ChangeKind(Enum):
     CLASS = auto()
     SLICE = auto()
     NAMESPACE = auto()
-    POD_GROUP = auto()  # one that is new: it does not change
+    POD_GROUP = auto()  # a new group; groups do not change
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterChange:
-    """``before`` and ``after`` are claims; ``pod`` is the UID of the pod that changed."""
+    """One change. ``before`` and ``after`` are claims; ``pod`` is the UID of the changed pod."""
 
     kind: ChangeKind
     before: JSON | None = None
@@ -46,13 +46,13 @@ class ClusterChange:
 
     @property
     def claim(self) -> str:
-        """Namespace and name of the claim that changed."""
+        """``namespace/name`` of the changed claim."""
         meta = (self.after or {"metadata": {}})["metadata"]
         return f"{meta.get('namespace')}/{meta.get('name')}"
 
     @property
     def frees(self) -> bool:
-        """Whether devices of a claim are free now."""
+        """Whether the change freed a claim's devices."""
         if self.before is None or self.after is None:
             return False
         return is_allocated(self.before) and not is_allocated(self.after)
@@ -78,7 +78,13 @@ _HELPS: Mapping[Plugin, frozenset[ChangeKind]] = {
 
 
 def helps(change: ClusterChange, uid: str, rejectors: Iterable[Plugin], uses: Callable[[str], bool]) -> bool:
-    """Whether a pod should be tried again. ``uses`` tells whether the pod uses a claim, by UID, and has all of its claims."""
+    """Returns whether a change may help a pod.
+
+    Args:
+        uid: the pod's.
+        rejectors: the plugins that rejected the pod.
+        uses: returns whether the pod uses the claim with this UID, and all its claims exist.
+    """
     for plugin in rejectors:
         if change.kind not in _HELPS[plugin]:
             continue
@@ -118,14 +124,14 @@ def of_node(before: NodeInfo | None, after: NodeInfo) -> list[ClusterChange]:
 
 
 def of_placed_pod(before: PodInfo | None, after: PodInfo) -> list[ClusterChange]:
-    """Of a pod that has a node."""
+    """Returns the changes of a pod that has a node."""
     if before is None or not before.node:
         return [ClusterChange(ChangeKind.POD_ADDED, pod=after.uid)]
     out = []
     if before.labels != after.labels:
         out.append(ClusterChange(ChangeKind.POD_LABELS, pod=after.uid))
     if before.requests != after.requests:
-        out.append(ClusterChange(ChangeKind.POD_GONE, pod=after.uid))  # what it gave back is as if a pod had gone
+        out.append(ClusterChange(ChangeKind.POD_GONE, pod=after.uid))  # freed resources help like a deleted pod
     return out
 
 
@@ -133,7 +139,10 @@ _OWN_STATUS = ("resourceClaimStatuses",)
 
 
 def of_waiting_pod(before: PodInfo, after: PodInfo) -> list[ClusterChange]:
-    """Of a pod without a node: what is in its status is mostly our own."""
+    """Returns the changes of a pod without a node.
+
+    Most of its status is written by the scheduler itself and does not count.
+    """
     changed = before.spec != after.spec or before.labels != after.labels
     old, new = before.pod.get("status") or {}, after.pod.get("status") or {}
     changed = changed or any(old.get(k) != new.get(k) for k in _OWN_STATUS)

@@ -1,6 +1,6 @@
-"""Which of several nodes is the best: the scores of Kubernetes' default profile, with their weights.
+"""Selects the best of several nodes: the scores of Kubernetes' default profile, with their weights.
 
-Not looked at: images (the nodes of a local cluster have the same), and spread constraints that are only wishes.
+Ignored: images, which are the same on all nodes of a local cluster, and soft topology spread constraints.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ def best(
     *,
     lists: bool,
 ) -> NodeInfo:
-    """The node with the highest score; among equals the one with more free cpu, then the first by name.
+    """Returns the node with the highest score. Ties: the node with more free cpu, then the first by name.
 
-    ``everywhere`` are all nodes of the cluster; ``of_devices`` says how much a node's devices are what the pod's claims prefer,
-    where they have ``lists`` of alternatives.
+    Args:
+        nodes: the feasible nodes.
+        everywhere: all nodes of the cluster.
+        of_devices: the device score of a node, by its name.
+        lists: whether the pod's claims have alternatives; otherwise ``of_devices`` is not called.
     """
     if len(nodes) == 1:
         return nodes[0]
@@ -39,7 +42,7 @@ def best(
         _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
     if pod.has_affinity:
         _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
-    if pod.has_affinity or any(n.minding for n in everywhere):
+    if pod.has_affinity or any(n.pods_with_affinity for n in everywhere):
         _weigh(totals, 2, _near(pod, nodes, everywhere, namespaces))
     if lists:
         _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
@@ -47,7 +50,7 @@ def best(
 
 
 def _of_amounts(pod: PodInfo, node: NodeInfo, size: tuple[int, int, int, int]) -> int:
-    """What is left of cpu and memory, and how evenly; known from then on for pods of this size, until the node changes."""
+    """Returns the score for free and balanced cpu and memory. It is cached for pods of this size until the node changes."""
     total = least_allocated(pod, node)
     if pod.requests.get(CPU) or pod.requests.get(MEMORY):
         total += balanced(pod, node)

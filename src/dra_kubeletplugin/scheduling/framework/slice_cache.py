@@ -1,4 +1,6 @@
-"""Slices as the scheduler knows them, by the nodes that they are for; and the pools of each node, kept until a slice changes."""
+"""The scheduler's cache of ResourceSlices, indexed by node, and of each node's pools, which is kept until a slice
+changes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """All slices of one moment. Nothing in it changes."""
+    """All slices at one moment. Immutable."""
 
     local: Mapping[str, tuple[JSON, ...]] = field(default_factory=dict)  # by node
     wide: tuple[JSON, ...] = ()  # for more than one node, or with counters
@@ -24,7 +26,7 @@ class Slices:
 class SliceCache:
     def __init__(self) -> None:
         self.slices = Slices()
-        self._places: dict[str, tuple[str, PoolKey]] = {}  # by UID: node, or nothing for more than one; pool
+        self._places: dict[str, tuple[str, PoolKey]] = {}  # slice UID → (node or "" for several nodes, pool)
 
     def observe(self, obj: JSON) -> None:
         uid = str(obj["metadata"]["uid"])
@@ -59,19 +61,19 @@ def _without(slices: Sequence[JSON], uid: str) -> tuple[JSON, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class _CachedPools:
     labels: Mapping[str, str]
     local: tuple[JSON, ...]
     wide: tuple[JSON, ...]
-    slices: Slices | None  # where slices of other nodes were looked at too
+    slices: Slices | None  # set if slices of other nodes were read too
     pools: list[AllocatorPool]
 
 
 class PoolCache:
-    """Pools by node, for one thread at a time."""
+    """Caches pools by node. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedPools] = {}
 
     def pools(self, node: NodeInfo, slices: Slices) -> list[AllocatorPool]:
         local = slices.local.get(node.name, ())
@@ -84,20 +86,22 @@ class PoolCache:
             and (known.slices is None or known.slices is slices)
         ):
             return known.pools
-        elsewhere = False
+        other_nodes_read = False
 
-        def everywhere(key: PoolKey) -> Sequence[JSON]:
-            nonlocal elsewhere
-            elsewhere = True
+        def slices_of_pool(key: PoolKey) -> Sequence[JSON]:
+            nonlocal other_nodes_read
+            other_nodes_read = True
             return slices.by_pool.get(key, ())
 
-        found = gather([*local, *slices.wide], node.node, everywhere)
-        # Counters count for all nodes: of a pool of another node that is as it should be there is nothing to look at.
+        found = gather([*local, *slices.wide], node.node, slices_of_pool)
+        # Slices with counters are in every node's list. A valid pool without candidates here belongs to other nodes.
         pools = [p for p in found if p.candidates or p.invalid or p.incomplete]
-        self._known[node.name] = _Known(node.labels, local, slices.wide, slices if elsewhere else None, pools)
+        self._known[node.name] = _CachedPools(
+            node.labels, local, slices.wide, slices if other_nodes_read else None, pools
+        )
         return pools
 
     def keep_only(self, nodes: Mapping[str, NodeInfo]) -> None:
-        """Forgets nodes that have gone."""
+        """Deletes the entries of removed nodes."""
         for name in [n for n in self._known if n not in nodes]:
             del self._known[name]

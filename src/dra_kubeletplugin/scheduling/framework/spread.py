@@ -1,4 +1,4 @@
-"""Topology spread constraints that must hold (``whenUnsatisfiable: DoNotSchedule``)."""
+"""Required topology spread constraints (``whenUnsatisfiable: DoNotSchedule``)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Constraint:
 
 
 class Spread:
-    """How the pods of all nodes are spread, for one new pod."""
+    """The distribution of all placed pods with respect to one new pod's constraints."""
 
     def __init__(self, pod: PodInfo, nodes: Iterable[NodeInfo]) -> None:
         specs = [
@@ -84,7 +84,7 @@ def _constraint(spec: JSON, pod: PodInfo) -> _Constraint:
 
 
 def _counts(spec: JSON, pod: PodInfo, node: NodeInfo) -> bool:
-    """Whether a node's pods count for a constraint."""
+    """Returns whether a node's pods count for a constraint."""
     if (spec.get("nodeAffinityPolicy") or "Honor") == "Honor" and filters.node_affinity(pod, node):
         return False
     return (spec.get("nodeTaintsPolicy") or "Ignore") != "Honor" or not filters.taints(pod, node)

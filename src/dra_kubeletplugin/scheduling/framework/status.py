@@ -1,4 +1,4 @@
-"""What a step of the scheduler says of a pod on a node, and the sentence that sums it up for the pod's event."""
+"""The results of filters for a pod, and the summary of them in the pod's event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Plugin(Enum):
-    """Who rejected a pod: it decides which changes of the cluster let the pod be tried again."""
+    """The plugin that rejected a pod. It decides which cluster changes trigger a retry."""
 
     GATES = "SchedulingGates"
     NODE_UNSCHEDULABLE = "NodeUnschedulable"
@@ -27,7 +27,7 @@ class Plugin(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a pod cannot go to a node, or to none. ``resolvable``: the removal of other pods might help."""
+    """Why a pod cannot run on a node, or on any. ``resolvable``: removing other pods might help."""
 
     plugin: Plugin
     reasons: tuple[str, ...]
@@ -39,11 +39,11 @@ class Rejection:
 
 
 class Unschedulable(Exception):
-    """The pod has to wait for a change. The text is for its event and its condition."""
+    """The pod must wait for a cluster change. The text is for its event and its condition."""
 
 
 class SchedulerError(Exception):
-    """Something is wrong with the pod, its claims or the cluster: it is tried again after a pause."""
+    """The pod, its claims or the cluster has an error. The pod is retried after a pause."""
 
 
 NOT_HELPFUL = "Preemption is not helpful for scheduling"
@@ -51,12 +51,12 @@ NOT_HELPFUL = "Preemption is not helpful for scheduling"
 
 @dataclass
 class NodeDiagnosis:
-    """Why no node of ``nodes`` took a pod: all of them for one reason, or each for its own."""
+    """Why none of ``nodes`` nodes accepted a pod: one reason for all nodes, or a reason per node."""
 
     nodes: int
     rejected: dict[str, Rejection] = field(default_factory=dict)  # by node
     of_all: Rejection | None = None
-    after: str = ""  # what was tried then
+    after: str = ""  # appended: the result of preemption
 
     @property
     def plugins(self) -> frozenset[Plugin]:
@@ -70,11 +70,11 @@ class NodeDiagnosis:
         out = f"0/{self.nodes} nodes are available:"
         if self.of_all:
             out += f" {', '.join(self.of_all.reasons)}."
-        elif told := counted(r for rejection in self.rejected.values() for r in rejection.reasons):
-            out += f" {told}."
+        elif summary := counted(r for rejection in self.rejected.values() for r in rejection.reasons):
+            out += f" {summary}."
         return f"{out} {self.after}" if self.after else out
 
 
 def counted(reasons: Iterable[str]) -> str:
-    """``1 Insufficient cpu, 2 node(s) were unschedulable``: sorted as text, as Kubernetes does it."""
+    """Counts equal reasons: ``1 Insufficient cpu, 2 node(s) were unschedulable``. Sorted as text, as in Kubernetes."""
     return ", ".join(sorted(f"{n} {why}" for why, n in Counter(reasons).items()))

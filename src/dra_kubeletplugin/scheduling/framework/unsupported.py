@@ -1,4 +1,4 @@
-"""What a pod may ask for that this scheduler does not know: such a pod waits, with a sentence that says so."""
+"""Finds features of a pod that the local scheduler does not support. Such a pod stays pending with a message for each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ JSON = Mapping[str, Any]
 PREFIX = "not supported by the local cluster: "
 _VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
 _CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
-_GROUPS = ("workloadRef", "podGroupName")  # as 1.35 has them
+_GROUPS = ("workloadRef", "podGroupName")  # fields of 1.35
 _GROUP_FIELDS = {"schedulingPolicy", "resourceClaims", "podGroupTemplateRef", "workloadRef"}
-_EACH_ALONE: tuple[Any, ...] = ("Pod", {"single": {}})  # the usual disruption mode, as 1.36 and 1.37 have it
+_EACH_ALONE: tuple[Any, ...] = ("Pod", {"single": {}})  # the default disruption mode, in the forms of 1.36 and 1.37
 _TOLERATIONS = {"", "Equal", "Exists"}
 
 
 def reasons(pod: PodInfo, group: JSON | None = None) -> list[str]:
-    """One sentence for each thing; empty where all is known. ``group``: the pod's."""
+    """Returns one sentence per unsupported feature; empty if there is none. ``group`` is the pod's PodGroup."""
     found = [*_found(pod.spec), *(_of_group(group) if group is not None else ())]
     return [PREFIX + what for what in found]
 
