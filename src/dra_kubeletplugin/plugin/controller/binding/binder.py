@@ -297,8 +297,8 @@ class Binder:
         resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
         obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
         if version == "v1beta1":  # the only version of another shape
-            found = await asyncio.to_thread(from_json, wanted.encoded)
-            obj = convert({**found, "apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}, "v1")
+            head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
+            obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
         return Claim(
             namespace=claim.namespace,
             name=claim.name,
