@@ -20,7 +20,6 @@ from ..base.telemetry.logs import configure
 from ..base.text import did_you_mean
 from ..driver.diagnostics.unhandled import listen
 from ..errors import DraError, describe, printable
-from ..host.memory import fix_thresholds
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
@@ -50,7 +49,6 @@ def serve(
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
-    fix_thresholds()
     configure(settings.log_format, settings.log_level)
     for note in misspelt(settings, os.environ, own):
         log.warning("%s", note)

@@ -22,7 +22,8 @@ def fix_thresholds() -> None:
 
     By default, glibc raises both thresholds, up to 64 MiB, when a program frees a large block. The next large blocks then lie in the arenas
     of the threads that allocate them, and free memory stays at the ends of these arenas: ``malloc_trim`` releases the end of the main arena
-    only. A fixed threshold turns this off.
+    only. A fixed threshold turns this off. It is for processes that decode large objects of many users: it makes large allocations
+    slower, about 5 ms in a prepare of 32 claims.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
