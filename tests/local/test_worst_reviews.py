@@ -26,7 +26,9 @@ from .test_webhook import post, review, serving
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 READER = ConfigReader(DRIVER, KINDS)
-RESIDENT = 32 * 1024 * 1024
+RESIDENT = 8 * 1024 * 1024
+NOISE = 2 * 1024 * 1024  # pages that the kernel counts late, and timers of closed connections
+WARM = 20  # ordinary reviews
 COMMAND = 30.0  # CPU seconds of a command for one file; each takes a second or two
 AUTHOR = f'''
 from dra_kubeletplugin import Driver
@@ -141,7 +143,12 @@ def resident(pid: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and malloc_trim is glibc's")
 @pytest.mark.timeout(600)
 async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: Path, author: str) -> None:
-    """120 reviews, ten at once. About 20 MB stay, in the allocator of the C library; in the finding it was 100 MB."""
+    """120 reviews, ten at once.
+
+    The baseline is taken after 20 ordinary reviews, because a webhook that serves is warm: TLS connections, threads for checks and lazily
+    imported modules take about 2 MB. In the finding 100 MB stayed. While glibc raised its thresholds for
+    large blocks, 15 to 20 MB stayed free but resident at the ends of the threads' arenas: see ``host/memory.py``.
+    """
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dra_kubeletplugin", "webhook", author,
@@ -158,9 +165,9 @@ async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: P
             if "reviewing claims at " in line:
                 url = line.partition("reviewing claims at ")[2].split("/validate")[0]
         drain = asyncio.create_task(process.stderr.read())
-        for _ in range(4):
-            await post(url, cert, body(Plain, "same", 2))
-        await asyncio.sleep(6)  # it has settled
+        for _ in range(WARM // 5):
+            await asyncio.gather(*(post(url, cert, body(Plain, "same", 2)) for _ in range(5)))
+        await asyncio.sleep(6)  # the first trim of the memory is over
         before = resident(process.pid)
         for _ in range(3):
             hostile = [body(kind, shape) for kind in (Plain, Layered) for shape in SHAPES]
@@ -168,9 +175,9 @@ async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: P
                 answers = await asyncio.gather(*(post(url, cert, sent) for sent in hostile[i : i + 10]))
                 assert {status for status, _ in answers} == {200}
         until = time.monotonic() + 120
-        while (grown := resident(process.pid) - before) > RESIDENT and time.monotonic() < until:
+        while (grown := resident(process.pid) - before) > RESIDENT + NOISE and time.monotonic() < until:
             await asyncio.sleep(1)
-        assert grown <= RESIDENT
+        assert grown <= RESIDENT + NOISE
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ..base.settings import ControllerSettings, load
 from ..driver import Driver, Role, load_driver, make
-from ..host.memory import keep_trimmed
+from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.controller.controller import Controller
 from .serving import serve
 from .shell.driver_options import given_own, together, variables
@@ -45,6 +45,7 @@ def controller(
 
     Raises :class:`DraError` for what the user has to correct, before anything is started.
     """
+    fix_thresholds()
     stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target

@@ -10,7 +10,7 @@ from ..base.settings import WebhookSettings, load
 from ..driver import load_driver, make
 from ..driver.config.objects import ConfigReader
 from ..errors import SettingsError
-from ..host.memory import keep_trimmed
+from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.webhook import Webhook
 from .serving import serve
 from .shell.driver_options import variables
@@ -24,6 +24,7 @@ async def _trim(process: Webhook, stop: StopSignal) -> None:
 
 def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     """Ends the process. Raises :class:`DraError` for what the user has to correct, before anything is started."""
+    fix_thresholds()
     stop = StopSignal()
     stop.handle()
     settings = load(options, None, WebhookSettings)

@@ -13,20 +13,21 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
-from .client import KubeClient
+from .client import LARGE, KubeClient
 from .decoding import Bare, Page, identity, translated
 from .resource import Resource
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
+PAGE = 500  # objects, as kubectl requests
 WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below any proxy's five minutes
 # A watch that says nothing for so long is begun again. The server sends a bookmark about every minute, so a quiet one lives on;
 # where there are no bookmarks this costs a request every 75 s. A peer that vanished is noticed by TCP after 30 s; this is for
@@ -42,12 +43,14 @@ _SHORT = 5.0  # a watch that ends sooner than this is not healthy
 class Event:
     """``SYNCED`` after a list, with no object; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
 
-    A deletion that only a list showed comes with what is known of the object: without ``copies`` its UID alone. Other
-    events come without ``copies`` with name, UID and resource version alone.
+    Without ``copies``, ``object`` has only name, UID and resource version, and ``encoded`` is the whole object as JSON. It refers to the
+    response that contains it: copy its bytes to keep them. A deletion that the reflector finds by listing has, without ``copies``, only
+    the UID.
     """
 
     type: str
     object: JSON
+    encoded: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
 
 
 class Reflector:
@@ -59,7 +62,8 @@ class Reflector:
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
-        copies: whether objects are read whole and ``items`` is kept.
+        copies: whether objects are decoded whole and ``items`` is kept.
+        page: objects in one response to a list. A response is decoded in one step: choose fewer where users choose the objects' size.
         silence: seconds without a line after which a watch is begun again.
         cut: called when a watch is open again after one that did not end by itself: who answers now may be another server, or
             the same in another version.
@@ -74,6 +78,7 @@ class Reflector:
         labels: str = "",
         *,
         copies: bool = True,
+        page: int = PAGE,
         silence: float = SILENCE,
         cut: Callable[[], None] = lambda: None,
     ) -> None:
@@ -88,6 +93,7 @@ class Reflector:
         self.fault_status = 0
         self.fault_of_list = False
         self._copies = copies
+        self._limit = page
         self._cut = cut
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
@@ -108,8 +114,9 @@ class Reflector:
             try:
                 resource = await self._find()
                 if not self._position:
-                    for event in await self._list(resource):
-                        yield event
+                    async with contextlib.aclosing(self._list(resource)) as found:
+                        async for event in found:
+                            yield event
                     yield Event("SYNCED", {})
                 started = time.monotonic()
                 async with self._opened(resource) as lines:
@@ -118,7 +125,7 @@ class Reflector:
                     broken = True
                     async for line in lines:
                         self._alive()
-                        changed = self._take(line)
+                        changed = self._take(*await self._decoded(line))
                         failures = 0
                         if changed:
                             yield changed
@@ -173,43 +180,54 @@ class Reflector:
         }
         return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)
 
-    async def _list(self, resource: Resource) -> list[Event]:
+    async def _list(self, resource: Resource) -> AsyncGenerator[Event]:
+        """Yields the changes of each page before it requests the next, so that only one page is in memory."""
         found: dict[str, JSON] = {}
-        known: dict[str, str] = {}
-        cont, out = "", []
+        listed: set[str] = set()
+        cont = ""
         while True:
             items, position, cont = await self._page(resource, cont)
-            for item in items:
+            for item, encoded in items:
                 uid, version = identity(item)
-                if version != self._known.get(uid):
-                    out.append(Event("MODIFIED" if uid in self._known else "ADDED", item))
-                known[uid] = version
+                before = self._known.get(uid)
+                self._known[uid] = version
+                listed.add(uid)
                 if self._copies:
                     found[uid] = item
+                if version != before:
+                    yield Event("ADDED" if before is None else "MODIFIED", item, encoded)
             if not cont:
                 break
-        for uid in self._known:
-            if uid not in known:
-                out.append(Event("DELETED", self.items.get(uid) or {"metadata": {"uid": uid}}))
-        self.items, self._known, self._position = found, known, position
+        for uid in self._known.keys() - listed:
+            del self._known[uid]
+            yield Event("DELETED", self.items.get(uid) or {"metadata": {"uid": uid}})
+        self.items, self._position = found, position
         self._alive()
-        return out
 
-    async def _page(self, resource: Resource, cont: str) -> tuple[list[JSON], str, str]:
+    async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
         """Items, the list's resource version, and where it goes on."""
         ask = self.client.list if self._copies else self.client.page
         fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
-        page = await ask(resource, self.namespace, fields=fields, labels=labels, limit=500, cont=cont)
+        page = await ask(resource, self.namespace, fields=fields, labels=labels, limit=self._limit, cont=cont)
         if isinstance(page, Page):
-            return [_bare(i) for i in page.items or []], page.metadata.resource_version, page.metadata.cont
-        return page["items"], page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+            return ((_bare(i), i) for i in page.items or ()), page.metadata.resource_version, page.metadata.cont
+        items = ((i, msgspec.Raw()) for i in page["items"])
+        return items, page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
 
-    def _take(self, line: bytes) -> Event | None:
+    async def _decoded(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
+        """The type of an event and its object. Long lines are decoded in a thread."""
+
+        def decode() -> tuple[str, JSON, msgspec.Raw]:
+            raw = from_json(line, _Line)
+            is_whole = self._copies or raw.type == "ERROR"
+            return raw.type, from_json(raw.object) if is_whole else _bare(raw.object), raw.object
+
+        with translated(f"watch {self.plural}", self.client.transport.server, lambda: ""):
+            return decode() if len(line) <= LARGE else await asyncio.to_thread(decode)
+
+    def _take(self, kind: str, obj: JSON, encoded: msgspec.Raw) -> Event | None:
         what = f"watch {self.plural}"
         with translated(what, self.client.transport.server, lambda: ""):
-            raw = from_json(line, _Line)
-            kind = raw.type
-            obj = from_json(raw.object) if self._copies or kind == "ERROR" else _bare(raw.object)
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise ApiError(f"{what}: {message}", status=int(obj.get("code") or 500), details=obj)
@@ -227,7 +245,7 @@ class Reflector:
             self._known[uid] = version
             if self._copies:
                 self.items[uid] = obj
-        return Event(kind, obj)
+        return Event(kind, obj, encoded)
 
 
 class _Line(msgspec.Struct):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from ....base.telemetry.logs import operation, operation_id
 from ....base.telemetry.metrics import Metrics
@@ -22,14 +23,17 @@ from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
 from ....driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
 from ....driver.calls import Calls
+from ....driver.claim import EncodedClaim
 from ....driver.config.parameters import Resolved
 from ....driver.config.resolution import Resolver
 from ....errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
 from ....resourceapi.conversion import GROUP, convert
+from ....resourceapi.encoded import from_json
 from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch, DeviceResult
 from .records import BindingRecord, BindingRecords
 
 log = logging.getLogger(__name__)
+JSON = dict[str, Any]
 _MESSAGE = 1_024  # bytes of an error in a condition
 _CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what is seen of it
 
@@ -291,14 +295,17 @@ class Binder:
         claim = wanted.claim
         version = await self.records.client.dra_version()
         resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
-        obj = {**wanted.object, "apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
+        obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
+        if version == "v1beta1":  # the only version of another shape
+            head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
+            obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
         return Claim(
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
             devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
             reserved_for=wanted.reserved_for,
-            object=obj if version == "v1" else convert(obj, "v1"),
+            object=obj,  # type: ignore[arg-type]  # decoded when the driver reads it
             operation=operation_id(),
             node=wanted.node,
             _status=self.author.of(claim),

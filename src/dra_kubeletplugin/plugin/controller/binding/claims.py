@@ -1,10 +1,14 @@
-"""The claims of the whole cluster, as the controller sees them: those with devices of one driver, and what they wait for."""
+"""Follows the claims of the whole cluster for the controller: claims with devices of one driver, and their binding conditions.
+
+Any user of the cluster may write claims of 1 MB, which decoded take 30 MB. Only the fields that this module needs are decoded; opaque
+parameters stay encoded until the binder needs them, and only claims that wait for a binding are kept whole, as JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +20,12 @@ from ....driver.results import AllocationResult
 from ....errors import DraError, NotReadyError, describe
 from ....kube import KubeClient, Reflector
 from ....resourceapi.allocation import node_of
+from ....resourceapi.encoded import config_entries, from_json
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 DeviceKey = tuple[str, str, str]  # pool, name, share
+_PAGE = 16  # claims in one page of a list: each has up to 1 MB, and a page is decoded in one step
 
 
 class DeviceResult(AllocationResult, rename="camel"):
@@ -35,12 +41,13 @@ class DeviceResult(AllocationResult, rename="camel"):
 
 class _Devices(msgspec.Struct):
     results: list[DeviceResult] | None = None
-    config: list[JSON] | None = None
+    config: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Allocation(msgspec.Struct, rename="camel"):
     devices: _Devices | None = None
     allocation_timestamp: str | None = None
+    node_selector: JSON | None = None
 
 
 class _Condition(msgspec.Struct):
@@ -86,22 +93,32 @@ class BoundClaimIdentity:
 class AllocatedClaim:
     """A claim with devices of the driver.
 
-    ``waiting`` are those with binding conditions; ``ready`` and ``failed`` say how these are.
+    Attributes:
+        waiting: the devices with binding conditions.
+        ready: whether the binding conditions of all devices are true.
+        failed: whether a binding failure condition is true.
+        encoded: the claim as JSON, as the API server sent it. Empty unless the claim waits for a binding.
+        encoded_config: ``status.allocation.devices.config`` as JSON.
     """
 
     claim: ClaimKey
     node: str
     stamp: str
     results: Sequence[DeviceResult]
-    config: Sequence[JSON] = ()
     reserved_for: Sequence[JSON] = ()
-    object: JSON = field(default_factory=dict, repr=False, compare=False)
+    encoded: bytes = field(default=b"", repr=False, compare=False)
+    encoded_config: bytes = field(default=b"null", repr=False)
     ready: bool = True
     failed: bool = False
 
     @property
     def waiting(self) -> Sequence[DeviceResult]:
         return [r for r in self.results if r.binding_conditions]
+
+    @property
+    def config(self) -> list[JSON]:
+        """Entries of the allocation's configuration, with encoded parameters."""
+        return config_entries(msgspec.Raw(self.encoded_config))
 
     @property
     def identity(self) -> BoundClaimIdentity:
@@ -112,20 +129,17 @@ class AllocatedClaim:
         return frozenset(r.key for r in self.waiting if not r.admin_access)
 
 
-def allocated(obj: Mapping[str, Any], driver: str) -> AllocatedClaim | None:
-    """What a ResourceClaim has of a driver; None where that is nothing.
+def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
+    """Decodes the fields of a ResourceClaim that concern the driver. Returns None for a claim without devices of the driver.
 
-    Raises ``msgspec.ValidationError`` for what is no ResourceClaim.
+    Raises ``msgspec.ValidationError`` for an object that is no ResourceClaim.
     """
-    found = msgspec.convert(obj, _Claim)
+    found: _Claim = from_json(encoded, _Claim)
     status = found.status
     allocation = status.allocation if status else None
-    results = [
-        r
-        for r in (allocation.devices.results if allocation and allocation.devices else None) or ()
-        if r.driver == driver
-    ]
-    if status is None or allocation is None or not results:
+    devices = allocation.devices if allocation else None
+    results = [r for r in (devices.results if devices else None) or () if r.driver == driver]
+    if status is None or allocation is None or devices is None or not results:
         return None
     told = {
         (d.pool, d.device): {c.type for c in d.conditions or () if c.status == "True"}
@@ -133,17 +147,20 @@ def allocated(obj: Mapping[str, Any], driver: str) -> AllocatedClaim | None:
         if d.driver == driver
     }
     waiting = [(r, told.get((r.pool, r.device), set())) for r in results if r.binding_conditions]
+    ready = all(set(r.binding_conditions or ()) <= true for r, true in waiting)
+    failed = any(true & set(r.binding_failure_conditions or ()) for r, true in waiting)
+    is_whole = not ready and not failed
     meta = found.metadata
     return AllocatedClaim(
         claim=ClaimKey(meta.namespace, meta.name, meta.uid),
-        node=node_of(obj),
+        node=node_of({"status": {"allocation": {"nodeSelector": allocation.node_selector}}}),
         stamp=allocation.allocation_timestamp or "",
         results=results,
-        config=(allocation.devices.config if allocation.devices else None) or (),
-        reserved_for=status.reserved_for or (),
-        object=dict(obj),
-        ready=all(set(r.binding_conditions or ()) <= true for r, true in waiting),
-        failed=any(true & set(r.binding_failure_conditions or ()) for r, true in waiting),
+        reserved_for=(status.reserved_for or ()) if is_whole else (),
+        encoded=bytes(encoded) if is_whole else b"",  # a copy: the buffer belongs to the whole page
+        encoded_config=bytes(devices.config) if is_whole else b"null",
+        ready=ready,
+        failed=failed,
     )
 
 
@@ -154,7 +171,7 @@ class ClaimWatch:
         self.driver = driver
         self.synced = asyncio.Event()
         self._changed = changed
-        self._reflector = Reflector(client, "resourceclaims")
+        self._reflector = Reflector(client, "resourceclaims", copies=False, page=_PAGE)
         self._ours: dict[str, AllocatedClaim] = {}
         self._odd: set[str] = set()
 
@@ -187,7 +204,7 @@ class ClaimWatch:
                 self.synced.set()
                 continue
             uid = event.object["metadata"]["uid"]
-            ours = None if event.type == "DELETED" else self._read(uid, event.object)
+            ours = None if event.type == "DELETED" else self._read(uid, event.encoded)
             if event.type == "DELETED":
                 self._odd.discard(uid)
             before = self._ours.pop(uid, None)
@@ -195,11 +212,12 @@ class ClaimWatch:
                 self._ours[uid] = ours
             if ours is not None or before is not None:
                 self._changed(uid)
+            await asyncio.sleep(0)  # a page has many claims: other tasks run between them
 
-    def _read(self, uid: str, obj: JSON) -> AllocatedClaim | None:
+    def _read(self, uid: str, encoded: msgspec.Raw) -> AllocatedClaim | None:
         try:
-            return allocated(obj, self.driver)
-        except (msgspec.ValidationError, DraError) as e:
+            return allocated(encoded, self.driver)
+        except (msgspec.DecodeError, RecursionError, DraError) as e:
             if uid not in self._odd:
                 self._odd.add(uid)
                 log.warning("what the API server has as claim %s is no ResourceClaim: %s", uid, describe(e))
