@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,12 +77,21 @@ class ClaimFiles:
         self.metadata = metadata
         self.fault = ""
         """Why the last change of a claim's file failed; empty once :meth:`probe` could write to the CDI folder."""
+        self._probing = threading.Lock()
 
     def probe(self) -> None:
-        """Writes and removes a file in the CDI folder, and sets ``fault`` accordingly. Raises nothing."""
-        with contextlib.suppress(RecordsError), self._translated("written"):
-            self.specs.probe()
-            self.fault = ""
+        """Writes and removes a file in the CDI folder, and sets ``fault`` accordingly. Raises nothing. May be called in any thread.
+
+        Returns at once while another thread probes: two would remove each other's file, and each waits where the folder's mount hangs.
+        """
+        if not self._probing.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(RecordsError), self._translated("written"):
+                self.specs.probe()
+                self.fault = ""
+        finally:
+            self._probing.release()
 
     def put(self, record: Record) -> None:
         """Writes the spec and the metadata of a prepared claim, if it has them."""

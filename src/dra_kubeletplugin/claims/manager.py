@@ -215,8 +215,9 @@ class ClaimManager:
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
-        """What an operator should know: what was repaired, records that cannot be read, and rollbacks that fail."""
-        out = [*self.keeper.report, *self.recovery.report, *([self.reports.fault] if self.reports.fault else [])]
+        """What an operator should know: what was repaired, checks that hang, unreadable records, and rollbacks that fail."""
+        out = [*self.keeper.report, *self.recovery.report]
+        out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
                 out += _notes_of(await self.store.everything())

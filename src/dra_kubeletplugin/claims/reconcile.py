@@ -254,7 +254,6 @@ class Reconciler:
                 report.still_working.append(uid)
                 task.cancel()  # only the waiting: the work is shielded
             elif (error := task.exception()) is None:
-                self.undoing.retries.done(uid)
                 if task.result():
                     done.append(uid)
             elif isinstance(error, StoppingError):

@@ -301,7 +301,13 @@ class Rollback:
     async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
         if self.flights.ending:
             raise StoppingError("the plugin is shutting down: the next start goes on")
-        task, _ = self.flights.start(uid, work, do)
+
+        async def run() -> Any:
+            result = await do()
+            self.retries.done(uid)  # within the claim's work: a failure of later work schedules a retry, which stays
+            return result
+
+        task, _ = self.flights.start(uid, work, run)
         try:
             return await asyncio.shield(task)
         except Exception as e:  # one claim's fault is not the others'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +34,7 @@ class RollbackRetries:
 
     def __init__(self) -> None:
         self._retries: dict[str, _Retry] = {}  # by claim UID
-        self._logged: dict[str, set[str]] = {}  # by claim UID
+        self._logged: dict[str, set[bytes]] = {}  # digests of texts, which may be long, by claim UID
         self._wake = asyncio.Event()
 
     def failed(self, uid: str, attempts: int = 0) -> float:
@@ -61,11 +62,12 @@ class RollbackRetries:
     def log(self, uid: str, text: str, error: BaseException | None = None, *, level: int = logging.ERROR) -> None:
         """Logs ``text``, with the traceback of ``error``, unless it was logged for this claim before."""
         texts = self._logged.setdefault(uid, set())
-        if text in texts:
+        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
+        if digest in texts:
             return
         if len(texts) >= _MAX_TEXTS:
             texts.clear()
-        texts.add(text)
+        texts.add(digest)
         while len(self._logged) > _MAX_CLAIMS:
             del self._logged[next(iter(self._logged))]
         log.log(level, "%s", text, exc_info=error)
@@ -103,7 +105,9 @@ class RollbackRetries:
                 self.log(uid, f"claim {printable(uid)} cannot be rolled back: {e}")
                 self.failed(uid)
         else:
-            self.done(uid)
+            retry = self._retries.get(uid)
+            if retry and retry.due == float("inf"):  # else later work on the claim has failed meanwhile
+                self.done(uid)
 
 
 def retry_note(record: Record) -> str:

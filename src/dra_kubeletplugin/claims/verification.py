@@ -147,6 +147,11 @@ class Verifier:
         self._resolver = Resolver(driver, name)
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
+    def stuck(self) -> str:
+        """Why claims with large parameters cannot be verified any more; empty where they can."""
+        stuck = self._resolver.stuck()
+        return f"claims with large parameters cannot be prepared: {stuck}: restart the plugin's pod" if stuck else ""
+
     async def fetch(self, ref: ClaimIdentity) -> FetchedClaim | None:
         """The claim; None where it is gone.
 

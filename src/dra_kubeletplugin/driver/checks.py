@@ -63,11 +63,18 @@ class ParameterChecks:
             async with asyncio.timeout(min(seconds, _LONGEST)):
                 return await self._calls(check_of_parameters)
         except TimeoutError:
-            with self._lock:
-                mine.given_up = True
-                if mine.thread:
-                    self._kept.add(mine)
+            self._give_up(mine)
             raise DriverFailedError(self._told(mine, seconds)) from None
+        except asyncio.CancelledError:
+            self._give_up(mine)
+            raise
+
+    def _give_up(self, check: _Check) -> None:
+        """Counts the thread of a check for which no caller waits any more."""
+        with self._lock:
+            check.given_up = True
+            if check.thread:
+                self._kept.add(check)
 
     def _told(self, mine: _Check, seconds: float) -> str:
         where = _line(mine.thread)

@@ -27,6 +27,10 @@ class Resolver:
         self._name = name
         self._checks = ParameterChecks(_THREADS)
 
+    def stuck(self) -> str:
+        """Why larger parameters cannot be resolved any more; empty where they can."""
+        return self._checks.stuck()
+
     async def resolve(self, config: Sequence[JSON], requests: Iterable[str]) -> dict[str, Resolved | DraError]:
         """The configuration of each request, and where it came from; up to the first request that has a fault, with its error.
 

@@ -32,16 +32,22 @@ def _actual(v: Any) -> int:
 
 
 def _traversal(v: Any) -> int:
-    """The cost of walking a value as a tree."""
+    """The cost of walking a value as a tree. Lists and maps that it contains several times are walked once and counted each time."""
+    return _traversed(v, {})
+
+
+def _traversed(v: Any, known: dict[int, int]) -> int:
     if isinstance(v, str):
         return int(len(v.encode()) * 0.1)
     if isinstance(v, bytes):
         return int(len(v) * 0.1)
-    if isinstance(v, list):
-        return sum(map(_traversal, v))
-    if isinstance(v, dict):
-        return sum(_traversal(k) + _traversal(x) for k, x in v.items())
-    return 0 if isinstance(v, CelError) else 1
+    if not isinstance(v, (list, dict)):
+        return 0 if isinstance(v, CelError) else 1
+    found = known.get(id(v))
+    if found is None:
+        parts = [*v.keys(), *v.values()] if isinstance(v, dict) else v
+        found = known[id(v)] = sum(_traversed(x, known) for x in parts)
+    return found
 
 
 def one_unit(args: Sequence[Any], _: Any) -> int:

@@ -32,20 +32,33 @@ Rule = Callable[[Sequence[Any]], int]
 def weight(value: Any) -> int:
     """The number of values in ``value``, itself included: how many steps it takes to walk it as a tree."""
     if isinstance(value, (list, dict, Optional)):
-        return _weight(value, {})
+        return _total(value, {}, lambda _: 1)
     return 1
 
 
-def _weight(value: Any, known: dict[int, int]) -> int:
+def text_length(value: Any) -> int:
+    """The bytes of all texts in ``value``, keys of maps included, as when it is written out as a tree."""
+    return _total(value, {}, _bytes_of)
+
+
+def _total(value: Any, known: dict[int, int], of_one: Callable[[Any], int]) -> int:
     if isinstance(value, Optional):
-        return 1 + _weight(value.value, known)
+        return of_one(value) + _total(value.value, known, of_one)
     if not isinstance(value, (list, dict)):
-        return 1
+        return of_one(value)
     found = known.get(id(value))
     if found is None:
         parts = value.values() if isinstance(value, dict) else value
-        found = known[id(value)] = min(_MOST, 1 + sum(_weight(x, known) for x in parts))
+        found = known[id(value)] = min(_MOST, of_one(value) + sum(_total(x, known, of_one) for x in parts))
     return found
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value))
+    if isinstance(value, str) and not value.isascii():
+        return 4 * len(value)
+    return len(value) if isinstance(value, (str, bytes)) else 0
 
 
 def _length(value: Any) -> int:
@@ -109,7 +122,8 @@ def _formatted(args: Sequence[Any]) -> int:
     if not isinstance(args[0], str):
         return 0
     precision = sum(int(digits) if len(digits) < 10 else _MOST for digits in _PRECISION.findall(args[0]))
-    return precision * _CHARACTER + weight(args[1]) * _ELEMENT
+    written = precision + 2 * text_length(args[1])  # %x writes two characters for each byte
+    return written * _CHARACTER + weight(args[1]) * _ELEMENT
 
 
 def _matched(args: Sequence[Any]) -> int:

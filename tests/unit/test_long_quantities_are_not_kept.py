@@ -1,0 +1,21 @@
+"""A quantity of 10 KiB in a user's parameters is not kept in memory after the claim or the review."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+from dra_kubeletplugin import Quantity
+
+
+def test_a_thousand_long_quantities_leave_nothing_behind() -> None:
+    Quantity("0." + "1" * 9_000)
+    tracemalloc.start()
+    try:
+        for i in range(1_100):
+            assert str(Quantity("0." + "1" * 9_000 + str(i))) == "111111112n"
+            with contextlib.suppress(ValueError):
+                Quantity("1" * 9_000 + str(i))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
