@@ -216,7 +216,13 @@ class MetadataFiles:
         Raises ``OSError``.
         """
         folder = self.path(uid)
-        for request in _names_in(folder):
+        try:
+            requests = os.listdir(folder)  # noqa: PTH208 - names
+        except FileNotFoundError:  # the usual case for a driver without metadata
+            return
+        except OSError:
+            requests = _names_in(folder)
+        for request in requests:
             remove_file(str(self._spec(uid, request)))
             for name in _names_in(folder / request):
                 remove_file(str(folder / request / name))
