@@ -52,13 +52,13 @@ _NAMES = {
     ".resourceapi.types": "CounterSet Device Taint",
     ".resourceapi.version": "Version",
 }
-"""Where names are. They are imported when they are asked for: whoever wants one module does not pay for all."""
+"""Modules of the public names. Names are imported on first access, so that a program imports only the modules that it uses."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-_ROOMS = {home.split(".")[1] for home in _NAMES}  # `dra_kubeletplugin.errors` needs no import of its own
+_MODULES = {home.split(".")[1] for home in _NAMES}  # `dra_kubeletplugin.errors` needs no separate import
 
 
 def __getattr__(name: str) -> object:
-    if name in _ROOMS:
+    if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,26 +3,26 @@
 The tree::
 
     DraError
-    ├── SettingsError            bad options; all of them at once
+    ├── SettingsError            invalid options, all of them at once
     ├── SocketError              a socket cannot be served
-    ├── DriverError              the author's class breaks its contract
-    ├── InvalidObjectError       an object that Kubernetes would refuse
-    ├── InvalidSpecError         a CDI spec that a runtime would refuse
-    ├── ApiError                 the API server refused, or cannot be reached
-    ├── NotReadyError            a plugin that was waited for does not serve
-    ├── LeaseLostError           a controller leads no more
+    ├── DriverError              the driver class breaks its contract
+    ├── InvalidObjectError       an object that Kubernetes would reject
+    ├── InvalidSpecError         a CDI spec that a runtime would reject
+    ├── ApiError                 the API server returned an error, or cannot be reached
+    ├── NotReadyError            the plugin did not become ready in time
+    ├── LeaseLostError           this controller no longer leads
     ├── QuestionError            a question about a cluster that cannot be answered
     ├── RecordsError             the claim records cannot be read or written
-    │   ├── RecordsBusyError
-    │   └── RecordsNewerError
+    │   ├── RecordsBusyError     another process holds them too long
+    │   └── RecordsNewerError    a newer plugin wrote them
     └── ClaimError               one claim; its text becomes the pod's event
-        ├── RetryableError       for authors: it may work later
-        ├── PermanentError       for authors: it will not work until somebody changes something
-        └── ...                  one class for each thing that can be wrong with a claim
+        ├── RetryableError       for driver authors: a retry may succeed
+        ├── PermanentError       for driver authors: fails until the claim, class or machine changes
+        └── ...                  one class for each fault of a claim
 
-A message says what, where and what to do, in one sentence of at most 1 KiB; it has no value that differs from one try to the
-next (counts of tries, times, addresses of objects), because each new text is a new event. ``make docs`` writes
-``docs/errors.md`` from this file, by :mod:`.errors_page`.
+A message is one sentence of at most 1 KiB: what failed, where, and what to do. It contains no values that differ between
+attempts (counters, times, addresses of objects), because each new text is a new event. ``make docs`` writes
+``docs/errors.md`` from this file with :mod:`.errors_page`.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from typing import ClassVar, TypeGuard, TypeVar
 T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 1024
-_LONGEST = 65_536  # characters of a foreign text that are looked at; nothing shows more
+_LONGEST = 65_536  # maximum characters of a foreign text that are processed; no message shows more
 _SHOWN = 80
-_MEMBERS = 3  # of a group of exceptions that are described,
-_DEPTH = 3  # and groups within it
-# Control characters except tab and newline, lone surrogates, and what has no width: direction marks, joiners, tags.
+_MEMBERS = 3  # members of an exception group that are described
+_DEPTH = 3  # levels of nested groups that are described
+# Control characters except tab and newline, lone surrogates, and zero-width characters: direction marks, joiners, tags.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-# Where an object lives in memory, as in "<Card object at 0x7f0a...>" or "<function <lambda> at 0x7f0a...>".
+# The memory address of an object, as in "<Card object at 0x7f0a...>" or "<function <lambda> at 0x7f0a...>".
 _ADDRESS = re.compile(r"(<[^<>]{1,200}(?:<[^<>]{1,80}>[^<>]{0,200}){0,6}) at 0x[0-9a-fA-F]+")
 
 
 def printable(text: object) -> str:
-    """``str(text)`` as text that can be encoded as UTF-8 and shown: what cannot is replaced by U+FFFD. Never raises.
+    """Returns ``str(text)`` with U+FFFD for characters that cannot be printed or encoded as UTF-8. Never raises.
 
-    Newlines and tabs stay. An object whose ``__str__`` raises gives its type's name.
+    Newlines and tabs are kept. For an object whose ``__str__`` raises, the result is the name of its type.
     """
     return _UNPRINTABLE.sub("\ufffd", _text(text))
 
 
 def shown(value: object) -> str:
-    """``repr(value)`` on one printable line of at most 80 characters, the same for the same value. Never raises."""
+    """Returns ``repr(value)`` on one printable line of at most 80 characters, without object addresses. Never raises."""
     try:
         return _line(steady(repr(value)))[:_SHOWN]
-    except BaseException:  # an author's __repr__ may raise anything
+    except BaseException:  # a driver's __repr__ may raise anything
         return f"<{_type_name(value)} object>"
 
 
 def is_a(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """``isinstance`` by what a value is, whatever its class says in ``__class__``: for what an author's code made."""
+    """``isinstance`` by the real type, which ignores ``__class__``: for values from a driver's code."""
     return issubclass(type(value), kind)
 
 
 def describe(e: BaseException) -> str:
-    """``TypeName: message`` on one printable line, the same for the same fault: without addresses of objects. Never raises.
+    """Returns ``TypeName: message`` on one printable line, without object addresses, so that equal faults have equal texts.
 
-    The members of a group are described within it.
+    Members of an exception group are included. Never raises.
     """
     return _described(e, _DEPTH)
 
 
 def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
-    """``text`` on one printable line, cut to ``limit`` bytes of UTF-8 with an ellipsis. Never raises."""
+    """Returns ``text`` on one printable line, cut to ``limit`` bytes of UTF-8 with an ellipsis. Never raises."""
     line = _line(_text(text))
     raw = line.encode()
     if len(raw) <= limit:
@@ -96,16 +96,16 @@ def _described(e: BaseException, depth: int) -> str:
 def _text(value: object) -> str:
     try:
         return str.__getitem__(str(value), slice(_LONGEST))
-    except BaseException:  # an author's __str__ may raise anything
+    except BaseException:  # a driver's __str__ may raise anything
         return _type_name(value)
 
 
 def _type_name(value: object) -> str:
-    return str(type.__dict__["__name__"].__get__(type(value)))  # past a metaclass of the author's
+    return str(type.__dict__["__name__"].__get__(type(value)))  # bypasses a metaclass of the driver
 
 
 def steady(text: str) -> str:
-    """``text`` without the addresses of objects, which are others with each process."""
+    """Returns ``text`` without the addresses of objects, which differ in each process."""
     return _ADDRESS.sub(r"\1", text)
 
 
@@ -119,18 +119,18 @@ class DraError(Exception):
     code: ClassVar[str] = "DRA-E000"
     reason: ClassVar[str] = "INTERNAL"
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
-    faults: tuple[str, ...] = ()  # a sentence for each, where several things are wrong
-    operation: str = ""  # of the work that raised it, under which its log lines are found
+    faults: tuple[str, ...] = ()  # one sentence for each fault, if there are several
+    operation: str = ""  # id of the operation that raised it, which its log lines contain
 
     @property
     def message(self) -> str:
         return printable(self)
 
     def event(self) -> str:
-        """What the user reads: reason, sentence and code, on one line of at most 1 KiB of valid UTF-8. Never raises.
+        """Returns the text for the user: reason, sentence and code, on one line of at most 1 KiB of valid UTF-8. Never raises.
 
-        The same fault gives the same bytes, so that its repeats are one event with a count; the operation's id, new with every
-        try, is in the log.
+        The same fault produces the same bytes, so that Kubernetes aggregates repeated events. The operation id differs per attempt
+        and is only in the log.
         """
         tail = f" [{clip(self.code, 64)}]"
         head = f"{clip(self.reason, 64)}: {steady(self.message)}"
@@ -138,7 +138,7 @@ class DraError(Exception):
 
 
 class SettingsError(DraError):
-    """One or more options are wrong; ``faults`` has a sentence for each."""
+    """One or more options are invalid; ``faults`` contains a sentence for each."""
 
     code = "DRA-E001"
     reason = "INVALID_SETTINGS"
@@ -169,7 +169,7 @@ class DriverError(DraError):
 
 
 class InvalidObjectError(DraError):
-    """An object that the API server would refuse; the message has the field's path."""
+    """An object that the API server would reject; the message contains the field's path."""
 
     code = "DRA-E004"
     reason = "INVALID"
@@ -177,7 +177,7 @@ class InvalidObjectError(DraError):
 
 
 class InvalidSpecError(DraError):
-    """A CDI spec that a container runtime would refuse."""
+    """A CDI spec that a container runtime would reject."""
 
     code = "DRA-E005"
     reason = "INVALID_CDI"
@@ -185,13 +185,13 @@ class InvalidSpecError(DraError):
 
 
 class ApiError(DraError):
-    """The API server answered with an error, or could not be reached (``status`` 0)."""
+    """The API server returned an error, or could not be reached (``status`` 0)."""
 
     code = "DRA-E006"
     reason = "API"
     help = (
         "403 means that the service account lacks the named permission (deploy/ has the rules); "
-        "0 means that no answer came: see the server, the network and the certificates."
+        "0 means that no response arrived: check the server, the network and the certificates."
     )
 
     def __init__(self, message: str, *, status: int = 0, details: dict[str, object] | None = None) -> None:
@@ -201,31 +201,31 @@ class ApiError(DraError):
 
     @property
     def unreachable(self) -> bool:
-        """True where the server may be away: no answer, or one that says to come back."""
+        """Whether the server may be temporarily unavailable: no response, 429, or a server error."""
         return self.status in {0, 429} or self.status >= 500
 
     def names(self, name: str) -> bool:
-        """Whether the refusal is about the object ``name``, and not about a path that the server does not know."""
+        """Whether the error is about the object ``name``, and not about a path that the server does not know."""
         about = self.details.get("details")
         return bool(name) and isinstance(about, dict) and about.get("name") == name
 
 
 class NotReadyError(DraError):
-    """A plugin that was waited for does not serve yet; the text says what is in the way."""
+    """The plugin did not become ready in time; the text contains the causes."""
 
     code = "DRA-E007"
     reason = "NOT_READY"
-    help = "The message has the lines of /readyz: registration, devices, slices, records. Mend the first one."
+    help = "The message has the lines of /readyz: registration, devices, slices, records. Fix the first one."
 
 
 class LeaseLostError(DraError):
-    """This process led the controllers of its driver, and does so no more: it ends, and a new one takes part again."""
+    """This process no longer leads the controllers of its driver. It exits; its replacement takes part in the election again."""
 
     code = "DRA-E008"
     reason = "LEASE_LOST"
     help = (
-        "The Lease could not be renewed in time, or somebody took it: see the API server and the line of log before. Another "
-        "replica leads; the container starts again by itself."
+        "The Lease could not be renewed in time, or another replica took it: see the API server and the preceding log line. "
+        "Another replica leads; the kubelet restarts the container."
     )
 
 
@@ -242,7 +242,7 @@ class RecordsError(DraError):
 
 
 class RecordsBusyError(RecordsError):
-    """Another process holds the records for longer than the bounded wait."""
+    """Another process holds the records for longer than the wait limit."""
 
     code = "DRA-E011"
     reason = "RECORDS_BUSY"
@@ -258,7 +258,7 @@ class RecordsNewerError(RecordsError):
 
 
 class ClaimError(DraError):
-    """Something is wrong with one claim. Never fails the others of a call."""
+    """A fault of one claim. It never fails the other claims of the call."""
 
     code = "DRA-E100"
     reason = "CLAIM"
@@ -266,7 +266,7 @@ class ClaimError(DraError):
 
 
 class RetryableError(ClaimError):
-    """For authors: preparing failed now and may work later; the kubelet tries again."""
+    """For driver authors: the prepare failed now but may succeed later; the kubelet retries."""
 
     code = "DRA-E101"
     reason = "RETRYABLE"
@@ -274,7 +274,7 @@ class RetryableError(ClaimError):
 
 
 class PermanentError(ClaimError):
-    """For authors: preparing cannot work until somebody changes the claim, the class or the machine."""
+    """For driver authors: the prepare fails until the claim, the class or the machine is changed."""
 
     code = "DRA-E102"
     reason = "PERMANENT"
@@ -282,7 +282,7 @@ class PermanentError(ClaimError):
 
 
 class DriverFailedError(ClaimError):
-    """The driver raised something else; its type and message are in the text, its traceback in the log."""
+    """The driver raised another exception. The text contains its type and message, the log its traceback."""
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
@@ -298,7 +298,7 @@ class ClaimNotFoundError(ClaimError):
 class ClaimReplacedError(ClaimError):
     code = "DRA-E111"
     reason = "REPLACED"
-    help = "The claim was deleted and created again under the same name. Delete the pod, so that it is scheduled anew."
+    help = "The claim was deleted and created again under the same name. Delete the pod, so that it is scheduled again."
 
 
 class ClaimNotAllocatedError(ClaimError):
@@ -310,7 +310,7 @@ class ClaimNotAllocatedError(ClaimError):
 class WrongNodeError(ClaimError):
     code = "DRA-E113"
     reason = "WRONG_NODE"
-    help = "The claim's devices belong to another node. Delete the pod, so that it is scheduled anew."
+    help = "The claim's devices belong to another node. Delete the pod, so that it is scheduled again."
 
 
 class DeviceHeldError(ClaimError):
@@ -323,7 +323,7 @@ class DeviceHeldError(ClaimError):
 
 
 class OverdrawnError(DeviceHeldError):
-    """Not enough is left of a counter, or of the capacity of a device that is shared."""
+    """Too little is left of a counter, or of the capacity of a shared device."""
 
     code = "DRA-E130"
     reason = "OVERDRAWN"
@@ -337,7 +337,7 @@ class OverdrawnError(DeviceHeldError):
 class DeviceGoneError(ClaimError):
     code = "DRA-E115"
     reason = "DEVICE_GONE"
-    help = "The device left this node after it was allocated. Delete the pod, so that it is scheduled anew."
+    help = "The device left this node after it was allocated. Delete the pod, so that it is scheduled again."
 
 
 class DeviceUnhealthyError(ClaimError):
@@ -347,7 +347,7 @@ class DeviceUnhealthyError(ClaimError):
 
 
 class ConfigError(ClaimError):
-    """Opaque parameters that the driver's ``Config`` does not accept."""
+    """Opaque parameters that the driver's ``Config`` rejects."""
 
     code = "DRA-E117"
     reason = "INVALID_CONFIG"
@@ -357,13 +357,13 @@ class ConfigError(ClaimError):
 class ApiUnavailableError(ClaimError):
     code = "DRA-E118"
     reason = "API_UNAVAILABLE"
-    help = "A first prepare has to read the claim. The kubelet tries again; see the API server, and the plugin's token and permissions."
+    help = "A first prepare has to read the claim. The kubelet retries; check the API server, and the plugin's token and permissions."
 
 
 class StillWorkingError(ClaimError):
     code = "DRA-E119"
     reason = "STILL_WORKING"
-    help = "The work goes on in the plugin and the kubelet's next call joins it. Nothing to do, unless it never ends."
+    help = "The work continues in the plugin; the kubelet's next call joins it. Nothing to do, unless it never ends."
 
 
 class ClaimBusyError(ClaimError):
@@ -381,13 +381,13 @@ class UndoFailedError(ClaimError):
 class BadAnswerError(ClaimError):
     code = "DRA-E122"
     reason = "BAD_ANSWER"
-    help = "The driver's answer breaks a rule (an unknown device, a wrong CDI edit); the message names it."
+    help = "The driver's result breaks a rule (an unknown device, a wrong CDI edit); the message names it."
 
 
 class StoppingError(ClaimError):
     code = "DRA-E123"
     reason = "STOPPING"
-    help = "The plugin is shutting down; the kubelet tries again with the next instance."
+    help = "The plugin is shutting down; the kubelet retries with the next instance."
 
 
 class HostPathMissingError(ClaimError):
@@ -408,7 +408,7 @@ class RecordUnreadableError(ClaimError):
 class ClaimTakenError(ClaimError):
     code = "DRA-E126"
     reason = "TAKEN_OVER"
-    help = "Another instance of the plugin works on this claim now and answers for it. The kubelet tries again."
+    help = "Another instance of the plugin has taken over this claim. The kubelet retries."
 
 
 class DevicesUnknownError(ClaimError):
@@ -418,23 +418,23 @@ class DevicesUnknownError(ClaimError):
 
 
 class HardwareUnknownError(ClaimError):
-    """The records were lost, and the driver has not said yet what its hardware has in use."""
+    """The records were lost, and the driver has not yet reported which hardware is in use."""
 
     code = "DRA-E128"
     reason = "HARDWARE_UNKNOWN"
-    help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; nothing is given out meanwhile."
+    help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; no device is prepared yet."
 
 
 class MetadataUpdateError(ClaimError):
-    """Device metadata of a claim that nobody has any more, or that has none."""
+    """Device metadata of a claim that is not prepared, or that has no metadata."""
 
     code = "DRA-E129"
     reason = "METADATA_NOT_UPDATED"
-    help = "The claim is not prepared any more, or without device metadata; the message says which. Nobody reads what was to be told."
+    help = "The claim is no longer prepared, or has no device metadata; the message says which. The update is dropped: no pod reads it."
 
 
 class MetadataError(DraError):
-    """A device metadata file (KEP-5304) that cannot be used: which file, and what is wrong."""
+    """A device metadata file (KEP-5304) that cannot be used; the message names the file and the fault."""
 
     code = "DRA-E140"
     reason = "DEVICE_METADATA"

@@ -68,7 +68,7 @@ async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
 async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._LEAST", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
     command = tmp_path / "login"
     user = {"exec": {"apiVersion": API, "command": str(command), "interactiveMode": "Never"}}
     async with node_with(toy()) as node:

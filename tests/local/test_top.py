@@ -81,7 +81,7 @@ def lines(app: Top, of: str = "#devices") -> list[str]:
 
 
 def head(app: Top) -> str:
-    return " ".join(str(app.query_one(f"#{of}").render()) for of in ("head", "told", "title"))
+    return " ".join(str(app.query_one(f"#{of}").render()) for of in ("head", "notes", "title"))
 
 
 async def shows(app: Top, pilot: Pilot[None], what: str, where: Callable[[], str]) -> None:

@@ -163,7 +163,7 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is no text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is no text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is no text in YAML"),
-        (["acme"], "--kind is needed where nobody can be asked"),
+        (["acme"], "--kind is needed without a terminal"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),
         (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is of --kind pci"),

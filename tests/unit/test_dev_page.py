@@ -26,12 +26,12 @@ async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_anew(monk
             await may_end.wait()
 
     monkeypatch.setattr(dev_page, "LiveOverview", Live)
-    monkeypatch.setattr(dev_page, "_STAYS", 0.01)
+    monkeypatch.setattr(dev_page, "_FOLLOW_SECONDS", 0.01)
     page = dev_page.DevPage(ApiConfig("http://127.0.0.1:1"))
     async with page.serving():
         first = await page._followed()
         await ending.wait()
-        monkeypatch.setattr(dev_page, "_STAYS", 60.0)
+        monkeypatch.setattr(dev_page, "_FOLLOW_SECONDS", 60.0)
         second = await page._followed()
         assert second is not None
         assert second is not first

@@ -232,7 +232,7 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
 ) -> None:
     file, servant = tmp_path / "ready", Servant()
     monkeypatch.setenv(dev_driver.READY, str(file))
-    telling = asyncio.create_task(dev_driver._tell(cast("Plugin", servant)))
+    telling = asyncio.create_task(dev_driver._report_readiness(cast("Plugin", servant)))
     async with asyncio.timeout(30):
         while not file.exists():
             await asyncio.sleep(0.01)

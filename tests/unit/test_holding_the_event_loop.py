@@ -15,7 +15,7 @@ from dra_kubeletplugin.cli.shell import loop_watchdog
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watchdog, "_PAUSE", 0.01)
-    monkeypatch.setattr(loop_watchdog, "_LOOK", 0.01)
+    monkeypatch.setattr(loop_watchdog, "_CHECK_INTERVAL", 0.01)
 
 
 class Told(logging.Handler):

@@ -195,7 +195,7 @@ def test_a_proxy_of_the_kubeconfig_goes_before_the_environments(
 async def test_an_exec_plugin_is_run_at_the_first_request_and_again_after_a_401(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._LEAST", 0.0)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.0)
     runs = tmp_path / "runs"
     body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())))"
 
@@ -265,7 +265,7 @@ async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None
 async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 2.0)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 2.0)
     gate = tmp_path / "gate"
     body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
@@ -285,8 +285,8 @@ async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
 async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 0.2)
-    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._LEAST", 0.0)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.0)
     first, gate = tmp_path / "first", tmp_path / "gate"
     hangs = f"    open({str(first)!r}, 'w')\n    while not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
     body = f"import os\nif not os.path.exists({str(first)!r}):\n{hangs}give(token='t')"
@@ -296,8 +296,8 @@ async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
             while not first.exists():
                 with pytest.raises(ApiError, match="takes longer"):
                     await credentials.header()
-            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._PATIENCE", 100.0)
-            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._ABANDON", 0.0)
+            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 100.0)
+            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._HUNG_AFTER", 0.0)
             assert await credentials.header() == "Bearer t"
     finally:
         gate.touch()

@@ -374,7 +374,7 @@ def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytes
     with pytest.raises(SystemExit) as e:
         cli.main(["run", "DRIVER", "--help"])
     assert e.value.code == 0
-    assert "cannot be told: DRIVER: no module DRIVER" in capsys.readouterr().out
+    assert "cannot be listed: DRIVER: no module DRIVER" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -277,11 +277,11 @@ def test_an_environment_variable_that_is_nearly_an_option_is_told_and_others_are
         "",
     ]
     assert misspelt(Settings(), given) == [
-        "the environment variable HEALTH_INTERVALL is read by nobody, did you mean 'HEALTH_INTERVAL'?",
-        "the environment variable LOG_LEVLE is read by nobody, did you mean 'LOG_LEVEL'?",
+        "the environment variable HEALTH_INTERVALL matches no option, did you mean 'HEALTH_INTERVAL'?",
+        "the environment variable LOG_LEVLE matches no option, did you mean 'LOG_LEVEL'?",
     ]
     assert misspelt(Settings(), ["SHELFES", "HEALTH_INTERVALS"], ["SHELVES", "HEALTH_INTERVALS"]) == [
-        "the environment variable SHELFES is read by nobody, did you mean 'SHELVES'?"
+        "the environment variable SHELFES matches no option, did you mean 'SHELVES'?"
     ]
 
 

@@ -1,1 +1,1 @@
-"""What every other package stands on: text, files, locks, settings, telemetry, YAML and a small HTTP server. Knows no Kubernetes object."""
+"""Basic modules for all other packages: text, files, locks, settings, telemetry, YAML and an HTTP server. Knows no Kubernetes objects."""

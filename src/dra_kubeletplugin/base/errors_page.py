@@ -1,4 +1,4 @@
-"""The page that lists all errors: ``docs/errors.md``."""
+"""Renders ``docs/errors.md``, the page that lists all errors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from ..errors import DraError
 
 
 def catalogue() -> list[type[DraError]]:
-    """All error classes, by code."""
+    """Returns all error classes of the errors module, sorted by code."""
     found: list[type[DraError]] = []
     queue: list[type[DraError]] = [DraError]
     while queue:
         cls = queue.pop()
-        if cls.__module__ == errors.__name__:  # others only carry more data
+        if cls.__module__ == errors.__name__:  # classes of other modules only add data
             found.append(cls)
         queue.extend(cls.__subclasses__())
     return sorted(found, key=lambda c: c.code)
 
 
 def page() -> str:
-    """The Markdown page that lists all errors."""
+    """Returns the page in Markdown."""
     lines = [
         "# Errors",
         "",

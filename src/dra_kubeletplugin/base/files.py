@@ -1,4 +1,4 @@
-"""Paths as somebody writes them, and what is in a folder."""
+"""Paths from users' input, and listings of folders."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 from pathlib import Path
 
 NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""``errno`` of an ``open`` that says nothing of the file: the process, or the machine, can open none."""
+"""``errno`` of an ``open`` that fails for lack of resources of the process or the machine, whatever the file."""
 
 
 def at_home(path: str) -> Path:
-    """``path`` with the home folder for ``~``; as it is where the account has none, as a user id of a cluster's choice in a container."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises then
+    """Expands ``~`` in ``path``. Returns it unchanged for an account without a home folder, as in a container with an arbitrary user id."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for such an account
 
 
 def named(folder: Path, start: str, end: str = "") -> list[Path]:
-    """What is in ``folder`` under names with that start and end, sorted; nothing where there is no folder.
+    """Returns the paths in ``folder`` whose names have that start and end, sorted; an empty list if the folder does not exist.
 
-    Raises ``OSError`` where it cannot be read now, as with no file left to open: ``Path.glob`` of Python 3.13 finds nothing then.
+    Raises ``OSError`` if the folder cannot be read now, for example without a free file descriptor. ``Path.glob`` of Python 3.13
+    would return no paths then.
     """
     try:
         return sorted(p for p in folder.iterdir() if p.name.startswith(start) and p.name.endswith(end))

@@ -1,27 +1,28 @@
-"""Locks on files that last as long as their process, whatever kills it. Source: flock(2)."""
+"""File locks that the kernel releases when their process ends, however it ends. Source: flock(2)."""
 
 from __future__ import annotations
 
 import fcntl
 import time
 
-_LOOKS = 5
-_MOMENT = 0.002  # seconds between two looks; who only looks has a lock for a hundredth of that
+_ATTEMPTS = 5
+_PAUSE = 0.002  # seconds between two attempts; a mere check holds the lock for a hundredth of that
 
 
 def try_lock(fd: int) -> bool:
-    """Takes the lock of the open file ``fd``; False where somebody living has it.
+    """Takes the lock of the open file ``fd``. Returns False if a running process holds it.
 
-    Who asks whether its owner lives, or takes a dead one's file away, has it for a moment: that one is waited for.
+    Another process may hold the lock briefly, to check whether its owner is alive or to delete a dead owner's file. So this
+    function retries for 8 ms.
 
-    Raises ``OSError`` where the file can have no lock.
+    Raises ``OSError`` if the file cannot be locked.
     """
-    for left in reversed(range(_LOOKS)):
+    for left in reversed(range(_ATTEMPTS)):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if left:
-                time.sleep(_MOMENT)
+                time.sleep(_PAUSE)
         else:
             return True
     return False

@@ -1,20 +1,20 @@
-"""Whether a folder is the container's own: what a plugin writes there reaches neither kubelet nor runtime, and dies with the pod."""
+"""Detects folders that exist only in the container: kubelet and runtime cannot see their files, which are lost with the pod."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 MOUNTINFO = Path("/proc/self/mountinfo")  # proc(5)
-_LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # what container runtimes give as root
+_LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # file systems that container runtimes use as root
 
 
 def in_container(mountinfo: Path = MOUNTINFO) -> bool:
-    """Whether the root file system is one of a container; False where that cannot be told, as off Linux."""
+    """Whether the root file system is a container's; False if that is unknown, as on other systems than Linux."""
     try:
         lines = mountinfo.read_text(errors="replace").splitlines()
     except OSError:
         return False
-    for line in reversed(lines):  # the last mount on a path is the one that is seen
+    for line in reversed(lines):  # the last mount on a path hides the others
         left, _, right = line.partition(" - ")
         fields = left.split()
         if len(fields) > 4 and fields[4] == "/":
@@ -23,7 +23,7 @@ def in_container(mountinfo: Path = MOUNTINFO) -> bool:
 
 
 def on_root(path: Path, root: Path = Path("/")) -> bool:
-    """Whether ``path``, or where it would be made, is on the root file system."""
+    """Whether ``path``, or its nearest existing parent, is on the root file system."""
     try:
         device = root.stat().st_dev
         while not path.exists() and path != path.parent:

@@ -1,11 +1,14 @@
-"""New content for a file that containers have mounted.
+"""Replaces the content of a file that is mounted into containers.
 
-A container's bind mount of a file is a mount of its inode: what is renamed over the name later is never seen by a container that
-runs (tried with runc, see tests/local/test_metadata_in_containers.py). So the content changes within the inode. Go drivers empty
-the file first and then write; here no moment has less than a whole stream of JSON: the file grows by whitespace, which a stream
-may end with, until there is room, and what can fail for want of space has failed then; one write puts the new content over the
-old; what is left over is whitespace again, and is cut off. A reader may still catch the one write half done, and a process that
-is killed within it may leave that: both versions in the stream say the same once it is whole, by which readers know.
+A container's bind mount refers to the inode, so a running container never sees a file renamed over the name (tested with runc,
+see tests/local/test_metadata_in_containers.py). Therefore the content is replaced within the inode. Go drivers truncate the
+file first; here the file contains a whole stream of JSON at every step:
+
+1. Whitespace, which may end a JSON stream, is appended until the new content fits. Only this step can fail for lack of space.
+2. One write puts the new content over the old. Whitespace replaces the rest of the old content, and is then cut off.
+
+A reader may see a half-done write, and a process killed during the write may leave one. Readers detect it: in a complete
+file, both versions in the stream have the same content.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ _BLANK = b"\n"
 
 
 def rewrite(path: str, data: bytes) -> None:
-    """Puts ``data`` into the file, which exists. Raises ``OSError``; where there is no room it has its old content, and blanks."""
+    """Writes ``data`` into the existing file. Raises ``OSError``; if space is missing, the old content remains, followed by blanks."""
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         before = os.fstat(fd).st_size
@@ -32,7 +35,7 @@ def rewrite(path: str, data: bytes) -> None:
 
 
 def _write_at(fd: int, data: bytes, at: int) -> None:
-    """A disk that fills up takes a part of what it is given, and says so only in the count."""
+    """Writes all data in a loop, because a write to a disk that fills up may write only a part."""
     rest = memoryview(data)
     while rest:
         written = os.pwrite(fd, rest, at)

@@ -1,8 +1,10 @@
-"""What a signal raises, told apart from whatever an author's code may raise."""
+"""The exception that a signal raises, separate from any exception of a driver's code."""
 
 from __future__ import annotations
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody wants the process to end. Only a command's ending raises it, and nothing but that may catch it: it comes in the
-    midst of any code, an author's too, and is no fault of that code."""
+    """Raised when a signal asks the process to end. Only the exit handling of a command raises and catches it.
+
+    It can interrupt any code, also a driver's, and does not mean that this code failed.
+    """

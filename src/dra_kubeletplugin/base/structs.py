@@ -1,4 +1,4 @@
-"""Structs of msgspec that are named where they are called wrongly, as Python's own classes are."""
+"""msgspec structs whose errors for wrong arguments contain the class name, like those of Python classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-_SAID = (
+_MESSAGES = (
     (re.compile("^Unexpected keyword argument ('.*')$"), r"got an unexpected keyword argument \1"),
     (re.compile("^Missing required argument ('.*')$"), r"missing 1 required argument: \1"),
     (re.compile("^Extra positional arguments provided$"), "takes fewer positional arguments"),
@@ -15,13 +15,13 @@ _SAID = (
 
 
 class NamedStructMeta(msgspec.StructMeta):
-    """Of classes that authors make objects of."""
+    """Metaclass of structs that driver authors create."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as e:
-            for said, instead in _SAID:
-                if said.match(str(e)):
-                    raise TypeError(f"{cls.__name__}.__init__() {said.sub(instead, str(e))}") from None
+            for pattern, replacement in _MESSAGES:
+                if pattern.match(str(e)):
+                    raise TypeError(f"{cls.__name__}.__init__() {pattern.sub(replacement, str(e))}") from None
             raise

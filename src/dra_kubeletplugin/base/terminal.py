@@ -1,4 +1,4 @@
-"""Text of users and of other drivers on a terminal: none of it acts there, and no line of it looks like a line of ours."""
+"""Text of users and other drivers on a terminal: without control characters, and never like a line of this program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ..errors import printable
 
 
 def on_one_line(text: object) -> str:
-    """``str(text)`` as :func:`.errors.printable`, with spaces for tabs and newlines: for a cell, a name or a line. Never raises.
+    """Returns ``str(text)`` as :func:`.errors.printable`, with spaces for tabs and newlines: for a cell, a name or a line. Never raises.
 
-    The result has as many characters as the text, so styles of a terminal's line keep their places; of what is longer than 65,536
-    characters and not printable, so many are shown.
+    The result has as many characters as the text, so that styles of a line keep their positions. Text with unprintable characters
+    is cut to 65,536 characters.
     """
     if isinstance(text, str) and text.isprintable():  # as nearly all is
         return text
@@ -17,5 +17,5 @@ def on_one_line(text: object) -> str:
 
 
 def indented(text: object) -> str:
-    """``str(text)`` as :func:`.errors.printable`, with each line after the first indented: no line of it looks like a line of ours."""
+    """Returns ``str(text)`` as :func:`.errors.printable`; lines after the first are indented and cannot imitate a line of this program."""
     return printable(text).replace("\n", "\n    ")

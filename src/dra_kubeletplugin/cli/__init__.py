@@ -1,4 +1,4 @@
-"""One command, ``dra``: run a driver, develop with it, look at its records."""
+"""The ``dra`` command: runs drivers, develops with them, and shows their records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ..driver import Driver
 
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
-"""Settings that `dra dev` decides itself."""
+"""Settings that `dra dev` sets itself."""
 OF_DRIVERS = ("run", "controller", "inspect", "dev")
-"""Commands that take the options of drivers that they are given."""
+"""Commands that accept the options of the drivers in their arguments."""
 KINDS = ("pci", "chardev", "sdk")
 HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
 
@@ -127,7 +127,7 @@ def _add_parameters(commands: Any) -> None:
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
         help="a file, a package's folder, or module:Class: who reads the parameters; may be repeated",
     )  # fmt: skip
-    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, in place of the class's own")
+    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, instead of the class's own")
     validate.add_argument(
         "--host",
         metavar="HOST",
@@ -318,19 +318,19 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
 
 
 def commands() -> dict[str, Parser]:
-    """Every command by its words, those of `dra dev` too."""
+    """Returns the parser of every command by its words, including the verbs of `dra dev`."""
     own = parser().commands
     return {**own, **{f"dev {verb}": p for verb, p in dev_client_args.parser().commands.items()}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and answers its exit code, one of :class:`.exits.Exit`; ``run``, ``controller`` and ``webhook`` end the process."""
+    """Runs a command and returns its exit code, one of :class:`.Exit`; ``run``, ``controller`` and ``webhook`` exit the process."""
     words = list(sys.argv[1:] if argv is None else argv)
     return ended(lambda: _run(words))
 
 
 def _run(words: Sequence[str]) -> int:
-    if list(words) == ["--version"]:  # without a parser: programs ask it often
+    if list(words) == ["--version"]:  # without the slow parser, because programs often ask for the version
         args = argparse.Namespace(version=True)
     else:
         args = _parsed(words)
@@ -358,7 +358,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
-    """Drivers that had to be loaded for the flags of their own: a pod's command has none."""
+    """Loads the drivers and adds their own flags, only if the words need that: a pod's command has no such flags."""
     unknown, targets, perhaps = sorted_out(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
@@ -368,10 +368,10 @@ def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[
     return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
 
 
-# Commands that take their arguments whole: module and function, imported when one is run.
+# Commands that get all parsed arguments: module and function, imported when the command runs.
 _WHOLE = {
     "dev": ("dev", "dev"),
-    "dev VERB": ("dev_client", "said"),
+    "dev VERB": ("dev_client", "run_verb"),
     "new": ("new", "new"),
     "deploy": ("deploy", "deploy"),
     "cleanup": ("cleanup", "cleanup"),
@@ -413,12 +413,12 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
 
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:
-    """``dra run`` for a class at hand; options from the command line and the environment."""
+    """Runs ``dra run`` for a class; options come from the command line and the environment."""
     from .run import run
     from .shell.driver_options import add_own_options
 
-    said = (driver.__doc__ or "").strip() or driver.__name__
-    out = Parser(description=said.splitlines()[0])
+    description = (driver.__doc__ or "").strip() or driver.__name__
+    out = Parser(description=description.splitlines()[0])
     add_settings(out)
 
     def command() -> int:

@@ -1,4 +1,4 @@
-"""Options of the commands that ask a cluster. Nothing here is imported that a node's plugin would pay for."""
+"""Options of the commands that query a cluster. Imports are kept light, because a node's plugin loads this module."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def add_top(top: argparse.ArgumentParser) -> None:
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Options that say which cluster."""
+    """Adds the options that select the cluster."""
     parser.add_argument(
         "--kubeconfig",
         metavar="FILE",

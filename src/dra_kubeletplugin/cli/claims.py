@@ -1,4 +1,4 @@
-"""``dra claims``: the records of prepared claims on this node, and how to drop one."""
+"""``dra claims``: lists the records of prepared claims on this node, and deletes single records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def claims(args: argparse.Namespace) -> int:
 
 
 def _databases(settings: Settings) -> list[tuple[str, Path]]:
-    """Record databases of one driver, or of all of this node."""
+    """Returns the record database of the chosen driver, or those of all drivers on this node."""
     folder = settings.kubelet_root / "plugins"
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
     found = [(n, folder / n / "records.db") for n in names if (folder / n / "records.db").exists()]
@@ -91,7 +91,7 @@ def _claim(driver: str, r: Row) -> RecordedClaim:
 def _time(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):  # a record may say anything
+    except (OverflowError, ValueError, OSError):  # a record may contain any number
         return ""
 
 
@@ -101,7 +101,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         if record is None:
             continue
         if isinstance(record, UnreadableRecord):
-            _say(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
+            _print(f"the record of claim {record.shown} cannot be read ({record.reason}); its devices are held.")
         else:
             processes = InstanceLock(path.parent / "processes")
             if record.owner and processes.alive(record.owner):
@@ -109,10 +109,10 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
                     f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
                 )
             devices = ", ".join(d["device"] for d in record.devices) or "nothing"
-            _say(f"claim {record.shown} is {record.state} and holds {devices}.")
-        _say("Forgetting frees these devices without asking the driver to undo anything.")
-        if not args.yes and not _agreed():
-            _say("Nothing was changed. Use --yes where nobody can be asked.")
+            _print(f"claim {record.shown} is {record.state} and holds {devices}.")
+        _print("Forgetting frees these devices without asking the driver to undo anything.")
+        if not args.yes and not _confirmed():
+            _print("Nothing was changed. Use --yes without a terminal.")
             return Exit.FOUND
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
@@ -124,12 +124,12 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 
 
-def _agreed() -> bool:
+def _confirmed() -> bool:
     if not sys.stdin.isatty():
         return False
     print("Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() == "y"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(indented(text), file=sys.stderr)

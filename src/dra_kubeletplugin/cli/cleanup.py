@@ -1,4 +1,4 @@
-"""``dra cleanup``: after a driver was uninstalled, takes away what it left on a node. Never while it lives or holds devices."""
+"""``dra cleanup``: removes the files and slices of an uninstalled driver from a node. Refuses while it runs or holds devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cleanup(args: argparse.Namespace) -> int:
     needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
     if missing := [name for name, value in needed.items() if not value]:
         raise SettingsError(*(f"{name} is needed: what is to be cleaned up?" for name in missing))
-    if faults := settings.name_faults():  # a name such as ../x is somebody else's folder
+    if faults := settings.name_faults():  # a name such as ../x would be a folder of another program
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))
     if alive := [*(p for p in sockets if is_live(p)), *_alive(settings)]:
@@ -64,7 +64,7 @@ def cleanup(args: argparse.Namespace) -> int:
 
 
 def _sockets(settings: Settings) -> Iterator[Path]:
-    """Sockets of this driver, those with hashed names too: the DRA socket's name has the pod's UID."""
+    """Yields the sockets of this driver. Socket names contain the pod's UID, or a hash if they would be too long."""
     folder = settings.plugin_dir
     uids = [p.name[len("dra-") : -len(".sock")] for p in folder.glob("dra-*.sock")] if folder.is_dir() else []
     seen: set[Path] = set()
@@ -81,7 +81,7 @@ def _sockets(settings: Settings) -> Iterator[Path]:
 
 
 def _alive(settings: Settings) -> list[Path]:
-    """Marks of life of plugins that live, also of one that has no sockets yet."""
+    """Returns the lock files of running plugins, also of a plugin that has no sockets yet."""
     processes = InstanceLock(settings.plugin_dir / "processes")
     return [p for p in processes.folder.glob("*.lock") if processes.alive(p.stem)]
 
@@ -97,7 +97,7 @@ async def _delete_slices(settings: Settings) -> int:
         resource = await client.dra("resourceslices")
         fields = f"spec.driver={settings.driver_name},spec.nodeName={settings.node_name}"
         listed = (await client.list(resource, fields=fields)).get("items") or []
-        # A server that ignores field selectors must not make us touch what is not ours.
+        # A server that ignores field selectors would return the slices of other drivers and nodes.
         wanted = (settings.driver_name, settings.node_name)
         found = [s for s in listed if (s["spec"]["driver"], s["spec"].get("nodeName")) == wanted]
         for obj in found:

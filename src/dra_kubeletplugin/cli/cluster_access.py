@@ -1,4 +1,4 @@
-"""What commands that ask a cluster share: which cluster, and how it is read."""
+"""Shared by commands that query a cluster: the choice of the cluster, and the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOME = "~/.kube/config"
 
 
 def config_of(args: argparse.Namespace) -> ApiConfig:
-    """Raises :class:`SettingsError`."""
+    """Returns the configuration of the cluster. Raises :class:`SettingsError`."""
     named = args.kubeconfig or os.environ.get("KUBECONFIG", "")
     if not named and (usual := at_home(HOME)).is_file():
         named = str(usual)
@@ -26,13 +26,13 @@ def config_of(args: argparse.Namespace) -> ApiConfig:
 
 
 def ask(config: ApiConfig, question: Callable[[KubeClient], Awaitable[T]]) -> T:
-    """Asks a cluster, and leaves nothing behind. Raises :class:`DraError`."""
+    """Runs a query against a cluster, and deletes temporary files. Raises :class:`DraError`."""
 
-    async def asked() -> T:
+    async def query_cluster() -> T:
         async with KubeClient(config, _TIMEOUT) as client:
             return await question(client)
 
     try:
-        return asyncio.run(asked())
+        return asyncio.run(query_cluster())
     finally:
         remove_files()

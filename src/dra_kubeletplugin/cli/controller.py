@@ -1,4 +1,4 @@
-"""``dra controller``: a driver's controller, until a signal, a failure, or the loss of its Lease.
+"""``dra controller``: runs a driver's controller until a signal, a failure, or the loss of its Lease.
 
 Exit codes are those of ``dra run``.
 """
@@ -23,9 +23,9 @@ from .shell.signals import StopSignal
 
 
 async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
-    """What still runs when the lead is lost ends before another can begin, threads in a vendor's library too.
+    """When the Lease is lost, ends all work before another replica can lead, also threads in a vendor's library.
 
-    Until then it returns memory of large claims to the kernel.
+    Until then, returns the memory of large claims to the kernel.
     """
     trim = asyncio.create_task(keep_trimmed(), name="trim memory")
     try:
@@ -41,9 +41,14 @@ def controller(
     args: argparse.Namespace,
     beside: Callable[[Controller, StopSignal], Awaitable[object]] = cut_when_lost,
 ) -> NoReturn:
-    """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the controller serves.
+    """Runs the controller and exits the process.
 
-    Raises :class:`DraError` for what the user has to correct, before anything is started.
+    Args:
+        target: a driver class, or how the command line names it.
+        args: the settings and the driver's own options.
+        beside: runs while the controller serves.
+
+    Raises :class:`DraError` for a user's mistake, before anything is started.
     """
     fix_thresholds()
     stop = StopSignal()

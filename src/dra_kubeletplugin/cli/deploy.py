@@ -1,4 +1,4 @@
-"""``dra deploy``: a driver's manifests from its values."""
+"""``dra deploy``: renders a driver's manifests from its values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .shell.style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` with what is wrong with the values, or cannot be read or written."""
+    """Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
     if bool(args.values) == bool(args.shared):
         raise SettingsError("give VALUES, a driver's values.yaml, or --shared FOLDER")
     if args.shared:
@@ -59,7 +59,7 @@ def deploy(args: argparse.Namespace) -> int:
 
 
 def _driver(target: str | None, values: Path, doubts: list[str]) -> type[Driver] | None:
-    """The driver that is given, else the one whose package the values are in: why that cannot be asked is added to ``doubts``."""
+    """Returns the named driver, or the driver of the package that contains the values. Its faults are added to ``doubts``."""
     if target:
         return _given(target)
     if folder := driver_beside(values):

@@ -1,4 +1,4 @@
-"""A cluster of described hosts: nodes, and the slices that a driver's own code would publish on each of them."""
+"""Builds a cluster of described hosts: nodes, and the slices that a driver's code would publish on each node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..resourceapi.quantity import QuantityError, parse
 from .inspect import host_root, look, without_log
 
 JSON = dict[str, Any]
-_PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "110"}
-_MOST = 5000  # nodes
+_UNLIMITED = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "110"}
+_MAX_NODES = 5000
 
 
 @dataclass(frozen=True)
 class HostKind:
-    """So many nodes of one description; ``name`` begins their names."""
+    """A number of nodes with one description; their names begin with ``name``."""
 
     description: str
     name: str
@@ -35,15 +35,15 @@ class HostKind:
 
 
 def host_kinds(given: Sequence[str]) -> list[HostKind]:
-    """From ``DESCRIPTION=COUNT``, or a description alone. Raises :class:`SettingsError` with all faults."""
+    """Parses ``DESCRIPTION=COUNT``, or a description alone. Raises :class:`SettingsError` with all faults."""
     out: list[HostKind] = []
     faults = []
     for text in given:
         description, sign, number = text.rpartition("=")
         if not sign:
             description, number = text, "1"
-        if not description or not number.isdecimal() or not 0 < int(number) <= _MOST:
-            faults.append(f"--host {text}: write HOST=NUMBER, with a number from 1 to {_MOST}")
+        if not description or not number.isdecimal() or not 0 < int(number) <= _MAX_NODES:
+            faults.append(f"--host {text}: write HOST=NUMBER, with a number from 1 to {_MAX_NODES}")
             continue
         stem = Path(description).stem.lower().replace("_", "-").replace(".", "-")
         same = sum(k.name.partition(".")[0] == stem for k in out)
@@ -54,8 +54,8 @@ def host_kinds(given: Sequence[str]) -> list[HostKind]:
 
 
 def allocatable(text: str) -> dict[str, str]:
-    """``cpu=64,memory=512Gi``; what is not named does not limit. Raises :class:`SettingsError`."""
-    out = dict(_PLENTY)
+    """Parses ``cpu=64,memory=512Gi``; resources that are not named are unlimited. Raises :class:`SettingsError`."""
+    out = dict(_UNLIMITED)
     for part in filter(None, text.split(",")):
         name, sign, amount = part.partition("=")
         try:
@@ -67,7 +67,7 @@ def allocatable(text: str) -> dict[str, str]:
 
 
 def class_files(target: str) -> list[Path]:
-    """Files of DeviceClasses that lie beside a driver, or beside the ``src`` that its package is in: in ``deploy``."""
+    """Returns the DeviceClass files in the folder ``deploy`` of a driver. It is beside the driver or beside the ``src`` of its package."""
     path = Path(target.partition(":")[0]).absolute()
     folder = path if path.is_dir() else path.parent
     if folder.parent.name == "src":
@@ -76,13 +76,13 @@ def class_files(target: str) -> list[Path]:
 
 
 def classes_of(target: str) -> list[JSON]:
-    """What is in them."""
+    """Returns the DeviceClasses in these files."""
     return [o for o in from_files(class_files(target)) if o["kind"] == "DeviceClass"]
 
 
 @dataclass(frozen=True)
 class DescribedCluster:
-    """Nodes, slices and classes; ``notes`` are devices that a driver would not publish."""
+    """Nodes, slices and classes; ``notes`` are the devices that a driver would not publish."""
 
     objects: Sequence[JSON]
     notes: Sequence[str]
@@ -95,7 +95,7 @@ def cluster_of(
     free: Mapping[str, str],
     progress: Callable[[str], None],
 ) -> DescribedCluster:
-    """``drivers`` are by what names them on the command line. Raises :class:`DriverError`, :class:`SettingsError`."""
+    """Builds the cluster. ``drivers`` are by their names on the command line. Raises :class:`DriverError`, :class:`SettingsError`."""
     objects = [c for d in drivers for c in classes_of(d)]
     notes: list[str] = []
     number, total = 0, sum(k.count for k in hosts)
@@ -126,7 +126,7 @@ def _node(name: str, free: Mapping[str, str]) -> JSON:
 
 
 def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str]) -> Iterator[JSON]:
-    """As a plugin's publisher would make them for an empty cluster."""
+    """Yields slices as a plugin's publisher would make them for an empty cluster."""
     driver = make(cls, role)
     settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
     driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings, role)

@@ -1,4 +1,4 @@
-"""``dra dev``: a whole cluster in one process, with drivers in processes of their own, until Ctrl-C."""
+"""``dra dev``: runs a whole cluster in one process, and drivers in their own processes, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from ..localcluster.runtime.runc_runtime import factory
 from .dev_page import DevPage
 from .dev_plan import Plan, planned
 from .shell.exit_codes import Exit
-from .shell.exit_handling import report, tell
+from .shell.exit_handling import print_line, report
 from .shell.open_files import need_files
 from .shell.options import given
 from .shell.progress import Progress
 from .shell.signals import SIGNALS
 from .shell.style import Style
 
-_READY = 60.0  # seconds until a driver that does not come up is given up
+_READY = 60.0  # seconds that a driver may take to become ready
 
 
 def dev(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for what the user has to correct."""
+    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
     plan = planned(args)
     need_files()
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
-    with _owned(plan.state):
+    with _locked(plan.state):
         try:
             return asyncio.run(_stay(plan))
         except DriverFailed as e:
@@ -56,8 +56,8 @@ def dev(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _owned(state: Path | None) -> Iterator[None]:
-    """A state folder has one owner at a time. Raises :class:`SettingsError`."""
+def _locked(state: Path | None) -> Iterator[None]:
+    """Locks the state folder, because only one process may use it. Raises :class:`SettingsError`."""
     if state is None:
         yield
         return
@@ -83,14 +83,14 @@ def _owned(state: Path | None) -> Iterator[None]:
 async def _stay(plan: Plan) -> int:
     stop, started, work = asyncio.Event(), asyncio.Event(), asyncio.current_task()
 
-    def asked() -> None:
+    def request_stop() -> None:
         stop.set()
         if work is not None and not started.is_set():
-            work.cancel()  # a driver that does not come up is not waited for
+            work.cancel()  # do not wait for a driver that does not become ready
 
     for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            asyncio.get_running_loop().add_signal_handler(number, asked)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup sets SIG_IGN
+            asyncio.get_running_loop().add_signal_handler(number, request_stop)
     try:
         await _serve(plan, stop, started)
     except asyncio.CancelledError:
@@ -104,13 +104,13 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
     hosts: dict[str, NodeHost] = {}
     async with contextlib.AsyncExitStack() as stack:
         progress = stack.enter_context(Progress())
-        around = _around(style, progress)
+        environment_options = _environment_options(style, progress)
         if plan.containers:
             progress("unpacking images")
         runtime = await factory(plan.images) if plan.containers else simulated
 
         def on_its_host(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
-            """The host is there before the kubelet, which may have pods of an earlier life, and goes with the cluster."""
+            """Builds the host before the kubelet starts, because the kubelet may have pods of an earlier run. It ends with the cluster."""
             given_host = plan.hosts[plan.nodes.index(name)] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real
@@ -127,22 +127,24 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             await stack.enter_async_context(cluster)
         except OSError as e:
             raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
-        on = await stack.enter_async_context(
-            environment(cluster, hosts, plan.programs, plan.controllers, around, timeout=_READY, reload=plan.reload)
+        running = await stack.enter_async_context(
+            environment(
+                cluster, hosts, plan.programs, plan.controllers, environment_options, timeout=_READY, reload=plan.reload
+            )
         )
         gc_tuning.settle()
-        control = ControlServer(cluster.state, lambda verb: act(on, verb), REFUSALS)
+        control = ControlServer(cluster.state, lambda verb: act(running, verb), REFUSALS)
         await control.start()
         stack.push_async_callback(control.close)
         if plan.apply:
             progress(f"applying {counted(len(plan.apply), 'object')}")
         await manifests.apply(cluster, plan.apply)
         page = await stack.enter_async_context(DevPage(cluster.config).serving())
-        on.link = page.link
+        running.link = page.link
         started.set()
         progress.done()
-        tell(await _welcome(on, style), sys.stdout)
-        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(on.asked_to_stop.wait())}
+        print_line(await _welcome(running, style), sys.stdout)
+        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.asked_to_stop.wait())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -150,14 +152,14 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
                 task.cancel()
 
 
-def _around(style: Style, progress: Progress) -> EnvironmentOptions:
+def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions:
     def say(text: str) -> None:
         progress.done()
-        tell(text, sys.stdout)
+        print_line(text, sys.stdout)
 
     def log(place: str, line: str) -> None:
         progress.done()
-        tell(f"{style.dim(place)} {line}")
+        print_line(f"{style.dim(place)} {line}")
 
     return EnvironmentOptions(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
@@ -168,29 +170,29 @@ def _why_none(host: NodeHost) -> str:
     return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
 
 
-async def _welcome(on: DevEnvironment, style: Style) -> str:
-    cluster = on.cluster
+async def _welcome(running: DevEnvironment, style: Style) -> str:
+    cluster = running.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
-    # Their devices may be of no node.
-    controlled = {p.program.driver for p in on.drivers if p.place not in cluster.nodes}
+    # Devices of these drivers may belong to no node.
+    controlled = {p.program.driver for p in running.drivers if p.place not in cluster.nodes}
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")
-        for process in on.drivers:
+        for process in running.drivers:
             if process.place == node.name:
-                devices = await on.devices(process.program.driver, node.name)
+                devices = await running.devices(process.program.driver, node.name)
                 lines.append(f"  {process.program.driver}: {counted(len(devices), 'device')}")
                 lines += [f"    {style.red(note)}" for note in process.notes]
                 if not devices and not process.notes and process.program.driver not in controlled:
-                    lines.append(f"    {_why_none(on.hosts[node.name])}")
-        if (host := on.hosts[node.name]).description:
+                    lines.append(f"    {_why_none(running.hosts[node.name])}")
+        if (host := running.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
-        f"  {on.link()}\n"
+        f"  {running.link()}\n"
         "                                       # what `dra top` shows, in a browser; the link counts once\n"
         "  dra dev status                       # from another shell; dra dev --help lists all verbs\n"
     )
-    if not on.drivers:
+    if not running.drivers:
         lines.append(
             "A driver in any language registers in a node's kubelet root: it needs NODE_NAME, KUBECONFIG, and the folders above.\n"
         )

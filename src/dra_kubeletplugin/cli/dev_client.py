@@ -1,4 +1,4 @@
-"""``dra dev VERB``: what happens to a cluster that ``dra dev`` runs in another shell, said over its control socket."""
+"""``dra dev VERB``: sends a verb to a ``dra dev`` in another shell, over its control socket."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .shell.exit_codes import Exit
 from .shell.output import put
 
 
-def said(args: argparse.Namespace) -> int:
-    """0, or 2 where it could not be done: an error is no document."""
+def run_verb(args: argparse.Namespace) -> int:
+    """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
     try:
         answer = control.ask(_state(args.state), _verb(args))
     except control.ControlError as e:
@@ -41,7 +41,7 @@ def _verb(args: argparse.Namespace) -> AnyVerb:
 
 
 def _function(text: str) -> str:
-    """An address as it is, or what a file describes."""
+    """Returns a PCI address unchanged, or the content of a file with a description."""
     if text == "-":
         return sys.stdin.read()
     if Path(text).is_file():
@@ -52,7 +52,7 @@ def _function(text: str) -> str:
 
 
 def _state(given: str | None) -> Path:
-    """The state folder of the cluster that is meant. Raises :class:`SettingsError` where that cannot be told."""
+    """Returns the state folder of the chosen cluster. Raises :class:`SettingsError` if the choice is ambiguous."""
     if given:
         return Path(given)
     for config in os.environ.get("KUBECONFIG", "").split(os.pathsep):

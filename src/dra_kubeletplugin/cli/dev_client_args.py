@@ -1,4 +1,4 @@
-"""The verbs of ``dra dev``, as the command line has them. Nothing here is imported that a command without them would pay for."""
+"""Command line of the verbs of ``dra dev``. Imports are kept light, because every command loads this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver as ``dra dev`` starts it: ``dra run`` or ``dra controller``, ending with its parent, and with a health that verbs decide.
+"""Runs a driver for ``dra dev``: like ``dra run`` or ``dra controller``, but it ends with its parent, and verbs set its health.
 
 ``python -m dra_kubeletplugin.cli.dev_driver node|controller DRIVER [OPTIONS]``
 """
@@ -39,48 +39,48 @@ from .shell.signals import StopSignal
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 NODE, CONTROLLER = "node", "controller"
 HEALTH = "DRA_DEV_HEALTH"
-"""A file with what verbs say of devices' health: JSON, by name of the device."""
+"""Path of a file with the health that verbs set: JSON, by device name."""
 READY = "DRA_DEV_READY"
-"""A file for what keeps the process from being ready, as :class:`local.dev.drivers.Said` reads it."""
+"""Path of a file for the causes why the process is not ready; `dra dev` reads it."""
 PARENT = "DRA_DEV_PARENT"
-"""The process id of the `dra dev` that started this process, which ends with it."""
-_LOOK = 0.5  # seconds between two looks at what keeps it
-_PATIENCE = 1.5  # seconds in which a driver's methods fail until it is given up
+"""The process id of the parent `dra dev`; this process ends with it."""
+_CHECK_INTERVAL = 0.5  # seconds between two readiness checks
+_FAILING_LIMIT = 1.5  # seconds for which a driver's methods may fail before it counts as hopeless
 
 
 class _HealthOverride(msgspec.Struct, frozen=True):
-    """What `dra dev health` says of a device."""
+    """The health of a device according to `dra dev health`."""
 
     healthy: bool | None
     message: str = ""
     effect: str = ""
 
 
-def steered(driver: type[Driver], file: Path) -> type[Driver]:
-    """The driver with what ``file`` says of devices in place of what it reports itself."""
+def with_health_from_file(driver: type[Driver], file: Path) -> type[Driver]:
+    """Returns a subclass of the driver that reports the health in ``file`` in place of its own."""
 
-    def told(self: Driver) -> dict[str, Health]:
+    def overrides(self: Driver) -> dict[str, Health]:
         out = {}
-        for device, said in _told(file).items():
+        for device, override in _read_overrides(file).items():
             taint = self.unhealthy_taint
-            if said.effect and said.healthy is False:
+            if override.effect and override.healthy is False:
                 key = taint.key if taint else "dra-kubeletplugin.dev/unhealthy"
-                out[device] = Health(said.healthy, said.message, Taint(key=key, effect=said.effect))
+                out[device] = Health(override.healthy, override.message, Taint(key=key, effect=override.effect))
             else:
-                out[device] = Health(said.healthy, said.message)
+                out[device] = Health(override.healthy, override.message)
         return out
 
-    return with_health_overrides(driver, told)
+    return with_health_overrides(driver, overrides)
 
 
-def _told(file: Path) -> dict[str, _HealthOverride]:
+def _read_overrides(file: Path) -> dict[str, _HealthOverride]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, _HealthOverride])
     except FileNotFoundError:
         return {}
 
 
-class _SteeredDriver(Protocol):
+class _DriverProcess(Protocol):
     """A plugin or a controller."""
 
     async def ready(self, timeout: float | None = None) -> None: ...
@@ -93,21 +93,25 @@ class _SteeredDriver(Protocol):
     async def notes(self) -> list[str]: ...
 
 
-async def _tell(process: _SteeredDriver, health: HealthMonitor | None = None) -> None:
-    """Writes into the file of ``DRA_DEV_READY`` what keeps the process from being ready, until it is, and then what is odd: of its
-    first report of health too, unless that takes long."""
+async def _report_readiness(process: _DriverProcess, health: HealthMonitor | None = None) -> None:
+    """Writes the readiness into the file of ``DRA_DEV_READY`` until the process is ready, then its notes.
+
+    It waits for the first health report before the notes, but only for a short time.
+    """
     file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
-    well = clock()
+    last_success = clock()
     while True:
         began = clock()
         with contextlib.suppress(NotReadyError):
-            await process.ready(_LOOK)
-        why = await process.not_ready()  # as /readyz says it
+            await process.ready(_CHECK_INTERVAL)
+        why = await process.not_ready()  # the lines of /readyz
         if not why and health:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(health.answered.wait(), _PATIENCE)
-        well = well if process.scan.fault else clock()
-        hopeless = bool(why) and clock() - well > _PATIENCE  # a slow machine is waited for, a driver that fails is not
+                await asyncio.wait_for(health.answered.wait(), _FAILING_LIMIT)
+        last_success = last_success if process.scan.fault else clock()
+        hopeless = (
+            bool(why) and clock() - last_success > _FAILING_LIMIT
+        )  # a slow machine may take longer, but a failing driver may not
         temporary = file.with_suffix(".tmp")
         temporary.write_bytes(
             msgspec.json.encode({"waits": why, "hopeless": hopeless, "notes": [] if why else await process.notes()})
@@ -115,23 +119,23 @@ async def _tell(process: _SteeredDriver, health: HealthMonitor | None = None) ->
         temporary.rename(file)
         if not why:
             return
-        await asyncio.sleep(began + _LOOK - clock())
+        await asyncio.sleep(began + _CHECK_INTERVAL - clock())
 
 
 async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
-    await _tell(plugin, plugin.health if plugin.driver.reports_health else None)
+    await _report_readiness(plugin, plugin.health if plugin.driver.reports_health else None)
     await tidy(plugin, stop)
 
 
 async def _beside_controller(process: Controller, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_tell(process))
+        tasks.create_task(_report_readiness(process))
         tasks.create_task(cut_when_lost(process, stop))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(os.environ[PARENT]):  # it ended while we started
+    if os.getppid() != int(os.environ[PARENT]):  # the parent ended while this process started
         return 1
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -143,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _node(argv: Sequence[str]) -> NoReturn:
     driver, args = _parsed(argv, Settings)
     file = os.environ.get(HEALTH, "")
-    run(steered(driver, Path(file)) if file else driver, args, _beside_plugin)
+    run(with_health_from_file(driver, Path(file)) if file else driver, args, _beside_plugin)
 
 
 def _controller(argv: Sequence[str]) -> NoReturn:

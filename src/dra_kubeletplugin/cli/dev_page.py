@@ -1,8 +1,8 @@
-"""The page of `dra dev`: what `dra top` shows, for whoever has a link that was printed to the terminal.
+"""The page of `dra dev`, which shows the content of `dra top` to a user with a link from the terminal.
 
-A link counts once: other users see the command lines of a browser. What it is exchanged for is kept by the browser's tab, and
-sent by the page alone: no other page, nor a server on another port of this machine, gets it, as they would a cookie.
-The cluster is followed while somebody looks, and for a while after: what is never looked at costs nothing.
+A link works once, because other users can see a browser's command line. The page exchanges it for a token, which the browser's
+tab keeps and only this page sends. A cookie would also be sent by other pages, and to servers on other ports of this machine.
+The cluster is followed only while a browser shows the page, and for 30 s after that, so that an unused page costs nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..resourceapi.usage.rows import Overview
 from .explain_text import text as explanation
 from .shell.style import Style
 
-_STAYS = 30.0  # seconds without a look after which the cluster is followed no longer
-_REASONS = 50  # pods whose reason is looked for
+_FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer followed
+_REASONS = 50  # maximum number of pods that are explained
 _LIMITS = replace(PROBES, send_timeout=30, connections=32)
 _NO_KEY = "This page needs a link that `dra dev` printed and that was not used yet: `dra dev page` prints another."
 
 
 class DevPage:
-    """Serves until closed.
+    """Serves the page until closed.
 
-    ``address`` is HOST:PORT, the loopback and a free port by default.
+    ``address`` is HOST:PORT, a free port of the loopback by default.
     """
 
     def __init__(self, config: ApiConfig, address: str = "127.0.0.1:0") -> None:
@@ -42,13 +42,13 @@ class DevPage:
         self._links: set[str] = set()
         self._tokens: set[str] = set()
         self._live: asyncio.Future[LiveOverview | None] | None = None
-        self._following: set[asyncio.Task[None]] = set()  # one that ends may be beside the one that begins
-        self._stay: asyncio.Timeout | None = None  # when it is followed no longer
+        self._following: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
+        self._stay: asyncio.Timeout | None = None  # ends the following at its deadline
         self._fault = ""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[DevPage]:
-        """Raises ``OSError`` where the address cannot be had."""
+        """Runs the server. Raises ``OSError`` if the address cannot be used."""
         self._url = await self._http.start()
         try:
             yield self
@@ -59,7 +59,7 @@ class DevPage:
             await asyncio.gather(*self._following, return_exceptions=True)
 
     def link(self) -> str:
-        """A new link. The key is behind the #, where it is sent to nobody and stands in no log."""
+        """Returns a new link. The key is in the fragment (#), which browsers do not send and servers do not log."""
         key = secrets.token_urlsafe(24)
         self._links.add(key)
         return f"{self._url}/#key={key}"
@@ -82,7 +82,7 @@ class DevPage:
                 return await _explained(live, request) if live else usage_page.text(self._fault, 503)
         return usage_page.text("/\n", 404)
 
-    # --- who asks -------------------------------------------------------------------------------
+    # --- authentication -------------------------------------------------------------------------
 
     def _session(self, request: Request) -> Response:
         given = request.body.decode(errors="replace")
@@ -98,18 +98,18 @@ class DevPage:
 
     def _known(self, request: Request) -> bool:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        told = given.encode(errors="replace")
-        return kind == "Bearer" and any(hmac.compare_digest(t.encode(), told) for t in self._tokens)
+        sent = given.encode(errors="replace")
+        return kind == "Bearer" and any(hmac.compare_digest(t.encode(), sent) for t in self._tokens)
 
-    # --- what is shown --------------------------------------------------------------------------
+    # --- overview -------------------------------------------------------------------------------
 
     async def _followed(self) -> LiveOverview | None:
-        """None where the API server does not answer; ``_fault`` says why."""
+        """Returns the overview; None if the API server does not respond, with the cause in ``_fault``."""
         loop = asyncio.get_running_loop()
-        if self._stay is not None and self._stay.expired():  # it is ending
+        if self._stay is not None and self._stay.expired():  # the task is ending
             self._live = self._stay = None
         elif self._stay is not None:
-            self._stay.reschedule(loop.time() + _STAYS)
+            self._stay.reschedule(loop.time() + _FOLLOW_SECONDS)
         if self._live is None:
             self._live = loop.create_future()
             task = asyncio.create_task(self._follow(self._live))
@@ -124,9 +124,9 @@ class DevPage:
                 async with live.running():
                     ready.set_result(live)
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_STAYS) as self._stay:
-                            await asyncio.get_running_loop().create_future()  # until nobody has looked for so long
-        except Exception as e:  # told to whoever looks; the next look tries again
+                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._stay:
+                            await asyncio.get_running_loop().create_future()  # wait until the timeout
+        except Exception as e:  # shown to the user; the next request tries again
             self._fault = str(e) if isinstance(e, DraError) else describe(e)
         finally:
             if self._live is ready:

@@ -1,4 +1,4 @@
-"""What ``dra dev`` was asked for, checked whole before anything is started: all that is wrong is told at once."""
+"""Checks the arguments of ``dra dev`` completely before anything is started, so that all mistakes are reported at once."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from .shell.driver_options import given_own
 from .shell.exit_handling import report
 from .shell.options import given
 
-_HEALTH = "1s"  # a laptop's user waits for it
+_HEALTH = "1s"  # short, because a developer waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
 _MAX_NODES = 100
 _MAX_SOCKET = 107  # bytes of a Unix socket's path
 _BELOW = len(
     "/node-100/kubelet/plugins_registry/dra-0123456789012345678901-reg.sock"
-)  # the longest that a driver needs
+)  # the longest path that a driver needs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, checked as far as it can be before anything is started."""
+    """The checked arguments of ``dra dev``."""
 
     settings: Settings
     programs: Sequence[DriverProgram]
     controllers: Sequence[DriverProgram]
     nodes: Sequence[str]
-    hosts: Sequence[str]  # of each node, or empty: this machine
+    hosts: Sequence[str]  # of each node; empty for this machine
     apply: list[Manifest]
     images: Mapping[str, Path]
     containers: bool
@@ -55,7 +55,7 @@ class Plan:
 
 
 def planned(args: argparse.Namespace) -> Plan:
-    """Raises :class:`SettingsError` with all that is wrong, and :class:`DriverError`; says before what other drivers are wrong."""
+    """Raises :class:`SettingsError` with all mistakes, or :class:`DriverError`; faults of further drivers are reported before."""
     drivers = _drivers(args)
     options = given(args)
     settings = load(options | {"kubeconfig": ""})
@@ -72,7 +72,7 @@ def planned(args: argparse.Namespace) -> Plan:
         try:
             read_options(driver, own[target])
         except SettingsError as e:
-            faults += [f for f in e.faults if f not in faults]  # one flag may be of several
+            faults += [f for f in e.faults if f not in faults]  # several drivers may share a flag
     names = [settings.driver_name or d.name for d in drivers.values()]
     faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     nodes = _nodes(args, settings, faults)
@@ -145,7 +145,7 @@ def _drivers(args: argparse.Namespace) -> dict[str, type[Driver]]:
 
 
 def _loaded(target: str) -> type[Driver]:
-    """Raises :class:`SettingsError` for a verb that is misspelt, and :class:`DriverError`."""
+    """Loads a driver. Raises :class:`SettingsError` for a misspelt verb, and :class:`DriverError`."""
     if not Path(target).exists() and (verb := did_you_mean(target, VERBS)):
         raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
     return load_driver(target)
@@ -201,7 +201,7 @@ def _controller(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
 ) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
-    flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the address is the plugin's
+    flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the plugin uses the address
     return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver))
 
 
@@ -209,7 +209,7 @@ _ENV = {"PYTHONUNBUFFERED": "1"}
 
 
 def _flags(kind: type[Settings], options: Mapping[str, str], without: frozenset[str]) -> list[str]:
-    """The options as they were given, for a process of the driver."""
+    """Returns the options as command line flags for a driver's process."""
     out: list[str] = []
     for f in kind.options():
         if f.name in options and f.name not in without:
@@ -218,7 +218,7 @@ def _flags(kind: type[Settings], options: Mapping[str, str], without: frozenset[
 
 
 def _files(driver: type[Driver]) -> list[Path]:
-    """Python files whose change makes the driver start anew: its own, and those beside it."""
+    """Returns the Python files whose changes restart the driver: its own file, and the files in its folder."""
     source = getattr(sys.modules.get(driver.__module__), "__file__", None)
     return sorted(Path(source).parent.glob("*.py")) if source else []
 

@@ -1,4 +1,4 @@
-"""``dra doctor``: what is broken, a line each, with what to do; ``dra gather`` packs it, with logs, into one file."""
+"""``dra doctor``: prints findings, each with a remedy; ``dra gather`` packs them, with logs, into one file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Gathered:
-    """``file`` is the archive."""
+    """The result of `dra gather`; ``file`` is the archive."""
 
     file: Path
     findings: tuple[Finding, ...]
@@ -45,25 +45,25 @@ _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
 def doctor(args: argparse.Namespace) -> int:
-    with without_log("dra_kubeletplugin"):  # what is worth saying is a finding
+    with without_log("dra_kubeletplugin"):  # everything important is a finding
         return _doctor(args)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.output == TEXT:
-        return asyncio.run(_told(_examination(args)))
+        return asyncio.run(_print_findings(_examination(args)))
     with Progress() as progress:
-        findings = asyncio.run(_all(_examination(args), progress))
+        findings = asyncio.run(_collect_findings(_examination(args), progress))
     write(Findings(tuple(findings)), args.output)
     return _code(findings)
 
 
 def gathered(args: argparse.Namespace) -> int:
     with without_log("dra_kubeletplugin"):
-        return _gathered(args)
+        return _write_archive(args)
 
 
-def _gathered(args: argparse.Namespace) -> int:
+def _write_archive(args: argparse.Namespace) -> int:
     what = _examination(args)
     path = Path(args.file or time.strftime("dra-%Y%m%d-%H%M%S.tar.gz"))
     try:
@@ -72,7 +72,7 @@ def _gathered(args: argparse.Namespace) -> int:
         raise SettingsError(f"{path} cannot be written: {e.strerror}") from None
 
     async def run(progress: Progress) -> list[Finding]:
-        findings = await _all(what, progress)
+        findings = await _collect_findings(what, progress)
         await gather(what, findings, archive, progress)
         return findings
 
@@ -85,7 +85,7 @@ def _gathered(args: argparse.Namespace) -> int:
     except OSError as e:
         raise SettingsError(f"{path} cannot be written: {describe(e)}") from None
     finally:
-        if not done:  # half an archive is none
+        if not done:  # delete an incomplete archive
             archive.close()
             path.unlink(missing_ok=True)
     print(
@@ -128,7 +128,7 @@ def _api(settings: Settings) -> ApiConfig | str:
 
 
 def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[str]]:
-    """What drivers find on this machine, by their names; and why others do not say."""
+    """Returns the devices that drivers find on this machine by driver name, and why other drivers failed."""
     out, mute = {}, []
     for target in drivers:
         driver = make(load_driver(target))
@@ -136,7 +136,7 @@ def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, froze
         driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings)
         try:
             inventory = asyncio.run(look(driver, settings))
-        except DraError as e:  # that it is sick is a finding, and the rest is looked at
+        except DraError as e:  # a failing driver is a finding; the other checks continue
             mute.append(f"{name}: {e.message}")
             continue
         left_out = inventory.left_out
@@ -144,7 +144,7 @@ def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, froze
     return out, mute
 
 
-async def _all(what: Examination, progress: Progress) -> list[Finding]:
+async def _collect_findings(what: Examination, progress: Progress) -> list[Finding]:
     findings = []
     async for finding in examine(what):
         findings.append(finding)
@@ -152,7 +152,7 @@ async def _all(what: Examination, progress: Progress) -> list[Finding]:
     return findings
 
 
-async def _told(what: Examination) -> int:
+async def _print_findings(what: Examination) -> int:
     style = Style.of(sys.stdout)
     paint = {Level.OK: style.green, Level.UNKNOWN: style.dim, Level.WARNING: style.yellow, Level.FAILURE: style.red}
     findings = []

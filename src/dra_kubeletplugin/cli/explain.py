@@ -1,4 +1,4 @@
-"""``dra explain``: why a pod or a claim waits, on any cluster with any driver; reads only."""
+"""``dra explain``: explains why a pod or a claim waits, on any cluster with any driver; it only reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXIT = {
 
 def explain_command(args: argparse.Namespace) -> int:
     if args.what is not None:
-        parse(args.what)  # a wrong word is told before a cluster is asked
+        parse(args.what)  # report a wrong argument before the cluster is read
     if args.files:
         refuse(
             args,
@@ -79,7 +79,7 @@ def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:
-    """The cluster, with events of what is asked for, and the namespace that is meant."""
+    """Reads the cluster, with events of the chosen object. Returns it with the chosen namespace."""
     config = config_of(args)
     namespace = args.namespace or config.namespace or "default"
 

@@ -1,4 +1,4 @@
-"""An explanation as text: one screen, whatever the number of nodes."""
+"""Formats an explanation as text that fits one screen, whatever the number of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shell.style import Style
 _GROUPS = 5
 _REASONS = 4
 _EXAMPLES = 3
-_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # who has them differs everywhere: one example is enough
+_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders differ on every node, so one example is enough
 _WIDTH = 118
 _GOOD = {ExplanationState.RUNS, ExplanationState.ENDED, ExplanationState.SCHEDULED, ExplanationState.FITS}
 
@@ -96,12 +96,12 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
 
 
 def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
-    """What is said of one request, or of several that follow one another and of which the same is said."""
+    """Formats one request, or several consecutive requests with the same reasons."""
     wanted = "all devices" if request.wanted is None else counted(request.wanted, "device")
     have = "no node of these has one" if not request.usable else f"no node of these has more than {request.usable}"
-    asked = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    head = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
     each = " each" if len(names) > 1 else ""
-    yield from _wrapped(f"{asked}: {wanted}{each} of class {request.device_class}; {have}", 2, "- ")
+    yield from _wrapped(f"{head}: {wanted}{each} of class {request.device_class}; {have}", 2, "- ")
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
@@ -114,8 +114,8 @@ def _of_devices(reason: Reason) -> str:
 
 
 def _examples(examples: Iterable[Example], most: int = _EXAMPLES) -> str:
-    told = [
+    texts = [
         f"{e.where}: {e.detail}" + (f", as on {e.count - 1} more" if e.count > 1 else "") for e in examples if e.detail
     ]
-    shown = [*told[:most], *(["..."] if told[most:] else [])]
-    return f" ({'; '.join(shown)})" if told else ""
+    shown = [*texts[:most], *(["..."] if texts[most:] else [])]
+    return f" ({'; '.join(shown)})" if texts else ""

@@ -1,4 +1,4 @@
-"""``dra inspect``: the machine's PCI functions as a tree, and what a driver would publish of them."""
+"""``dra inspect``: prints the machine's PCI functions as a tree, and the devices that a driver would publish."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from .shell.style import Style
 
 @contextlib.contextmanager
 def host_root(description: str | None, default: Path) -> Iterator[Path]:
-    """The sysfs of a described host, made for as long as needed, or ``default``.
+    """Yields the sysfs of a described host in a temporary folder, or ``default`` if there is no description.
 
-    Raises :class:`SettingsError` where there is no such host, or it is described wrongly.
+    Raises :class:`SettingsError` if the host does not exist or its description is invalid.
     """
     if description is None:
         yield default
@@ -53,7 +53,7 @@ def host_root(description: str | None, default: Path) -> Iterator[Path]:
 
 
 def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:
-    """PCIe root → function → vendor, class, driver, NUMA. ``notes``, by address, end a function's line."""
+    """Returns lines: PCIe root → function → vendor, class, driver, NUMA. ``notes``, by address, follow a function's lines."""
     roots: dict[str, list[PciFunction]] = {}
     for fn in functions:
         roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
@@ -84,10 +84,14 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
 
 
 async def look(driver: Driver, settings: Settings, health: list[str] | None = None) -> Inventory:
-    """What would be published of a driver's devices, in its role; where there is a list ``health``, with their health now, and
-    why a report is none in that list.
+    """Returns the devices that a driver would publish in its role.
 
-    Raises :class:`DriverError` where the driver takes longer than a plugin would wait.
+    Args:
+        driver: an attached driver; it is started and stopped here.
+        settings: the settings with the time limits.
+        health: if not None, the devices' health is queried too, and a failed query adds its cause to this list.
+
+    Raises :class:`DriverError` if the driver takes longer than a plugin would wait.
     """
     calls = Calls()
     node = settings.node_name if driver.role is Role.NODE else ""
@@ -110,7 +114,7 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
 
 
 async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: float) -> str:
-    """Takes the driver's report of health; why it is none, or empty."""
+    """Queries the driver's health. Returns why that failed, or an empty string."""
     if driver.role is not Role.NODE or not driver.reports_health:
         return ""
     try:
@@ -126,15 +130,15 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
 
 
 def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
-    """Each pool with its counters and devices as they would be in slices, and what would be missing."""
+    """Returns lines with each pool, its counters and devices as in slices, and the devices that are not published."""
     lines = []
     for pool in inventory.contents():
         where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
         lines.append(f"{style.bold(f'pool {pool.name}')} on {where}")
         lines += [f"  counters {s['name']} {json.dumps(s['counters'])}" for s in pool.counter_sets]
         for parcel in pool.devices:
-            said = json.loads(parcel.encoded)
-            lines.append(f"  {style.green(said.pop('name'))} {json.dumps(said) if said else ''}".rstrip())
+            device = json.loads(parcel.encoded)
+            lines.append(f"  {style.green(device.pop('name'))} {json.dumps(device) if device else ''}".rstrip())
     lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.left_out.items()]
     lines = lines or ["no devices"]
     for key, health in inventory.health():
@@ -160,15 +164,15 @@ def inspect(args: argparse.Namespace) -> int:
         with (
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
-        ):  # each fault is told beside its device
+        ):  # each fault is shown beside its device
             progress(f"asking {args.driver} for its devices")
-            inventory, node, faults = _looked(args, settings, host, root)
+            inventory, node, faults = _query(args, settings, host, root)
         found = Inspection(_pools(inventory, node), inventory.left_out, _functions(host, inventory), tuple(faults))
 
         def lines(_: Inspection) -> Iterator[str]:
             yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
             notes = _notes(inventory, style)
-            if notes or not any(True for _ in inventory):  # else its devices are no PCI functions
+            if notes or not any(True for _ in inventory):  # otherwise its devices are not PCI functions
                 yield from tree(host.pci(), notes, style)
 
         put(found, args.output, lines)
@@ -176,7 +180,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises :class:`SettingsError` for options that would mean nothing."""
+    """Raises :class:`SettingsError` for options that have no effect together."""
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
         refuse(args, of_driver, "is of a driver: give DRIVER too")
@@ -190,8 +194,8 @@ def _check(args: argparse.Namespace) -> None:
             raise SettingsError(f"--output {args.output}: --record prints a described host, which is YAML as it is")
 
 
-def _looked(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
-    """The inventory, the node's name, and what is wrong with the report of health."""
+def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
+    """Queries the driver. Returns the inventory, the node's name, and the faults of the health report."""
     cls = args.loaded.get(args.driver) or load_driver(args.driver)
     role = Role.CONTROLLER if args.controller else Role.NODE
     driver = make(cls, role, given_own(args, cls))
@@ -216,18 +220,18 @@ def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
 
 @dataclass
 class _Devices:
-    """Of a PCI function: names of those that are published, and why others are not."""
+    """The devices of a PCI function: names of the published ones, and why others are not published."""
 
     published: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def note(self, style: Style) -> str:
-        said = [style.green(on_one_line(f"published as {text.join_names(self.published)}"))] if self.published else []
-        return "; ".join([*said, *(style.red(on_one_line(f"not published: {fault}")) for fault in self.faults)])
+        parts = [style.green(on_one_line(f"published as {text.join_names(self.published)}"))] if self.published else []
+        return "; ".join([*parts, *(style.red(on_one_line(f"not published: {fault}")) for fault in self.faults)])
 
 
 def _by_function(inventory: Inventory) -> dict[str, _Devices]:
-    """By address. A device is of the function that is its ``data``, or that its standard attribute names, as a partition's does."""
+    """Returns devices by PCI address: of ``data`` if that is the function, else of the standard attribute, as for partitions."""
     out: dict[str, _Devices] = {}
     for key, device in inventory.items():
         of = device.data.address if is_a(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)
@@ -256,7 +260,7 @@ def _functions(host: Host, inventory: Inventory | None) -> tuple[Function, ...]:
 
 @contextlib.contextmanager
 def without_log(*names: str) -> Iterator[None]:
-    """Nothing of these loggers, and of those below them, is told meanwhile."""
+    """Suppresses the log lines of these loggers and their children inside the block."""
     handler = logging.NullHandler()
     loggers = [(logger, logger.propagate) for logger in map(logging.getLogger, names)]
     for logger, _ in loggers:
@@ -271,5 +275,5 @@ def without_log(*names: str) -> Iterator[None]:
 
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
-    """What is published of PCI functions, by address."""
+    """Returns the notes about published devices, by PCI address."""
     return {address: devices.note(style) for address, devices in _by_function(inventory).items()}

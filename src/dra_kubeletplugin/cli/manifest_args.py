@@ -1,4 +1,4 @@
-"""Objects of ``-f FILE``: what is asked in place of a cluster, or would be applied to one."""
+"""Reads the objects of ``-f FILE``, which replace a cluster or would be applied to one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ JSON = dict[str, Any]
 
 
 def from_files(paths: Iterable[Path]) -> list[JSON]:
-    """What a server would refuse is warned of in the words of ``dra validate``, and no more: another release, or one with other
-    feature gates, may take it. Raises :class:`ManifestError` for what is no object."""
+    """Reads the objects. Warns about objects that the API server would reject, with the texts of ``dra validate``.
+
+    These are only warnings, because another release, or one with other feature gates, may accept the object.
+    Raises :class:`ManifestError` for documents that are not objects.
+    """
     found = objects(paths)
-    for text in _doubts([m for m in found if not m.value["metadata"].get("uid")]):  # the others a server has judged
+    for text in _faults(
+        [m for m in found if not m.value["metadata"].get("uid")]
+    ):  # a server has already validated objects with a UID
         print(f"{Style.of(sys.stderr).yellow('warning')} {indented(text)}", file=sys.stderr)
     return [m.value for m in found]
 
 
-def _doubts(written: list[Manifest]) -> Iterator[str]:
+def _faults(written: list[Manifest]) -> Iterator[str]:
     if not written:
         return
-    from ..localcluster.apiserver import offline  # only for what somebody wrote
+    from ..localcluster.apiserver import offline  # only needed for objects that a user wrote
 
     for manifest in written:
-        told, _ = offline.told(manifest)
-        yield from map(manifest.sentence, told)
+        faults, _ = offline.told(manifest)
+        yield from map(manifest.sentence, faults)

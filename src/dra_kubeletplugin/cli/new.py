@@ -1,4 +1,4 @@
-"""``dra new``: a driver's package; what was not said is asked for on a terminal."""
+"""``dra new``: creates a driver's package; asks on a terminal for missing options."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _KINDS = "pci (PCI functions), chardev (device files), sdk (a vendor's library)"
 
 
 def new(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` with what is wrong with the names or the folder."""
+    """Raises :class:`SettingsError` for invalid names or an unusable folder."""
     name = check_name(args.name)
-    kind = _said(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
+    kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
     if args.vendor_id is not None and kind != "pci":
         raise SettingsError(f"--vendor-id is of --kind pci, and this is --kind {kind}")
     vendor = (
-        _said(args.vendor_id, "--vendor-id", "The vendor's PCI id, such as 10ee:", check_vendor)
+        _option_or_input(args.vendor_id, "--vendor-id", "The vendor's PCI id, such as 10ee:", check_vendor)
         if kind == "pci"
         else ""
     )
-    driver = _said(
+    driver = _option_or_input(
         args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
     )
     folder = make(Names(kind, name, driver, vendor), args.directory)
@@ -51,13 +51,15 @@ def _kind(text: str) -> str:
     return text
 
 
-def _said(given: str | None, flag: str, question: str, check: Callable[[str], str], default: str = "") -> str:
-    """What was given, or else answered. Raises :class:`SettingsError` where it is neither, or wrong."""
+def _option_or_input(
+    given: str | None, flag: str, question: str, check: Callable[[str], str], default: str = ""
+) -> str:
+    """Returns the option, or the user's input. Raises :class:`SettingsError` if it is missing or invalid."""
     if given is not None:
         return check(given)
     if not sys.stdin.isatty():
         if not default:
-            raise SettingsError(f"{flag} is needed where nobody can be asked: see dra new --help")
+            raise SettingsError(f"{flag} is needed without a terminal: see dra new --help")
         return check(default)
     while True:
         print(f"{question}{f' ({default}):' if default else ''} ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What commands answer, where nothing else has a type for it. ``-o json|yaml`` writes the fields, docs/commands.md lists them."""
+"""Types of commands' results that no other package defines. ``-o json|yaml`` prints their fields; docs/commands.md lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """``share`` is the share's UID of a device that several claims have a part of."""
+    """A device of a record. ``share`` is the UID of the claim's share of a shared device."""
 
     request: str
     pool: str
@@ -22,9 +22,9 @@ class RecordedDevice:
 
 @dataclass(frozen=True)
 class RecordedClaim:
-    """A record of this node. ``state`` is Preparing, Prepared, Unpreparing or Unreadable; ``error`` is the last fault, or why it
-    cannot be read. ``attempts`` counts rollbacks that failed; the next one is due at ``next_try``, empty where none is. Times are
-    RFC 3339, empty where they cannot be read. ``record`` is all that is kept, as this version keeps it.
+    """A record of this node. ``state`` is Preparing, Prepared, Unpreparing or Unreadable. ``error`` is the last fault, or why the record
+    cannot be read. ``attempts`` counts failed rollbacks; the next one is due at ``next_try``, which is empty if none is due. Times
+    are RFC 3339, empty if they cannot be read. ``record`` is the whole stored record.
     """
 
     driver: str
@@ -44,7 +44,7 @@ class RecordedClaim:
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """A claim that has a CDI file of this driver on the node, or the note beside it, whether it is on record or not."""
+    """A claim with a CDI file of this driver on the node, or with the note beside it, with or without a record."""
 
     driver: str
     uid: str
@@ -58,7 +58,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Function:
-    """A PCI function. Ids are hexadecimal; ``published`` are the names of its devices, ``faults`` why others are not published."""
+    """A PCI function. Ids are hexadecimal. ``published`` are the names of its devices, ``faults`` why others are not published."""
 
     address: str
     vendor: str
@@ -78,7 +78,7 @@ class Function:
 
 @dataclass(frozen=True)
 class InspectedPool:
-    """``nodes``, ``counter_sets`` and ``devices`` are as in a ResourceSlice's spec."""
+    """A pool; ``nodes``, ``counter_sets`` and ``devices`` are as in a ResourceSlice's spec."""
 
     name: str
     nodes: JSON
@@ -88,7 +88,7 @@ class InspectedPool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``left_out`` are devices, pools and counter sets that would not be published, with the reason; ``faults`` what else is wrong."""
+    """``left_out`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
 
     pools: tuple[InspectedPool, ...]
     left_out: Mapping[str, str]
@@ -98,7 +98,7 @@ class Inspection:
 
 @dataclass(frozen=True)
 class Remark:
-    """A sentence, and the file, line and field that it is about."""
+    """A message, and the file, line and field to which it refers."""
 
     place: str
     message: str
@@ -106,7 +106,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class ValidatedObject:
-    """``object`` is its kind, namespace and name, as far as they are given."""
+    """A validated object. ``object`` is its kind, namespace and name, as far as they are known."""
 
     place: str
     object: str
@@ -116,7 +116,7 @@ class ValidatedObject:
 
 @dataclass(frozen=True)
 class Validation:
-    """``unreadable`` are documents that are no YAML or JSON, and files that cannot be read."""
+    """``unreadable`` are documents that are not YAML or JSON, and files that cannot be read."""
 
     objects: tuple[ValidatedObject, ...]
     unreadable: tuple[str, ...]
@@ -124,7 +124,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Removed:
-    """What an uninstalled driver had left."""
+    """The remains of an uninstalled driver that were removed."""
 
     resource_slices: int
     sockets: int
@@ -134,7 +134,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Made:
-    """A driver's package. ``vendor_id`` is empty but for the kind pci."""
+    """The created package of a driver. ``vendor_id`` is empty except for the kind pci."""
 
     folder: Path
     kind: str

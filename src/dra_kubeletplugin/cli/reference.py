@@ -1,4 +1,4 @@
-"""The page of all commands: words, options, exit codes, and the fields of what ``-o json|yaml`` writes. From the parsers and the types."""
+"""Renders the page of all commands from parsers and types: arguments, options, exit codes, and the fields of ``-o json|yaml``."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ SHAPES: Mapping[str, tuple[type, ...]] = {
     "simulate": (Simulation,),
     "top": (Overview,),
 }
-"""What commands with ``-o`` answer; ``schema`` answers a JSON Schema, verbs of ``dra dev`` an object of their own."""
+"""Types of the output of commands with ``-o``; ``schema`` prints a JSON Schema, verbs of ``dra dev`` print their own objects."""
 _HEAD = """# Commands
 
 Generated from the command line's own parsers by `make docs`.
 
-Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options are
-written out; a mistyped one is answered with the nearest. `python -m dra_kubeletplugin` is `dra`.
-`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. Behind a driver, as in
-`dra run acme.py --`, it completes options of the driver's own too. The driver is imported for that, as for `--help`: 0.15 s, beside what it
-imports itself. At no other tab does Python run.
+Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options
+cannot be abbreviated; for a mistyped option the error names the nearest one. `python -m dra_kubeletplugin` is `dra`.
+`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. After a driver, as in
+`dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
+own imports. No other completion runs Python.
 
-An answer is on standard output, and nothing else is; what is said beside it, and how far long work is (on a terminal), is on standard
-error. Colours are for terminals only, and `NO_COLOR` turns them off.
+A command writes only its result to standard output. Messages, and on a terminal the progress of long work, go to standard error.
+Colours are used only on terminals; `NO_COLOR` turns them off.
 """
 _FORMS = """
 ## Answers for programs
 
-`-o json` and `-o yaml` write one document with all of the answer, also where the exit code is 1 or 3; where that is 2 there may be none.
-Every field is always there, empty where there is nothing. Names of fields stay as they are from release to release, and new ones may
-come. Keys of a mapping are names in the cluster. `dra schema` writes a JSON Schema, and a verb of `dra dev` what it did.
+`-o json` and `-o yaml` write one document with the whole result, also if the exit code is 1 or 3; with exit code 2 there may be none.
+Every field is present, even if it is empty. Names of fields do not change between releases, and releases may add fields. Keys of a
+mapping are names in the cluster. `dra schema` writes a JSON Schema, and a verb of `dra dev` writes its result.
 """
 _ROLE = re.compile(r":\w+:`~?\.*([^`]+)`")
 
 
 def page() -> str:
-    """The Markdown page."""
+    """Returns the page in Markdown."""
     lines = [_HEAD, "## Exit codes", "", "| code | |", "|---|---|"]
     lines += [f"| {code.value} | {_cell(meaning)} |" for code, meaning in MEANINGS.items()]
     for name, parser in commands().items():
@@ -108,9 +108,9 @@ def _cell(text: str) -> str:
 
 def _shape(kind: type) -> Iterator[str]:
     yield from (f"### {kind.__name__}", "")
-    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # what a dataclass without words has
-        said = re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", kind.__doc__))
-        yield from (" ".join(said.partition("Args:")[0].split()), "")
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # the default docstring of a dataclass
+        docstring = re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", kind.__doc__))
+        yield from (" ".join(docstring.partition("Args:")[0].split()), "")
     yield from ("| field | |", "|---|---|")
     hints = get_type_hints(kind)
     yield from (f"| `{camel(f.name)}` | {_type(hints[f.name])} |" for f in fields(kind))
@@ -122,7 +122,7 @@ def _type(hint: Any) -> str:
         return " or ".join("null" if t is type(None) else _type(t) for t in inner)
     if origin is tuple:
         return f"list of {_type(inner[0])}"
-    if origin is not None:  # a mapping, from names
+    if origin is not None:  # a mapping, whose keys are names
         return "object" if inner[1] is Any else f"mapping to {_type(inner[1])}"
     if is_dataclass(hint):
         return _link(hint)
@@ -136,7 +136,7 @@ def _link(kind: Any) -> str:
 
 
 def _reached(kinds: Iterable[Any]) -> list[type]:
-    """Those, and the types of their fields, each once."""
+    """Returns these types and the types of their fields, each once."""
     out: list[type] = []
     wanted = list(kinds)
     while wanted:

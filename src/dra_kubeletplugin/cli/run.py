@@ -1,4 +1,4 @@
-"""``dra run``: one driver as a node's plugin, until a signal or a failure. Exit codes are in :mod:`.serving`."""
+"""``dra run``: runs a driver as a node's plugin until a signal or a failure. Exit codes are in :mod:`.serving`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .shell.signals import StopSignal
 
 
 def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
-    """Settings with the driver's own name where none is given."""
+    """Loads the settings; the driver's name is the class's own by default."""
     settings = load(options)
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
 async def tidy(plugin: Plugin, stop: StopSignal) -> None:
-    """An idle plugin is small: what starting and bursts needed goes back to the machine."""
+    """Returns the memory that the start and bursts needed to the kernel, so that an idle plugin is small."""
     await plugin.ready()
     await keep_trimmed()
 
@@ -34,9 +34,14 @@ def run(
     args: argparse.Namespace,
     beside: Callable[[Plugin, StopSignal], Awaitable[object]] = tidy,
 ) -> NoReturn:
-    """Ends the process. ``args`` have settings and the driver's own options; ``beside`` runs while the plugin serves.
+    """Runs the plugin and exits the process.
 
-    Raises :class:`DraError` for what the user has to correct, before anything is started.
+    Args:
+        target: a driver class, or how the command line names it.
+        args: the settings and the driver's own options.
+        beside: runs while the plugin serves.
+
+    Raises :class:`DraError` for a user's mistake, before anything is started.
     """
     stop = StopSignal()
     stop.handle()

@@ -1,7 +1,7 @@
-"""A process that serves until a signal or a failure: what ``dra run`` and ``dra controller`` have in common.
+"""Runs a process until a signal or a failure: shared by ``dra run``, ``dra controller`` and ``dra webhook``.
 
-Exit codes: 0 after a signal, 1 after a failure, 2 for what the user has to correct before a start, 3 where a stop hung and was
-cut, or a second signal came.
+Exit codes: 0 after a signal, 1 after a failure, 2 for a user's mistake before the start, 3 after a second signal or if a stop
+exceeded its time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """What has one lifespan."""
+    """A process with one lifespan."""
 
     def running(self) -> AbstractAsyncContextManager[object]: ...
 
@@ -45,9 +45,16 @@ def serve(
     beside: Callable[[P, StopSignal], Awaitable[object]],
     own: Iterable[str] = (),
 ) -> NoReturn:
-    """Ends the process. ``beside`` runs while the process serves; ``own`` are variables that its driver reads.
+    """Runs the process and exits with its exit code.
 
-    Raises :class:`DraError` for what the user has to correct, before anything is started.
+    Args:
+        build: creates the process.
+        settings: the settings of the process.
+        stop: handles the signals.
+        beside: runs while the process serves.
+        own: environment variables that the driver reads.
+
+    Raises :class:`DraError` for a user's mistake, before anything is started.
     """
     configure(settings.log_format, settings.log_level)
     for note in misspelt(settings, os.environ, own):
@@ -62,10 +69,10 @@ def serve(
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
         code = Exit.FOUND
     if settings.kubeconfig:
-        from ..kube.kubeconfig import remove_files  # where none is given, it is never needed
+        from ..kube.kubeconfig import remove_files  # only imported if it was used
 
         remove_files()
-    # Threads of plain driver methods that still block must not keep the process.
+    # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,33 +80,33 @@ def serve(
 
 
 def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] = ()) -> list[str]:
-    """A sentence for each environment variable whose name is nearly an option's: nothing else would say that nobody reads it."""
+    """Returns a warning for each environment variable whose name resembles an option's, because it would be ignored silently."""
     known = [*(f.metadata["env"] for f in fields(settings)), *own]
     out = []
     for name in environment:
         alike = [k for k in known if k[:3] == name[:3] and abs(len(k) - len(name)) < 3]
         if alike and name not in known and (hint := did_you_mean(name, alike, 0.85)):
-            out.append(f"the environment variable {printable(name)} is read by nobody{hint}")
+            out.append(f"the environment variable {printable(name)} matches no option{hint}")
     return out
 
 
 async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopSignal], Awaitable[object]]) -> int:
-    """The exit code."""
+    """Runs until a signal or a failure, and returns the exit code."""
     stop.attach()
     listen(asyncio.get_running_loop())
     watch(asyncio.get_running_loop())
     serving, leave = asyncio.Event(), asyncio.Event()
     body = asyncio.create_task(_serve(process, stop, serving, leave, beside), name="plugin")
-    asked = asyncio.create_task(stop.wait(body), name="signals")
-    await asyncio.wait({body, asked}, return_when=asyncio.FIRST_COMPLETED)
+    stopping = asyncio.create_task(stop.wait(body), name="signals")
+    await asyncio.wait({body, stopping}, return_when=asyncio.FIRST_COMPLETED)
     leave.set()
     if not serving.is_set() and not body.done():
         log.info("stopped while it starts")
-        body.cancel()  # what was started is stopped in reverse
+        body.cancel()  # the parts that were started stop in reverse order
     await asyncio.wait({body})
-    asked.cancel()
-    code = _code(body, serving=serving.is_set(), asked=stop.asked)
-    stop.cut_ending(code)  # asyncio.run waits for whatever is left, threads too
+    stopping.cancel()
+    code = _code(body, serving=serving.is_set(), stopping=stop.requested)
+    stop.cut_ending(code)  # asyncio.run waits for remaining tasks and threads
     return code
 
 
@@ -112,20 +119,20 @@ async def _serve(
 ) -> None:
     async with process.running():
         serving.set()
-        other = asyncio.ensure_future(beside(process, stop))
+        companion = asyncio.ensure_future(beside(process, stop))
         try:
             await leave.wait()
             log.info("stopping")
         finally:
             stop.leave()
-            other.cancel()
+            companion.cancel()
 
 
-def _code(body: asyncio.Task[None], *, serving: bool, asked: bool) -> int:
+def _code(body: asyncio.Task[None], *, serving: bool, stopping: bool) -> int:
     error = asyncio.CancelledError() if body.cancelled() else body.exception()
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    if error is None or (asked and isinstance(error, asyncio.CancelledError)):
+    if error is None or (stopping and isinstance(error, asyncio.CancelledError)):
         log.info("stopped")
         return Exit.WELL
     if isinstance(error, DraError) and not serving:

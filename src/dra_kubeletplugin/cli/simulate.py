@@ -1,4 +1,4 @@
-"""``dra simulate``: whether and where pods would fit, on a cluster or on described hosts; nothing is written anywhere."""
+"""``dra simulate``: reports whether and where pods would fit, on a cluster or on described hosts; it writes nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _described(
 
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
-    """What the drivers would refuse at prepare, of objects whose devices a scheduler gives all the same."""
+    """Yields what drivers would reject at prepare, although the scheduler allocates the devices."""
     readers = [opaque.ConfigReader.of(make(d), name) for d in drivers]
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:

@@ -1,5 +1,7 @@
-"""``dra validate``: claims, templates, classes and pods in files, judged as an API server and the drivers would, with neither at hand;
-and ``dra schema``: the JSON Schema of a driver's parameters."""
+"""``dra validate``: validates claims, templates, classes and pods in files as an API server and the drivers would, without either.
+
+``dra schema``: prints the JSON Schema of a driver's parameters.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _GROUP = "resource.k8s.io/"
 
 @dataclass
 class ValidatedFile:
-    """One object. ``faults`` and ``warnings`` are sentences, each after its place."""
+    """One object. ``faults`` and ``warnings`` are pairs of place and sentence."""
 
     manifest: Manifest
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -58,12 +60,12 @@ class ValidatedFile:
         self.warnings.append(self.manifest.told(text))
 
     def shown(self) -> ValidatedObject:
-        faults, warnings = (tuple(Remark(*r) for r in told) for told in (self.faults, self.warnings))
+        faults, warnings = (tuple(Remark(*r) for r in located) for located in (self.faults, self.warnings))
         return ValidatedObject(self.manifest.document.place(), self.manifest.name, faults, warnings)
 
 
 def validate(args: argparse.Namespace) -> int:
-    """0 where every object is right, 1 where one is not, 2 where a file cannot be read to its end."""
+    """Validates files. Returns 0 if every object is valid, 1 if one is not, 2 if a file cannot be read completely."""
     if len(args.drivers) != 1:
         refuse(args, {"driver_name": "--driver-name"}, "names one driver: give --driver once")
     if not args.drivers:
@@ -78,7 +80,7 @@ def validate(args: argparse.Namespace) -> int:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
     if not found and not unreadable:
         raise SettingsError(f"no object in {', '.join(args.files)}")
-    found, of_a_cluster = _apart(args.files, found)
+    found, of_a_cluster = _split(args.files, found)
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
     beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
@@ -98,7 +100,7 @@ def validate(args: argparse.Namespace) -> int:
         if not judged.manifest.faults:
             for path, doubt in near_names.near_name_warnings(judged.value, objects, published, beside):
                 judged.warn(f"{path}: {doubt}")
-    _told_twice(of_a_cluster)
+    _warn_duplicates(of_a_cluster)
     answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
     put(answer, args.output, lambda _: _lines(found, Style.of(sys.stdout)))
     for text in unreadable:
@@ -106,8 +108,11 @@ def validate(args: argparse.Namespace) -> int:
     return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
 
 
-def _apart(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
-    """What is told of, and those that are objects of a cluster. Of what lies in folders some is none; who names a file means it."""
+def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
+    """Returns the objects to report, and the objects to validate.
+
+    Files in folders may be something else, such as Helm values: they get a warning. A file that the user named is always validated.
+    """
     folders = [Path(f) for f in given if Path(f).is_dir()]
     in_folders = {str(file) for folder in folders for file in documents.files([folder])}.difference(given)
     kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
@@ -139,8 +144,8 @@ def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> Non
     if judged.manifest.of_kustomize:
         judged.warn(f"not judged: {judged.manifest.faults[0]}")
         return
-    told, known = offline.told(judged.manifest)
-    judged.faults += told
+    located, known = offline.told(judged.manifest)
+    judged.faults += located
     if not known:
         judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
     if judged.manifest.faults:
@@ -152,23 +157,23 @@ def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> Non
             judged.warn(text)
 
 
-def _told_twice(found: Sequence[ValidatedFile]) -> None:
+def _warn_duplicates(found: Sequence[ValidatedFile]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
     twice = {key for key, n in Counter(keys.values()).items() if n > 1}
     for judged in found:
         if keys.get(id(judged)) in twice:
-            judged.warn("this object stands here more than once: the last one wins")
+            judged.warn("this object is defined more than once: the last definition wins")
 
 
 def _key(value: JSON) -> tuple[str, ...]:
     meta = value.get("metadata")
     meta = meta if isinstance(meta, dict) else {}
-    own = meta.get("name") or id(value)  # of a generated name there may be many
+    own = meta.get("name") or id(value)  # a generated name may be used several times
     return value["apiVersion"], value["kind"], str(meta.get("namespace", "")), str(own)
 
 
 def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[JSON]:
-    """The DeviceClasses that lie beside the drivers, in files that are not judged."""
+    """Yields the DeviceClasses beside the drivers, from files that are not validated themselves."""
     judged = {f.resolve() for f in files}
     for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in judged):
         for manifest in manifests.read([file], unreadable):
@@ -177,7 +182,7 @@ def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str
 
 
 def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], host: str | None) -> Iterator[JSON]:
-    """What the drivers would publish on a described host: their attributes, for selectors that name them."""
+    """Yields what the drivers would publish on a described host. Selectors are compared with these attributes."""
     if host is None:
         return
     settings = load({}, {})
@@ -195,13 +200,13 @@ def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
         if not judged.faults and not judged.warnings:
             place = style.dim(f"({judged.manifest.document.place()})")
             yield f"{style.green('ok')} {judged.manifest.name} {place}"
-        for colour, word, told in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
-            for text in map(judged.manifest.sentence, told):
+        for colour, word, located in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
+            for text in map(judged.manifest.sentence, located):
                 yield f"{colour(word)} {indented(text)}"
 
 
 def schema(args: argparse.Namespace) -> int:
-    """Prints the schema of the driver's kind, or of the one that ``--kind`` names, older versions too."""
+    """Prints the schema of the driver's parameters, or of the kind or version that ``--kind`` names."""
     kinds = _kinds(args.driver)
     chosen = [k for k in kinds if args.kind in (None, k.KIND, k.API_VERSION, f"{k.API_VERSION}/{k.KIND}", k.__name__)]
     if args.kind is None:

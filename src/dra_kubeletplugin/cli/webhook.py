@@ -1,4 +1,4 @@
-"""``dra webhook``: a driver's admission webhook, until a signal. Exit codes are those of ``dra run``."""
+"""``dra webhook``: runs a driver's admission webhook until a signal. Exit codes are those of ``dra run``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .shell.signals import StopSignal
 
 
 async def _trim(process: Webhook, stop: StopSignal) -> None:
-    """Returns memory of large reviews to the kernel."""
+    """Returns the memory of large reviews to the kernel."""
     await keep_trimmed()
 
 
 def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
-    """Ends the process. Raises :class:`DraError` for what the user has to correct, before anything is started."""
+    """Runs the webhook and exits the process. Raises :class:`DraError` for a user's mistake, before anything is started."""
     fix_thresholds()
     stop = StopSignal()
     stop.handle()
@@ -35,5 +35,5 @@ def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
     if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
         raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")
-    own = variables([type(d) for d in drivers])  # the pod has them, as the plugin's has
+    own = variables([type(d) for d in drivers])  # a webhook's pod has the variables of the plugin's pod
     serve(lambda: Webhook(readers, settings), settings, stop, _trim, own)

@@ -1,4 +1,4 @@
-"""The API server, from a client's side: configuration, transport, requests, list and watch."""
+"""Client of the API server: configuration, transport, requests, list and watch."""
 
 from .client import KubeClient
 from .config import ApiConfig, load_config

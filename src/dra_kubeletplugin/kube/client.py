@@ -1,4 +1,4 @@
-"""Requests to the API server, as plain JSON objects: unknown fields survive, no model is loaded."""
+"""Sends requests to the API server and returns plain JSON objects, so unknown fields survive and no models are loaded."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ JSON_PATCH = "application/json-patch+json"
 LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
-_DISCOVERY = 5.0  # seconds that the question for versions may take
-_MAX_REFUSAL = 1024 * 1024  # bytes of a refused watch that are read
+_DISCOVERY = 5.0  # seconds that a version discovery may take
+_MAX_REFUSAL = 1024 * 1024  # bytes that are read of the body of a refused watch
 USER_AGENT = "dra-kubeletplugin"
 
 
 class KubeClient:
-    """Talks to one API server. There is no client-side rate limit: the server's own (429) is honoured instead.
+    """Talks to one API server. There is no client-side rate limit; the server's own limit (429) is honoured.
 
-    Whatever goes wrong outside is raised as :class:`ApiError`, and as nothing else, within the time given.
+    Every failure of the network or the server is raised as :class:`ApiError`, within the timeout.
 
     Args:
-        timeout: seconds for a call with all its repeats, where the call says nothing else.
-        connections: the most requests in flight; others wait in order.
+        timeout: seconds for a call including its retries, unless the call names its own timeout.
+        connections: maximum number of concurrent requests; further requests wait in order.
     """
 
     def __init__(self, config: ApiConfig, timeout: float = 15.0, *, connections: int = CONNECTIONS) -> None:
@@ -75,7 +75,7 @@ class KubeClient:
         cont: str = "",
     ) -> JSON:
         path = resource.path(namespace)
-        return decode_list(await self.call("GET", path, query=_selecting(fields, labels, limit, cont)), f"GET {path}")
+        return decode_list(await self.call("GET", path, query=_list_query(fields, labels, limit, cont)), f"GET {path}")
 
     async def page(
         self,
@@ -87,8 +87,8 @@ class KubeClient:
         limit: int = 0,
         cont: str = "",
     ) -> Page:
-        """As :meth:`list`, with encoded items. A large page is decoded in a thread."""
-        path, query = resource.path(namespace), _selecting(fields, labels, limit, cont)
+        """Like :meth:`list`, but the items stay encoded. A large page is decoded in a thread."""
+        path, query = resource.path(namespace), _list_query(fields, labels, limit, cont)
         answer = await self._call("GET", path, check_response, query=query, content_type="")
         if len(answer.body) <= LARGE:
             return decode_page(answer, f"GET {path}")
@@ -100,7 +100,7 @@ class KubeClient:
         return identified(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
-        """Raises :class:`ApiError` 409 where the object changed since it was read."""
+        """Raises :class:`ApiError` 409 if the object changed since it was read."""
         meta = obj["metadata"]
         path = resource.path(meta.get("namespace", ""), meta["name"], sub)
         return identified(await self.call("PUT", path, obj), f"PUT {path}")
@@ -113,7 +113,7 @@ class KubeClient:
         namespace: str = "",
         sub: str = "",
     ) -> JSON:
-        """A merge patch, or a JSON patch where ``patch`` is a list."""
+        """Sends a merge patch, or a JSON patch if ``patch`` is a list."""
         kind = JSON_PATCH if isinstance(patch, Sequence) else MERGE_PATCH
         path = resource.path(namespace, name, sub)
         return identified(await self.call("PATCH", path, patch, content_type=kind), f"PATCH {path}")
@@ -128,7 +128,7 @@ class KubeClient:
         version: str = "",
         grace: int | None = None,
     ) -> JSON:
-        """Deletes where the preconditions hold; 404 is raised like other errors."""
+        """Deletes the object if the preconditions hold. Raises :class:`ApiError`, also for a 404."""
         options: JSON = {"kind": "DeleteOptions", "apiVersion": "v1"}
         conditions = {k: v for k, v in (("uid", uid), ("resourceVersion", version)) if v}
         if conditions:
@@ -147,7 +147,7 @@ class KubeClient:
         content_type: str = "application/json",
         timeout: float | None = None,
     ) -> JSON:
-        """One request; 429 and 503 with Retry-After are waited out within ``timeout``, a 401 is tried once with fresh credentials.
+        """Sends one request. Waits out a 429 or 503 with Retry-After within ``timeout``; retries a 401 once with fresh credentials.
 
         Raises :class:`ApiError`.
         """
@@ -158,7 +158,7 @@ class KubeClient:
     async def raw(
         self, path: str, query: Mapping[str, str] | None = None, *, timeout: float | None = None
     ) -> HttpResponse:
-        """A GET of what is no JSON, such as a log or metrics, or with its headers. Raises :class:`ApiError`."""
+        """Sends a GET whose body is not JSON, such as a log or metrics, or whose headers are needed. Raises :class:`ApiError`."""
         return await self._call("GET", path, check_response, query=query, content_type="", timeout=timeout)
 
     async def _call(
@@ -183,8 +183,8 @@ class KubeClient:
             try:
                 return read(answer, what)
             except ApiError as e:
-                if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _about_object(e):
-                    self.forget_version()  # not an object is missing but the whole resource: the server has changed
+                if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
+                    self.forget_version()  # the whole resource is missing, not one object: the server was replaced
                 raise
 
     async def _answer(
@@ -207,9 +207,9 @@ class KubeClient:
     async def stream(
         self, path: str, query: Mapping[str, str], silence: float, opened: Callable[[], None]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a GET that does not end soon, on a connection of its own. ``opened`` is called once it is granted.
+        """Yields the lines of a long-running GET on its own connection. ``opened`` is called once the server accepts the request.
 
-        Raises :class:`ApiError`, also while lines are read and after ``silence`` seconds without one.
+        Raises :class:`ApiError`, also while lines are read and after ``silence`` seconds without a line.
         """
         what = f"GET {path}"
         server = self.transport.server
@@ -240,7 +240,7 @@ class KubeClient:
             yield await stack.enter_async_context(contextlib.aclosing(read()))
 
     def _rejected(self) -> None:
-        """The server does not know us: what proves who we are is read again, also for new connections."""
+        """Reads credentials and certificates again after a 401, and closes idle connections that used the old ones."""
         self.config.credentials.rejected()
         self.config.tls.rejected()
         self.transport.forget_idle()
@@ -255,51 +255,51 @@ class KubeClient:
         return {**self._plain, "Content-Type": content_type} if content_type else self._plain
 
     async def dra_version(self) -> str:
-        """The best version of resource.k8s.io that the server has, asked for once.
+        """Returns the best version of resource.k8s.io that the server has. The result is cached.
 
-        Raises :class:`ApiError` where it has none, or does not answer within 5 s.
+        Raises :class:`ApiError` if the server has no known version or does not respond within 5 s.
         """
         return await self._discovery.version()
 
     def forget_version(self) -> None:
-        """The server may have changed: ask again which versions it has."""
+        """Clears the cached version, because the server may have been upgraded."""
         self._discovery.forget()
 
     async def refresh_version(self) -> str:
-        """Asks the server now. Raises as :meth:`dra_version`; what was known stays known then."""
+        """Discovers the version now. Raises as :meth:`dra_version`; the cached version is kept on failure."""
         return await self._discovery.refresh()
 
     async def dra(self, plural: str) -> Resource:
-        """``resourceslices``, ``resourceclaims``, ``resourceclaimtemplates`` or ``deviceclasses`` in the best version."""
+        """Returns the resource in the best version, for the plural names of the four kinds of resource.k8s.io."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
 
 
-def _selecting(fields: str, labels: str, limit: int, cont: str) -> dict[str, str]:
+def _list_query(fields: str, labels: str, limit: int, cont: str) -> dict[str, str]:
     return {"fieldSelector": fields, "labelSelector": labels, "limit": str(limit or ""), "continue": cont}
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:
     if not query:
         return path
-    asked = {k: v for k, v in query.items() if v}
-    return f"{path}?{urlencode(asked)}" if asked else path
+    params = {k: v for k, v in query.items() if v}
+    return f"{path}?{urlencode(params)}" if params else path
 
 
-def _about_object(e: ApiError) -> bool:
+def _is_about_object(e: ApiError) -> bool:
     about = e.details.get("details")
     return isinstance(about, dict) and bool(about.get("name"))
 
 
 def _retry_after(answer: HttpResponse) -> float | None:
-    """Seconds to wait before the same request is worth sending again; None for never."""
+    """Seconds to wait before the request is retried; None if it must not be retried."""
     if answer.status not in {429, 503}:
         return None
-    asked = answer.header(b"retry-after")
-    if not asked:
+    params = answer.header(b"retry-after")
+    if not params:
         return None
     try:
-        seconds = float(asked)
+        seconds = float(params)
     except ValueError:
-        seconds = 1.0  # a date, which API servers do not send
+        seconds = 1.0  # an HTTP date, which API servers do not send
     return (min(seconds, _MAX_RETRY_AFTER) if seconds >= 0 else 1.0) + random.uniform(0, 0.1)

@@ -1,4 +1,4 @@
-"""Where the API server is and how to prove who we are: a pod's service account, or a kubeconfig."""
+"""Finds the API server and the credentials, from a pod's service account or from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True)
 class ApiConfig:
-    """An API server. ``server`` is a URL; ``tls`` is used for https only and trusts the system's CAs by default.
+    """Address and credentials of an API server.
 
-    ``namespace`` is the one that is meant where none is named; empty where nothing says so.
+    ``server`` is a URL. ``tls`` is used for https only and trusts the system's CAs by default.
+    ``namespace`` is the default namespace; empty if the configuration has none.
     """
 
     server: str
@@ -30,10 +31,16 @@ class ApiConfig:
 
 
 def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | str = "") -> ApiConfig:
-    """From a kubeconfig where one is named (or several, as in KUBECONFIG), else from a folder with a service account, as a pod has it.
+    """Loads the configuration from a kubeconfig, or from a pod's service account if no kubeconfig is named.
 
-    No request is sent and no exec plugin is run yet: what those lack is an :class:`ApiError` of the first request.
-    Raises :class:`SettingsError` with what is missing and how to give it.
+    No request is sent and no exec plugin is started; their failures are raised as :class:`ApiError` by the first request.
+
+    Args:
+        kubeconfig: one path, or several separated by colons as in KUBECONFIG.
+        context: name of the context; empty for the current one.
+        service_account: folder with the token and the CA; empty for the default folder in a pod.
+
+    Raises :class:`SettingsError` with the missing setting and how to set it.
     """
     if not kubeconfig:
         return _in_cluster(Path(service_account or SERVICE_ACCOUNT))

@@ -1,4 +1,4 @@
-"""One connection: requests and answers on an asyncio protocol, without a task or a stream of its own."""
+"""One HTTP connection: requests and responses on an asyncio protocol, without a task or an asyncio stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import cast
 from .http1 import HttpResponse, MalformedResponseError, ResponseReader, header_block, request_bytes
 from .proxy import Proxy
 
-MAX_BODY = 128 * 1024 * 1024  # bytes of an answer; a list of 500 full slices is 80 MB
+MAX_BODY = 128 * 1024 * 1024  # bytes of a response; a list of 500 full slices is 80 MB
 _MAX_LINE = 16 * 1024 * 1024  # bytes of one event of a watch; the API server takes objects of up to 3 MiB
-_AHEAD = 1024 * 1024  # bytes of a watch that are read before the reader has asked for them
+_AHEAD = 1024 * 1024  # bytes of a watch that are buffered before the reader takes them
 
-# A peer that vanished without a word is noticed after 30 s: probes from the 15th second of silence on, and as long for
-# bytes that were sent and never acknowledged.
+# A peer that vanishes without closing is noticed after 30 s. Probes start after 15 s of silence, and sent bytes must be
+# acknowledged within 30 s.
 KEEPALIVE = tuple(
     (level, getattr(socket, name), value)
     for level, name, value in (
@@ -33,20 +33,20 @@ KEEPALIVE = tuple(
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request at a time. ``lost`` is called once the connection has gone, whoever closed it."""
+    """Carries one request at a time. ``lost`` is called once the connection is closed, by either side."""
 
     def __init__(self, lost: Callable[[Connection], None], max_body: int = MAX_BODY) -> None:
         self._on_lost = lost
         self._max_body = max_body
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[HttpResponse] | None = None
-        self._answer: ResponseReader | None = None  # to the last request
+        self._answer: ResponseReader | None = None  # reader of the response to the last request
         self._body: list[bytes] = []
         self._size = 0
         self._lines: Lines | None = None
         self._poll = select.poll()
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self.heard = False  # whether a byte of an answer to the last request came
+        self.heard = False  # whether any byte of the response to the last request arrived
         self.idle_since = 0.0
 
     # --- what asyncio calls -----------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self.heard = True
         answer = self._answer
         if answer is None or answer.done:
-            self.abort()  # nobody asked
+            self.abort()  # data without a request
             return
         try:
             answer.feed(data)
@@ -88,14 +88,14 @@ class Connection(asyncio.Protocol):
     # --- requests -----------------------------------------------------------------------------------
 
     async def request(self, method: str, target: str, block: bytes, body: bytes) -> HttpResponse:
-        """One request and its whole answer; cancelled, it leaves the connection unusable.
+        """Sends one request and returns the whole response. Cancellation makes the connection unusable.
 
-        Raises ``OSError``, :class:`MalformedResponseError`, and ``ValueError`` for what is no request.
+        Raises ``OSError``, :class:`MalformedResponseError`, and ``ValueError`` for an invalid request.
         """
         return await self._send(request_bytes(method, target, block, body))
 
     async def stream(self, target: str, block: bytes) -> tuple[HttpResponse, Lines]:
-        """A GET whose answer is read line by line. Raises as :meth:`request`."""
+        """Sends a GET whose response is read line by line. Raises as :meth:`request`."""
         self._lines = Lines(self._pause)
         return await self._send(request_bytes("GET", target, block, b"")), self._lines
 
@@ -115,17 +115,17 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def usable(self) -> bool:
-        """Whether a next request may be sent. The server may still close it at the same moment."""
+        """Whether another request may be sent. The server may still close the connection at the same moment."""
         if self.gone.done() or self._transport.is_closing():
             return False
         return self._answer is None or (self._answer.done and self._answer.keeps)
 
     def unread(self) -> bool:
-        """Whether the kernel holds something of the peer's that we have not seen: an end of the connection, mostly."""
+        """Whether the kernel holds unread data from the peer, usually the end of the connection."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """In order, which takes the peer's answer."""
+        """Closes in order, which needs the peer's cooperation."""
         self._transport.close()
 
     def abort(self) -> None:
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             if answer.done:
                 self._lines.end(None)
         elif answer.done:
-            pieces, self._body = self._body, []  # a connection that is kept keeps no answer
+            pieces, self._body = self._body, []  # an idle connection must not hold a response in memory
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._settle(HttpResponse(answer.head.status, answer.head.headers, body))
 
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
 
 
 class Lines:
-    """The lines of an answer, as they come. ``pause`` stops and starts the reading of more."""
+    """The lines of a response as they arrive. ``pause`` stops (True) and resumes (False) reading from the socket."""
 
     def __init__(self, pause: Callable[[bool], None]) -> None:
         self._pause = pause
@@ -214,7 +214,7 @@ class Lines:
             self._waiter.set_result(None)
 
     async def read(self, silence: float) -> AsyncGenerator[bytes, None]:
-        """Raises ``TimeoutError`` after ``silence`` seconds without a line, and what ended the connection early."""
+        """Yields lines. Raises ``TimeoutError`` after ``silence`` seconds without one, and the error that ended the connection early."""
         loop = asyncio.get_running_loop()
         while True:
             while self._ready:
@@ -241,13 +241,13 @@ async def connect(
     server_name: str,
     proxy: Proxy | None,
 ) -> Connection:
-    """A connection to a server, through ``proxy`` where there is one. Raises ``OSError`` and :class:`MalformedResponseError`."""
+    """Opens a connection to a server, through ``proxy`` if set. Raises ``OSError`` and :class:`MalformedResponseError`."""
     loop = asyncio.get_running_loop()
     if proxy is None:
-        _, made = await loop.create_connection(
+        _, connection = await loop.create_connection(
             make, host, port, ssl=tls, server_hostname=_name(server_name or host) if tls else None
         )
-        return made
+        return connection
     transport, tunnel = await loop.create_connection(_Tunnel, proxy.host, proxy.port)
     try:
         await tunnel.open(host, port, proxy)
@@ -256,10 +256,10 @@ async def connect(
             transport.set_protocol(connection)
             connection.connection_made(transport)
             return connection
-        secured = await loop.start_tls(transport, connection, tls, server_hostname=_name(server_name or host))
-        if secured is None:
+        tls_transport = await loop.start_tls(transport, connection, tls, server_hostname=_name(server_name or host))
+        if tls_transport is None:
             raise ConnectionResetError(f"proxy {proxy.host}:{proxy.port} closed the connection")
-        connection.connection_made(secured)
+        connection.connection_made(tls_transport)
         return connection
     except BaseException:
         transport.abort()
@@ -267,12 +267,12 @@ async def connect(
 
 
 def _name(host: str) -> str:
-    """As bytes, which the ssl module takes as well: of text it makes them with a codec whose tables stay in memory."""
+    """Returns an ASCII host name as bytes: for text, the ssl module loads a codec whose tables stay in memory."""
     return cast(str, host.encode()) if host.isascii() else host
 
 
 class _Tunnel(asyncio.Protocol):
-    """Asks a proxy for a connection to somewhere else."""
+    """Requests a tunnel to another host from a proxy (CONNECT)."""
 
     def __init__(self) -> None:
         self._answer = ResponseReader(lambda _: None, tunnel=True)
@@ -304,7 +304,7 @@ class _Tunnel(asyncio.Protocol):
             self._status.set_exception(status)
 
     async def open(self, host: str, port: int, proxy: Proxy) -> None:
-        """Raises ``OSError`` where the proxy refuses."""
+        """Raises ``OSError`` if the proxy refuses."""
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         headers = {"Host": target}
         if proxy.authorization:

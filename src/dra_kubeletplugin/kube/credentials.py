@@ -1,4 +1,4 @@
-"""What proves who we are in a request's header: bearer tokens that are replaced while we run."""
+"""Bearer tokens for the Authorization header, read again when their file changes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class Credentials:
-    """Gives the value of the Authorization header; empty for none. This one knows no user."""
+    """Returns the value of the Authorization header. This base class has no credentials and returns an empty string."""
 
     async def header(self) -> str:
-        """Raises :class:`ApiError` where there are credentials and none that can be used now."""
+        """Raises :class:`ApiError` if credentials are configured but none can be used now."""
         return ""
 
     def rejected(self) -> None:
-        """The server answered 401: what is cached is stale."""
+        """Called after the server returned 401: cached credentials are stale."""
 
 
 class TokenFile(Credentials):
-    """A bearer token in a file that is replaced while we run. A token that was not rejected outlives a fault of the file."""
+    """A bearer token in a file that may be replaced at any time. The last good token is kept while the file cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,20 +49,20 @@ class TokenFile(Credentials):
 
 
 def bearer(token: str, where: str) -> str:
-    """The header's value of a token.
+    """Returns the header value for a token.
 
-    Raises :class:`ApiError` where it is empty, or can be no token.
+    Raises :class:`ApiError` if the token is empty or contains invalid characters.
     """
     token = token.strip()
     if not token:
         raise ApiError(f"{where} is empty")
     if not _TOKEN.fullmatch(token):
-        raise ApiError(f"{where} holds characters that no token has")
+        raise ApiError(f"{where} contains characters that no token has")
     return f"Bearer {token}"
 
 
 class Token(Credentials):
-    """A bearer token that stays."""
+    """A constant bearer token."""
 
     def __init__(self, token: str) -> None:
         self._value = bearer(token, "the token that was given")

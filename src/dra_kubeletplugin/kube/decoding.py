@@ -1,4 +1,4 @@
-"""The one place where whatever a server, a proxy, a network or a file does becomes an ApiError."""
+"""Decodes responses of the API server. Converts every failure of a server, proxy, network or file into an ApiError."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..resourceapi.encoded import from_json
 from .http1 import HttpResponse, MalformedResponseError
 
 JSON = dict[str, Any]
-_SHOWN = 300  # bytes of an odd answer that are worth showing
+_SHOWN = 300  # bytes of an unexpected response that are shown in an error
 
 
 @contextlib.contextmanager
 def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None]:
-    """Raises :class:`ApiError` for every ``Exception`` inside; ``late`` says what was waited for in vain."""
+    """Converts every ``Exception`` in the block into :class:`ApiError`; ``late`` returns the text for a timeout."""
     try:
         yield
     except ApiError:
         raise
     except TimeoutError as e:
-        # One that has a number is the operating system's, about the connection.
+        # A TimeoutError with an errno comes from the operating system and is about the connection.
         reason = late() if e.errno is None else f"{server} cannot be reached: {describe(e)}"
         raise ApiError(f"{what}: {reason}") from None
     except OSError as e:
@@ -36,10 +36,10 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
 
 
 def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
-    """The JSON object of a good answer, {} for none.
+    """Returns the JSON object of a successful response, {} for an empty body.
 
-    Raises :class:`ApiError` for all else, with status 0 where somebody else than the API server answered: a proxy's page or
-    redirect must not be taken for its word.
+    Raises :class:`ApiError` for any other response. Its status is 0 if a proxy sent it, for example a page or a redirect,
+    because such a response is not a decision of the API server.
     """
     if answer.status >= 400:
         raise refusal(answer, what)
@@ -60,14 +60,14 @@ def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any
 
 
 def check_response(answer: HttpResponse, what: str) -> HttpResponse:
-    """A good answer as it came. Raises :class:`ApiError` as :func:`decode_object` does."""
+    """Returns a successful response unchanged. Raises :class:`ApiError` as :func:`decode_object` does."""
     if answer.status >= 300:
-        decode_object(answer, what)  # which raises
+        decode_object(answer, what)  # always raises
     return answer
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """What of an object's or a list's metadata is read where nothing else is. A list has no name and no UID."""
+    """The metadata fields that are decoded if nothing else of the object is needed. A list has no name and no UID."""
 
     resource_version: str
     name: str = ""
@@ -76,22 +76,22 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Bare(msgspec.Struct):
-    """An object of which the metadata is read: the rest is passed over, and takes neither time nor memory."""
+    """An object of which only the metadata is decoded; the rest is skipped to save time and memory."""
 
     metadata: Metadata
 
 
 class Page(msgspec.Struct):
-    """A list, or a part of one, whose items are as they came: decoded one at a time, it is never in memory whole."""
+    """A list, or a page of one. The items stay encoded and are decoded one at a time, so that memory use stays small."""
 
     metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 
 def decode_page(answer: HttpResponse, what: str) -> Page:
-    """Raises :class:`ApiError` as :func:`decode_object` does, and where an item is no object of an API server."""
+    """Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata."""
     if answer.status >= 300:
-        decode_object(answer, what)  # which raises
+        decode_object(answer, what)  # always raises
     try:
         page: Page = from_json(answer.body, Page)
         for item in page.items or []:
@@ -104,9 +104,9 @@ def decode_page(answer: HttpResponse, what: str) -> Page:
 
 
 def identity(obj: Any) -> tuple[str, str]:
-    """UID and resource version.
+    """Returns UID and resource version.
 
-    Raises ``ValueError`` for what is no object of an API server.
+    Raises ``ValueError`` if ``obj`` is not an object of an API server.
     """
     meta = obj.get("metadata") if isinstance(obj, dict) else None
     if isinstance(meta, dict):
@@ -117,7 +117,7 @@ def identity(obj: Any) -> tuple[str, str]:
 
 
 def identified(obj: JSON, what: str) -> JSON:
-    """``obj``. Raises :class:`ApiError` where it is no object of an API server."""
+    """Returns ``obj``. Raises :class:`ApiError` if it is not an object of an API server."""
     try:
         identity(obj)
     except ValueError as e:
@@ -126,7 +126,7 @@ def identified(obj: JSON, what: str) -> JSON:
 
 
 def decode_list(page: JSON, what: str) -> JSON:
-    """``page`` with its items, which may have been null. Raises :class:`ApiError` where it is no list of objects."""
+    """Returns ``page`` with its items; null items become an empty list. Raises :class:`ApiError` if it is not a list of objects."""
     items, meta = page.get("items") or [], page.get("metadata")
     if not isinstance(items, list) or not isinstance(meta, dict):
         raise ApiError(f"{what}: the answer is no list: {clip(printable(page), _SHOWN)}")
@@ -138,7 +138,7 @@ def decode_list(page: JSON, what: str) -> JSON:
 
 
 def refusal(answer: HttpResponse, what: str) -> ApiError:
-    """The error of a refusal, with the Status object where there is one."""
+    """Returns the error for a refused request, with the Status object if the response contains one."""
     try:
         found = from_json(answer.body)
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ def refusal(answer: HttpResponse, what: str) -> ApiError:
         return ApiError(f"{what}: {answer.status} {message}", status=answer.status, details=found)
     status = answer.status
     if status < 500 and "html" in answer.header(b"content-type"):
-        status = 0  # a page is a proxy's; the API server may think otherwise
+        status = 0  # HTML comes from a proxy; the API server may decide differently
     return ApiError(f"{what}: {answer.status} {_excerpt(answer)}", status=status)
 
 

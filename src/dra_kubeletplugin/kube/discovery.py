@@ -1,4 +1,4 @@
-"""Which version of resource.k8s.io the server has: asked once for all who wait, and again when told to."""
+"""Finds the version of resource.k8s.io that the server has. Concurrent callers share one request."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """``ask`` gets the APIGroup from the server within a bounded time, and raises :class:`ApiError` only."""
+    """Caches the version. ``ask`` fetches the APIGroup within a bounded time and raises only :class:`ApiError`."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-        self._ask = ask
+        self._fetch = ask
         self._version = ""
-        self._asking: asyncio.Task[str] | None = None
+        self._request: asyncio.Task[str] | None = None
 
     async def version(self) -> str:
-        """The best version that both sides know. Those who come while a question is out share its answer.
+        """Returns the best version that both sides know. Callers that arrive during a request share its result.
 
         Raises :class:`ApiError`.
         """
         return self._version or await self.refresh()
 
     async def refresh(self) -> str:
-        """As :meth:`version`, and asks also where an answer is known; that stays where this one fails.
+        """Like :meth:`version`, but always sends a request. The cached version is kept if the request fails.
 
         Raises :class:`ApiError`.
         """
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._answer(), name="discovery")
-            self._asking.add_done_callback(self._answered)
-        asking = self._asking
-        await asyncio.wait({asking})  # who is cancelled leaves the question to the others
-        fault = asking.exception() if not asking.cancelled() else ApiError("the client was closed")
+        if self._request is None:
+            self._request = asyncio.create_task(self._discover(), name="discovery")
+            self._request.add_done_callback(self._on_response)
+        request = self._request
+        await asyncio.wait({request})  # cancelling one caller must not cancel the request of the others
+        fault = request.exception() if not request.cancelled() else ApiError("the client was closed")
         if isinstance(fault, ApiError):
-            raise ApiError(str(fault), status=fault.status, details=fault.details)  # each waiter raises its own
-        return asking.result()
+            raise ApiError(
+                str(fault), status=fault.status, details=fault.details
+            )  # each caller raises its own exception object
+        return request.result()
 
     def forget(self) -> None:
-        """The next who wants to know asks again."""
+        """Clears the cached version, so that the next caller sends a request."""
         self._version = ""
 
     async def close(self) -> None:
-        if self._asking:
-            self._asking.cancel()
-            await asyncio.wait({self._asking})
+        if self._request:
+            self._request.cancel()
+            await asyncio.wait({self._request})
 
-    def _answered(self, asking: asyncio.Task[str]) -> None:
-        self._asking = None
-        if not asking.cancelled() and asking.exception() is None:
-            if self._version and self._version != asking.result():
-                log.info("the API server has %s of %s now, before it was %s", asking.result(), GROUP, self._version)
-            self._version = asking.result()
+    def _on_response(self, request: asyncio.Task[str]) -> None:
+        self._request = None
+        if not request.cancelled() and request.exception() is None:
+            if self._version and self._version != request.result():
+                log.info("the API server has %s of %s now; before, it was %s", request.result(), GROUP, self._version)
+            self._version = request.result()
 
-    async def _answer(self) -> str:
+    async def _discover(self) -> str:
         try:
-            group = await self._ask()
+            group = await self._fetch()
         except ApiError as e:
             if e.status != 404:
                 raise

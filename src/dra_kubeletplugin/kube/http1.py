@@ -1,7 +1,7 @@
-"""HTTP/1.1 as an API server speaks it: heads of requests, and answers as their bytes come.
+"""HTTP/1.1 for API servers: builds request heads and parses responses incrementally.
 
-Narrower than the standard wherever it leaves a choice to the reader (RFC 9112): no folded lines, no bare line feeds, one framing
-of a body and no other. An exchange takes a tenth of the time that a general parser does, which is what many claims at once wait for.
+Stricter than RFC 9112 where the standard leaves a choice: no folded lines, no bare line feeds, exactly one body framing.
+An exchange takes a tenth of the time of a general parser, which matters when many claims are prepared at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CHUNK_LINE = 4096
 
 
 class MalformedResponseError(Exception):
-    """The peer does not speak HTTP, or says more than any answer should."""
+    """The peer does not speak HTTP, or a response exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """Header names are in lower case."""
+    """A response. Header names are in lower case."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -39,15 +39,15 @@ class HttpResponse:
 
 
 def header_block(headers: Mapping[str, str]) -> bytes:
-    """Raises ``ValueError`` for text that fits in no header."""
+    """Encodes headers. Raises ``ValueError`` for text that is invalid in a header."""
     for name, value in headers.items():
         if not _VALUE.fullmatch(value):
-            raise ValueError(f"the header {name} holds characters that no header has")
+            raise ValueError(f"the header {name} contains characters that no header has")
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("ascii")
 
 
 def request_bytes(method: str, target: str, block: bytes, body: bytes) -> bytes:
-    """``block`` is of :func:`header_block`. Raises ``ValueError`` for a target that can be none."""
+    """Builds a request. ``block`` comes from :func:`header_block`. Raises ``ValueError`` for an invalid target."""
     if not _TARGET.fullmatch(target):
         raise ValueError(f"{target!r} is no target of a request")
     line = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
@@ -68,29 +68,29 @@ class _State(Enum):
 
 
 class ResponseReader:
-    """One answer. Feed it until ``done``; ``head`` is there as soon as the head is.
+    """Parses one response. Feed it until ``done``; ``head`` is set as soon as the response's head is complete.
 
     Args:
-        sink: takes the body as it comes.
-        tunnel: whether the request was a CONNECT, whose good answer has no body.
+        sink: receives the parts of the body as they arrive.
+        tunnel: whether the request was a CONNECT, whose successful response has no body.
     """
 
     def __init__(self, sink: Callable[[bytes], None], *, tunnel: bool = False) -> None:
         self.head: HttpResponse | None = None
         self.keeps = False  # whether the connection may be used again
-        self.rest = b""  # what came after the end
+        self.rest = b""  # data after the end of the response
         self._sink = sink
         self._tunnel = tunnel
         self._state = _State.HEAD
         self._left = 0
-        self._held = b""  # not enough yet to make sense of
+        self._held = b""  # incomplete input, kept for the next call
 
     @property
     def done(self) -> bool:
         return self._state is _State.DONE
 
     def feed(self, data: bytes) -> None:
-        """Raises :class:`MalformedResponseError`."""
+        """Parses the next bytes of the response. Raises :class:`MalformedResponseError`."""
         if self._held:
             data, self._held = self._held + data, b""
         while data:
@@ -109,13 +109,13 @@ class ResponseReader:
                 case _State.TRAILER:
                     data = self._read_trailer(data)
                 case _State.DONE:
-                    self.rest, self.keeps = data, False  # nobody asked for more
+                    self.rest, self.keeps = data, False  # data without a request
                     return
 
     def end(self) -> None:
-        """The peer sends no more.
+        """Marks the end of the connection.
 
-        Raises ``ConnectionResetError`` where the answer is not whole.
+        Raises ``ConnectionResetError`` if the response is incomplete.
         """
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.DONE
@@ -181,7 +181,7 @@ class ResponseReader:
         return rest
 
     def _line(self, data: bytes) -> tuple[bytes | None, bytes]:
-        """A line and the rest; None where it has not come whole."""
+        """Returns a line and the rest; None instead of the line if it is incomplete."""
         end = data.find(b"\r\n", 0, _CHUNK_LINE)
         if end >= 0:
             return data[:end], data[end + 2 :]
@@ -222,11 +222,11 @@ class ResponseReader:
 
 
 def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    """By name in lower case; what is there more than once is joined with a comma, as RFC 9110 reads it."""
+    """Headers by lower-case name. Values of a repeated name are joined with a comma, as RFC 9110 defines."""
     out: dict[bytes, bytes] = {}
     for line in lines:
-        given, colon, value = line.partition(b":")
-        name = _NAMES.get(given) or _name(given)
+        raw_name, colon, value = line.partition(b":")
+        name = _NAMES.get(raw_name) or _name(raw_name)
         if not colon or not name:
             raise MalformedResponseError(f"{line[:40]!r} is no header of an answer")
         value = value.strip(b" \t")
@@ -238,13 +238,13 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
     return out
 
 
-_NAMES: dict[bytes, bytes] = {}  # as sent → in lower case; a server sends the same few again and again
+_NAMES: dict[bytes, bytes] = {}  # name as sent → lower case; a server repeats the same few names
 
 
-def _name(given: bytes) -> bytes:
-    """In lower case; empty for what is no name."""
-    if not _TOKEN.fullmatch(given):
+def _name(raw_name: bytes) -> bytes:
+    """Returns the name in lower case; empty for an invalid name."""
+    if not _TOKEN.fullmatch(raw_name):
         return b""
     if len(_NAMES) < 100:
-        _NAMES[given] = given.lower()
-    return given.lower()
+        _NAMES[raw_name] = raw_name.lower()
+    return raw_name.lower()

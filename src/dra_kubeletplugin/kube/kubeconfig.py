@@ -1,7 +1,7 @@
-"""kubeconfig files, read by the official client's loader: it knows exec plugins, OIDC and where paths are relative to.
+"""Reads kubeconfig files with the official client's loader, which supports exec plugins, OIDC and relative paths.
 
-The loader takes half a second and 22 MiB to import, so it is imported here and nowhere else, and only where a kubeconfig is
-given. It is not told everything: how long an exec plugin may take, and that a token file is replaced while we run, is ours.
+Importing the loader takes half a second and 22 MiB. Only this module imports it, and only if a kubeconfig is used.
+This module itself limits the time of an exec plugin and reads token files again when they change.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ from .tls import RECHECK, Tls, TlsFiles, make_context
 from .transport import split_server
 
 log = logging.getLogger(__name__)
-_PATIENCE = 8.0  # seconds that a request waits for an exec plugin, which goes on for the next one
-_ABANDON = 120.0  # seconds after which an exec plugin is taken to hang, and another one is started
-_LEAST = 5.0  # seconds between runs of an exec plugin, however often the server says 401
+_WAIT = 8.0  # seconds that a request waits for an exec plugin, which continues for the next request
+_HUNG_AFTER = 120.0  # seconds after which an exec plugin is considered hung and started again
+_MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, however often the server returns 401
 _HEADER = re.compile(r"[ -~]+")
-_OVERRULED = {"tokenFile", "exec", "auth-provider"}  # where a token file is named, which we read ourselves
-_FOLDER: list[str] = []  # where the loader writes what a kubeconfig holds inline, private keys too
+_OVERRULED = {
+    "tokenFile",
+    "exec",
+    "auth-provider",
+}  # fields hidden from the loader if a token file is named, which TokenFile reads
+_FOLDER: list[str] = []  # folder for the loader's files with inline data of a kubeconfig, including private keys
 
 
 def remove_files() -> None:
-    """At the end of a process that leaves without the interpreter's own end, which the loader relies on."""
+    """Deletes the loader's files if the process exits without the interpreter's exit handlers, on which the loader relies."""
     while _FOLDER:
         shutil.rmtree(_FOLDER.pop(), ignore_errors=True)
 
@@ -55,7 +59,7 @@ def _loader() -> Any:
 
 
 def _folder() -> str:
-    """One for the process, as the loader remembers its files for as long."""
+    """Returns one folder per process, because the loader caches its files for the life of the process."""
     if not _FOLDER:
         _FOLDER.append(tempfile.mkdtemp(prefix="dra-kubeconfig-"))
         atexit.register(remove_files)
@@ -63,7 +67,7 @@ def _folder() -> str:
 
 
 class _LazyLoader:
-    """The folder as the loader is told of it: it asks for the path once it has something to write, which few have."""
+    """Path of the folder for the loader. The folder is created only when the loader asks for it to write a file, which is rare."""
 
     def __fspath__(self) -> str:
         return _folder()
@@ -71,7 +75,7 @@ class _LazyLoader:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the loader made of the files; ``header`` is empty where the user has no token."""
+    """The loader's result; ``header`` is empty if the user has no token."""
 
     header: str
     files: TlsFiles
@@ -80,13 +84,13 @@ class _Loaded:
 
 
 class Kubeconfig(Credentials):
-    """One context of some kubeconfig files.
+    """One context of one or more kubeconfig files.
 
     Args:
-        paths: one path, or several as in KUBECONFIG; of those, the ones that are missing are skipped.
-        context: its name; empty for the current one.
+        paths: one path, or several as in KUBECONFIG, of which missing ones are skipped.
+        context: name of the context; empty for the current one.
 
-    Raises :class:`SettingsError` with the file, the field and what is wrong with it.
+    Raises :class:`SettingsError` with the file, the field and the cause.
     """
 
     def __init__(self, paths: str, context: str = "") -> None:
@@ -98,16 +102,16 @@ class Kubeconfig(Credentials):
         self.namespace: str = chosen.namespace
         self.token_file: TokenFile | None = TokenFile(chosen.token_file) if chosen.token_file else None
         self.tls = Tls(chosen.files)
-        self._source = chosen.source  # what gives the credentials, where that may take long
-        self._loaded: _Loaded | None = None if self._source else self._at_once(chosen)
+        self._source = chosen.source  # exec plugin or auth provider, which may be slow; empty for static credentials
+        self._loaded: _Loaded | None = None if self._source else self._load_static(chosen)
         self._checked = time.monotonic()
         self._stale = False
         self._renewing: asyncio.Future[_Loaded] | None = None
         self._started = 0.0
-        self._fault = ""  # of the last time that the credentials were asked for
+        self._fault = ""  # of the last attempt to get credentials
 
     @staticmethod
-    def _at_once(chosen: _Chosen) -> _Loaded:
+    def _load_static(chosen: _Chosen) -> _Loaded:
         try:
             return chosen.load()
         except Exception as e:
@@ -119,7 +123,7 @@ class Kubeconfig(Credentials):
         except SettingsError:
             raise
         except Exception as e:
-            # The loader raises anything, TypeError and AttributeError too, for files that are no kubeconfig.
+            # The loader raises any exception, also TypeError and AttributeError, for files that are not a kubeconfig.
             what = "it is no kubeconfig: " if isinstance(e, TypeError | AttributeError) else ""
             raise SettingsError(clip(f"{self._where} cannot be read: {what}{describe(e)}")) from None
 
@@ -128,24 +132,24 @@ class Kubeconfig(Credentials):
         return await self.token_file.header() if self.token_file else header
 
     async def _current(self) -> str:
-        """What the loader made of the files, which are looked at again when it is time."""
+        """Returns the header of the current credentials. Reads the files again when a check is due."""
         now = time.monotonic()
-        waits = self._loaded is None or self._stale
-        if self._renewing is not None and now - self._started >= _ABANDON:
+        is_needed = self._loaded is None or self._stale
+        if self._renewing is not None and now - self._started >= _HUNG_AFTER:
             self._renewing = None
-        if self._renewing is None and (waits or now - self._checked >= RECHECK):
-            if waits and self._started and now - self._started < _LEAST:
+        if self._renewing is None and (is_needed or now - self._checked >= RECHECK):
+            if is_needed and self._started and now - self._started < _MIN_INTERVAL:
                 return self._last()
             self._started = now
             self._renewing = _in_thread(self._renew, "kubeconfig")
             self._renewing.add_done_callback(self._renewed)
-        if self._renewing is not None and waits:
-            done, _ = await asyncio.wait({self._renewing}, timeout=_PATIENCE)
+        if self._renewing is not None and is_needed:
+            done, _ = await asyncio.wait({self._renewing}, timeout=_WAIT)
             if not done:
-                raise ApiError(f"{self._where}: {self._source or 'reading it'} takes longer than {_PATIENCE:g}s")
+                raise ApiError(f"{self._where}: {self._source or 'reading it'} takes longer than {_WAIT:g}s")
             if self._stale and self._fault:
                 raise ApiError(self._fault)
-        # What was not rejected is good for some minutes more, and nobody waits for the next.
+        # Credentials that were not rejected are still valid for some minutes, so this request does not wait for new ones.
         return self._last()
 
     def _last(self) -> str:
@@ -159,13 +163,13 @@ class Kubeconfig(Credentials):
             self.token_file.rejected()
 
     def _renew(self) -> _Loaded:
-        """In a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
+        """Runs in a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
         loaded = self._loaded
         try:
             if loaded is None or self._stale or _content(self._paths) != loaded.content:
                 return self._choose().load()
             if self._source and loaded.configuration.refresh_api_key_hook:
-                with _Overheard():
+                with _CapturedLog():
                     loaded.configuration.refresh_api_key_hook(loaded.configuration)
                 return _Loaded(_header(loaded.configuration), loaded.files, loaded.configuration, loaded.content)
             return loaded
@@ -191,7 +195,7 @@ class Kubeconfig(Credentials):
 
 
 class _Chosen:
-    """A context with its cluster and user, checked as far as that goes without running anything."""
+    """A context with its cluster and user, checked as far as possible without running a program."""
 
     def __init__(self, paths: str, context: str, where: str) -> None:
         self.loader: Any = _loader()
@@ -218,14 +222,14 @@ class _Chosen:
     def _named(self, config: Any, group: str, kind: str, name: str) -> Any:
         found = config[group].get_with_name(name, safe=True) if config.safe_get(group) else None
         if found is None:
-            there = ", ".join(sorted(str(n["name"]) for n in config.safe_get(group) or [])) or "none"
-            raise SettingsError(f"{self.where} has no {kind} {name!r} in {group} (there: {printable(there)})")
+            known = ", ".join(sorted(str(n["name"]) for n in config.safe_get(group) or [])) or "none"
+            raise SettingsError(f"{self.where} has no {kind} {name!r} in {group} (there: {printable(known)})")
         if found.safe_get(kind) is None:
             found.value[kind] = {}
         return found[kind]
 
     def _field(self, node: Any, name: str) -> str:
-        """For messages."""
+        """The field's full name, for messages."""
         kind, named = ("cluster", self.cluster_name) if node is self.cluster else ("user", self.user_name)
         return f"{self.where}: {name} of {kind} {named!r}"
 
@@ -242,7 +246,7 @@ class _Chosen:
         return parse_proxy(str(url), self._field(self.cluster, "proxy-url")) if url else None
 
     def _slow_source(self) -> str:
-        """What runs a program or asks a server for the credentials; empty where they are in the file."""
+        """Describes the program or server that provides the credentials; empty if they are in the file."""
         if self.user is None or self.token_file:
             return ""
         if self.user.safe_get("auth-provider"):
@@ -256,13 +260,13 @@ class _Chosen:
         return Path(node.path or ".").absolute().parent / str(value) if value else None
 
     def _checked_files(self) -> TlsFiles:
-        """Raises :class:`SettingsError` with the field that is no certificate."""
+        """Raises :class:`SettingsError` with the field that is not a valid certificate."""
         if not self.server.startswith("https:"):
             return TlsFiles()
         self._check(self.cluster, "certificate-authority")
         for name in ("client-certificate", "client-key"):
             self._check(self.user, name)
-        # Without what would run a program.
+        # Leave out the fields that would run a program.
         configuration = self._configuration(
             ("client-certificate", "client-certificate-data", "client-key", "client-key-data")
         )
@@ -293,7 +297,7 @@ class _Chosen:
                 raise SettingsError(f"{self._field(node, name)} cannot be read: {describe(e)}") from None
 
     def _configuration(self, fields: tuple[str, ...] | None) -> Any:
-        """The loader's answer; ``fields`` are those of the user that it may see, None for all but the token file's path."""
+        """Returns the loader's configuration. ``fields`` are the user fields it may see; None for all that the token file permits."""
         node, context = self.loader.ConfigNode, {"cluster": self.cluster_name}
         view: dict[str, Any] = {"current-context": "here", "clusters": self.merged.config.value["clusters"]}
         if self.user is not None:
@@ -323,24 +327,24 @@ class _Chosen:
         return TlsFiles(ca, cert, key, bool(configuration.verify_ssl), configuration.tls_server_name or "")
 
     def load(self) -> _Loaded:
-        """With credentials: may run programs and ask servers. Raises :class:`ApiError` and whatever the loader raises."""
-        with _Overheard() as heard:
+        """Loads with credentials; may run programs and send requests. Raises :class:`ApiError` and the loader's own exceptions."""
+        with _CapturedLog() as captured:
             configuration = self._configuration(None)
         header, files = _header(configuration), self._files(configuration)
         if self.source and not header and not files.cert:
-            raise ApiError(f"{self.where}: {self.source} gave no credentials: {heard.text or 'it said nothing'}")
+            raise ApiError(f"{self.where}: {self.source} gave no credentials: {captured.text or 'it logged no reason'}")
         return _Loaded(header, files, configuration, self.content)
 
 
-class _Overheard(logging.Handler):
-    """The loader logs why an exec plugin failed and goes on without it: that is our error's text, and no line of a log."""
+class _CapturedLog(logging.Handler):
+    """Captures the loader's log lines in this thread: it only logs why an exec plugin failed, and the error needs that text."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
         self._lines: list[str] = []
 
-    def __enter__(self) -> _Overheard:
+    def __enter__(self) -> _CapturedLog:
         root = logging.getLogger()
         root.addHandler(self)
         root.addFilter(self)
@@ -358,7 +362,7 @@ class _Overheard(logging.Handler):
         return False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Others' lines go to the others' handlers."""
+        """Does nothing: :meth:`filter` takes this thread's lines, and other handlers write the lines of other threads."""
 
     @property
     def text(self) -> str:
@@ -368,20 +372,20 @@ class _Overheard(logging.Handler):
 def _header(configuration: Any) -> str:
     header = str(configuration.api_key.get("BearerToken") or "").strip()
     if header and not _HEADER.fullmatch(header):
-        raise ApiError("the token of the kubeconfig's user holds characters that no token has")
+        raise ApiError("the token of the kubeconfig's user contains characters that no token has")
     return header
 
 
 def _content(paths: str) -> tuple[bytes, ...]:
     found = []
-    for name in paths.split(":"):  # as the loader does
+    for name in paths.split(":"):  # as in the loader
         with contextlib.suppress(FileNotFoundError):
             found.append(at_home(name).read_bytes() if name else b"")
     return tuple(found)
 
 
 def _in_thread(work: Callable[[], _Loaded], name: str) -> asyncio.Future[_Loaded]:
-    """Runs ``work`` in a thread that holds up nobody's end, unlike those of an executor."""
+    """Runs ``work`` in a daemon thread, which does not delay the end of the process, unlike an executor's thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Loaded] = loop.create_future()
 
@@ -399,7 +403,7 @@ def _in_thread(work: Callable[[], _Loaded], name: str) -> asyncio.Future[_Loaded
             result = work()
         except Exception as e:
             fault = e
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so no caller waits
             loop.call_soon_threadsafe(settle, result, fault)
 
     threading.Thread(target=run, name=name, daemon=True).start()

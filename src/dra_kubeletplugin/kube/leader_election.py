@@ -1,12 +1,12 @@
-"""Leader election by a Lease of coordination.k8s.io: of several replicas one leads, and stops before another begins.
+"""Leader election with a Lease of coordination.k8s.io: one of several replicas leads, and it stops before another one starts.
 
-The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a lease has expired when the
-record has not changed for its duration on our own clock since we first saw it so. Every write names the resource version that
-was read, so of two that take an expired lease one fails. Who cannot renew within ``renew_deadline`` leads no more, and the
-lease lasts longer than that, so that work can end before the next leader begins.
+The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a lease has expired when
+its record did not change for its duration, measured on the local clock. Every write names the resource version that was read,
+so only one of two candidates for an expired lease succeeds. A leader that cannot renew within ``renew_deadline`` stops leading.
+The lease lasts longer than that, so that work can end before the next leader starts.
 
-A lease that somebody deletes is made again by its holder; who saw it held waits for its end as if it were there. (Only a replica
-that starts between the deletion and the holder's next renewal knows of no holder.)
+If a lease is deleted, its holder creates it again. A candidate that saw the holder waits until the deleted lease would have
+expired. Only a replica that starts between the deletion and the holder's next renewal does not know of a holder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .resource import LEASES
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_JITTER = 1.2  # the most of a retry period that a candidate adds to it, as client-go does
-_RELEASE = 3.0  # seconds for giving the lease back
+_JITTER = 1.2  # maximum jitter of a candidate, as a factor of the retry period, as in client-go
+_RELEASE = 3.0  # seconds to release the lease
 
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Seconds; those of Kubernetes' own controllers by default.
+    """Periods in seconds; the defaults are those of Kubernetes' own controllers.
 
-    Raises :class:`SettingsError` where two could lead at once.
+    Raises :class:`SettingsError` if two replicas could lead at the same time.
     """
 
-    duration: float = 15.0  # others wait for this long after the last sign of life
-    renew_deadline: float = 10.0  # who has not renewed for this long leads no more
+    duration: float = 15.0  # other replicas wait this long after the last renewal
+    renew_deadline: float = 10.0  # a leader that has not renewed for this long stops leading
     retry: float = 2.0
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class LeaseTimes:
 
     @property
     def slack(self) -> float:
-        """Seconds between the end of one leader and the earliest beginning of the next."""
+        """Seconds between the end of one leader and the earliest start of the next."""
         return self.duration - self.renew_deadline
 
 
@@ -67,20 +67,20 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 def since_boot() -> float:
-    """Seconds that nobody sets back. Source: clock_gettime(2)."""
+    """Seconds of a clock that cannot be set back. Source: clock_gettime(2)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderElector:
     """Takes part in the election for one Lease.
 
-    ``leader`` is set while this process leads, ``lost`` once it has led and does so no more: it is not set back, because what a
-    leader began (a thread in a vendor's library) may still run, and only a new process is sure to be without it.
-    ``holder`` is who led when the record was last seen; ``fault`` is why the election cannot take place now.
+    ``leader`` is set while this process leads, and ``lost`` once it has stopped leading. ``lost`` is never cleared, because work of
+    the leader (a thread in a vendor's library) may still run, and only a new process is certainly free of it.
+    ``holder`` is the leader according to the last record seen. ``fault`` is why the election cannot take place now.
 
     Args:
-        identity: of this process, unique in the cluster.
-        clock: seconds that only ever pass, also while the machine sleeps: others take the lease meanwhile.
+        identity: identity of this process, unique in the cluster.
+        clock: monotonic seconds that also count while the machine sleeps, when other replicas can take the lease.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class LeaderElector:
         self._clock = clock
         self._lease: JSON | None = None  # as last seen
         self._record: _Spec | None = None
-        self._seen_at = 0.0  # when the record last changed, on our clock
-        self._renewed_at = 0.0  # when the last successful renewal was sent
+        self._seen_at = 0.0  # local time when the record last changed
+        self._renewed_at = 0.0  # local time when the last successful renewal was sent
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads now. Unlike ``leader``, false at once in a process that was frozen past its deadline."""
-        return self.leader.is_set() and self._left() > 0
+        """Whether this process leads now. Unlike ``leader``, it is false at once in a process that was frozen past its deadline."""
+        return self.leader.is_set() and self._remaining() > 0
 
     async def run(self) -> None:
-        """Becomes leader sooner or later, then renews, and returns when it leads no more."""
+        """Waits until it becomes leader, then renews the lease, and returns when it no longer leads."""
         while True:
             if await self._attempt(self.times.renew_deadline):
                 break
@@ -127,27 +127,29 @@ class LeaderElector:
             self.lost.set()
 
     async def release(self) -> None:
-        """Gives the lease back, so that another need not wait for its end. To be called when all work has ended."""
-        if self.holder != self.identity or self._left() <= 0:
+        """Releases the lease, so that the next leader need not wait for its expiry. Call it when all work has ended."""
+        if self.holder != self.identity or self._remaining() <= 0:
             return
-        with contextlib.suppress(ApiError, TimeoutError, msgspec.ValidationError):  # it ends by itself
+        with contextlib.suppress(
+            ApiError, TimeoutError, msgspec.ValidationError
+        ):  # the lease expires without a release
             async with asyncio.timeout(_RELEASE):
-                while not await self._given_back():
+                while not await self._release_once():
                     pass
 
-    async def _given_back(self) -> bool:
-        """Read anew: a renewal whose answer was cut off has arrived, or arrives now; False where it came between."""
+    async def _release_once(self) -> bool:
+        """Reads the lease again, because a renewal without a response may have been stored. Returns False if such a renewal conflicts."""
         found = await self._read()
         if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
             return True
-        given = {
+        released = {
             "holderIdentity": "",
             "leaseDurationSeconds": 1,
             "renewTime": now_exactly(),
             "acquireTime": now_exactly(),
         }
         try:
-            self._see(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **given}}))
+            self._store(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **released}}))
         except ApiError as e:
             if e.status == 409:
                 return False
@@ -157,23 +159,23 @@ class LeaderElector:
 
     # --- one attempt ----------------------------------------------------------------------------
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         """Seconds for which this process may still lead."""
         return self._renewed_at + self.times.renew_deadline - self._clock()
 
     async def _renew(self) -> None:
-        while (left := self._left()) > 0:
-            if await self._attempt(left):
+        while (remaining := self._remaining()) > 0:
+            if await self._attempt(remaining):
                 await asyncio.sleep(min(self.times.retry, self.times.renew_deadline))
             elif self.holder != self.identity:
-                log.error("lease %s/%s was taken by %s", self.namespace, self.name, self.holder or "nobody")
+                log.error("lease %s/%s was taken by %s", self.namespace, self.name, self.holder or "an unknown holder")
                 return
             else:
-                await asyncio.sleep(max(0.0, min(self.times.retry, self._left())))
+                await asyncio.sleep(max(0.0, min(self.times.retry, self._remaining())))
         log.error("lease %s/%s could not be renewed for %gs", self.namespace, self.name, self.times.renew_deadline)
 
     async def _attempt(self, limit: float) -> bool:
-        """Whether the lease is ours after one try of at most ``limit`` seconds. No fault from outside is raised."""
+        """Tries once, for at most ``limit`` seconds. Returns whether this process holds the lease; external failures are not raised."""
         try:
             async with asyncio.timeout(limit):
                 try:
@@ -181,14 +183,14 @@ class LeaderElector:
                 except ApiError as e:
                     if e.status not in {404, 409} or self._lease is None or not self.leader.is_set():
                         raise
-                    # While we lead somebody deleted it, or wrote: what is there now decides, and at once.
+                    # The lease was deleted or changed while this process leads: read it and decide at once.
                     self._lease = None
                     held = await self._acquire_or_renew()
         except TimeoutError:
             return self._failed(f"no answer within {limit:.1f}s")
         except ApiError as e:
             if e.status in {404, 409}:
-                self._lease = None  # gone, or another was quicker: read again
+                self._lease = None  # deleted, or another candidate was faster: read it again
             return False if e.status == 409 else self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
             return self._failed(f"lease {self.namespace}/{self.name} is no Lease: {describe(e)}")
@@ -204,23 +206,23 @@ class LeaderElector:
 
     async def _acquire_or_renew(self) -> bool:
         sent = self._clock()
-        ours = self._lease is not None and self.holder == self.identity
-        if not ours:
+        is_held = self._lease is not None and self.holder == self.identity
+        if not is_held:
             found = await self._read()
             if found is None:
                 if self.holder and self.holder != self.identity and not self._expired():
                     return False
-                made: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": self._spec(None)}
-                made["metadata"] = {"name": self.name, "namespace": self.namespace}
-                self._see(await self.client.create(LEASES, made))
+                new_lease: JSON = {"apiVersion": LEASES.api_version, "kind": "Lease", "spec": self._spec(None)}
+                new_lease["metadata"] = {"name": self.name, "namespace": self.namespace}
+                self._store(await self.client.create(LEASES, new_lease))
                 self._renewed_at = sent
                 return True
-            self._see(found)
+            self._store(found)
             if self.holder and self.holder != self.identity and not self._expired():
                 return False
         assert self._lease is not None
         spec = {**(self._lease.get("spec") or {}), **self._spec(self._lease)}
-        self._see(await self.client.update(LEASES, {**self._lease, "spec": spec}))
+        self._store(await self.client.update(LEASES, {**self._lease, "spec": spec}))
         self._renewed_at = sent
         return True
 
@@ -232,8 +234,8 @@ class LeaderElector:
                 return None
             raise
 
-    def _see(self, lease: JSON) -> None:
-        """Raises ``msgspec.ValidationError`` for what is no Lease."""
+    def _store(self, lease: JSON) -> None:
+        """Stores the lease as last seen. Raises ``msgspec.ValidationError`` for an object that is not a Lease."""
         spec = msgspec.convert(lease.get("spec") or {}, _Spec)
         if spec != self._record:
             self._record, self._seen_at = spec, self._clock()
@@ -245,17 +247,17 @@ class LeaderElector:
 
     def _spec(self, before: JSON | None) -> JSON:
         old = msgspec.convert((before or {}).get("spec") or {}, _Spec)
-        kept = old.holder_identity == self.identity
-        taken = before is not None and not kept
+        was_held = old.holder_identity == self.identity
+        was_taken = before is not None and not was_held
         return {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": math.ceil(self.times.duration),
-            "acquireTime": (old.acquire_time if kept else None) or now_exactly(),
+            "acquireTime": (old.acquire_time if was_held else None) or now_exactly(),
             "renewTime": now_exactly(),
-            "leaseTransitions": (old.lease_transitions or 0) + int(taken),
+            "leaseTransitions": (old.lease_transitions or 0) + int(was_taken),
         }
 
 
 def now_exactly() -> str:
-    """As a ``MicroTime`` is written."""
+    """The current time in the format of ``MicroTime``."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""A whole list, read in pages."""
+"""Reads a whole list in pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resource import Resource
 
 JSON = dict[str, Any]
 T = TypeVar("T")
-PAGE = 500  # objects, as kubectl has it
+PAGE = 500  # objects, as in kubectl
 _EXPIRED = 410
 
 
@@ -28,12 +28,12 @@ async def read_all(
     limit: int = PAGE,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[T]:
-    """What ``take`` makes of each object; from the start once more where the list grew too old between two pages.
+    """Reads all objects and returns the results of ``take``. Starts again once if the list expired between two pages.
 
     Args:
-        progress: hears after each page how many objects were read.
+        progress: called after each page with the number of objects read.
 
-    Raises :class:`ApiError`, and what ``take`` raises.
+    Raises :class:`ApiError`, and exceptions of ``take``.
     """
     for attempt in range(2):
         out: list[T] = []
@@ -53,9 +53,9 @@ async def read_all(
 
 
 def as_json(item: msgspec.Raw) -> JSON:
-    """The object itself.
+    """Decodes the whole object.
 
-    Raises :class:`ApiError` for what is no JSON object: a page's items are checked as far as their metadata alone.
+    Raises :class:`ApiError` if it is not a JSON object: :meth:`KubeClient.page` checks only the metadata of items.
     """
     try:
         decoded: JSON = from_json(item, dict[str, Any])

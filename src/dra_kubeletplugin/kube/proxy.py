@@ -1,4 +1,4 @@
-"""Which proxy leads to a server: from a kubeconfig, or from HTTPS_PROXY and NO_PROXY as Go's clients read them."""
+"""Finds the proxy for a server: from a kubeconfig, or from HTTPS_PROXY and NO_PROXY as Go's clients read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import SettingsError
 
 @dataclass(frozen=True)
 class Proxy:
-    """An HTTP proxy that makes tunnels (CONNECT). ``authorization`` is a header's value; empty for none."""
+    """An HTTP proxy that opens tunnels (CONNECT). ``authorization`` is the value of the Proxy-Authorization header; empty for none."""
 
     host: str
     port: int
@@ -21,7 +21,7 @@ class Proxy:
 
 
 def parse_proxy(url: str, where: str) -> Proxy:
-    """Raises :class:`SettingsError`; ``where`` names the option that holds ``url``."""
+    """Parses a proxy's URL. Raises :class:`SettingsError`; ``where`` names the option that contains ``url``."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or 80
@@ -39,9 +39,9 @@ def parse_proxy(url: str, where: str) -> Proxy:
 
 
 def proxy_of(environment: Mapping[str, str], scheme: str, host: str, port: int) -> Proxy | None:
-    """The proxy that the environment names for a server; none for this machine itself.
+    """Returns the proxy that the environment names for a server; None for loopback addresses.
 
-    Raises :class:`SettingsError` for a proxy that cannot be used.
+    Raises :class:`SettingsError` for an unusable proxy.
     """
     name = f"{scheme}_proxy"
     found = next((n for n in (name.upper(), name) if environment.get(n)), "")

@@ -1,7 +1,7 @@
-"""List and watch: what happens to some objects, followed through everything that can go wrong.
+"""Lists and watches the objects of one resource, and recovers from every failure of server and connection.
 
-Lists again after 410, and after errors with growing pauses; resumes from the last bookmark when a connection ends. The version
-of resource.k8s.io is asked for anew before each watch, so that a server that was upgraded is followed at once.
+Lists again after a 410, and after other errors with increasing pauses. Resumes from the last bookmark when a connection ends.
+The version of resource.k8s.io is discovered again before each watch, so that an upgraded server is followed at once.
 Source: the API concepts page of Kubernetes, "Efficient detection of changes".
 """
 
@@ -28,20 +28,20 @@ from .resource import Resource
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 PAGE = 500  # objects, as kubectl requests
-WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below any proxy's five minutes
-# A watch that says nothing for so long is begun again. The server sends a bookmark about every minute, so a quiet one lives on;
-# where there are no bookmarks this costs a request every 75 s. A peer that vanished is noticed by TCP after 30 s; this is for
-# one that is there and passes nothing on.
+WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below a proxy's five minutes
+# A watch that is silent for this long is started again. The server sends a bookmark about every minute, so an idle watch
+# lives on. Without bookmarks this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s; this limit
+# is for a peer that is connected but forwards no data.
 SILENCE = 75.0
 _MAX_PAUSE = 30.0
-_SPREAD = 1.0  # seconds over which those come back whose watches were cut at once
-_RELIST = 3  # failures in a row after which objects are listed again, whatever they were
-_SHORT = 5.0  # a watch that ends sooner than this is not healthy
+_SPREAD = 1.0  # seconds over which reconnects are spread when many watches are cut at once
+_RELIST = 3  # consecutive failures of any kind after which objects are listed again
+_SHORT = 5.0  # a watch that ends sooner than this counts as a failure
 
 
 @dataclass(frozen=True)
 class Event:
-    """``SYNCED`` after a list, with no object; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
+    """``SYNCED`` without an object after a list; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
 
     Without ``copies``, ``object`` has only name, UID and resource version, and ``encoded`` is the whole object as JSON. It refers to the
     response that contains it: copy its bytes to keep them. A deletion that the reflector finds by listing has, without ``copies``, only
@@ -54,19 +54,18 @@ class Event:
 
 
 class Reflector:
-    """Follows the objects that fit the selectors.
+    """Follows the objects that match the selectors.
 
-    ``items`` is the copy, by UID. ``heard`` is the time (``time.monotonic()``) at which the server last said something, 0 for
-    never; ``fault`` is why it is not followed now, empty while it is, and ``fault_status`` the server's status with it (0: it did
-    not answer), ``fault_of_list`` whether it could not even be listed.
+    ``items`` is the local copy, by UID. ``heard`` is the time (``time.monotonic()``) of the server's last message, 0 for never.
+    ``fault`` is why the resource is not followed now, empty while it is. ``fault_status`` is the server's status for that fault,
+    0 if it did not respond. ``fault_of_list`` is whether even the list failed.
 
     Args:
-        resource: the plural of a resource of resource.k8s.io, in whatever version the server has; or a Resource in one version.
-        copies: whether objects are decoded whole and ``items`` is kept.
+        resource: the plural of a resource of resource.k8s.io, in any version that the server has; or a Resource in one version.
+        copies: whether whole objects are decoded and ``items`` is kept.
         page: objects in one response to a list. A response is decoded in one step: choose fewer where users choose the objects' size.
-        silence: seconds without a line after which a watch is begun again.
-        cut: called when a watch is open again after one that did not end by itself: who answers now may be another server, or
-            the same in another version.
+        silence: seconds without a line after which a watch is started again.
+        cut: called when a watch is open again after an abnormal end: the server may have been replaced or upgraded.
     """
 
     def __init__(
@@ -98,16 +97,16 @@ class Reflector:
         self._discovered = isinstance(resource, str)
         self._resource = None if isinstance(resource, str) else resource
         self._known: dict[str, str] = {}  # UID → resource version
-        self._seconds = WATCH_SECONDS  # for which the watch was asked
-        self._position = ""  # the resource version from which to watch; empty for: list first
+        self._seconds = WATCH_SECONDS  # timeout that was requested for the watch
+        self._position = ""  # the resource version from which to watch; empty to list first
 
     @property
     def resource(self) -> Resource | None:
-        """In the version that is followed; None before the server said which it has."""
+        """The resource in the followed version; None until the server's version is known."""
         return self._resource
 
     async def events(self) -> AsyncIterator[Event]:
-        """Never ends. Errors are logged and retried; changes that a list finds come as events before its ``SYNCED``."""
+        """Yields events and never ends. Errors are logged and retried. Changes found by a list precede its ``SYNCED`` event."""
         failures, broken = 0, False
         while True:
             started = math.inf
@@ -137,14 +136,16 @@ class Reflector:
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:
-                    self._position = ""  # 410 among others, or an event that cannot be read and would come again
+                    self._position = (
+                        ""  # a 410 among others, or an event that cannot be decoded and would be sent again
+                    )
             if pause := self._pause(failures, time.monotonic() - started):
                 await asyncio.sleep(pause)
 
     def _pause(self, failures: int, lasted: float) -> float:
-        """Seconds until the next try, after a watch that ``lasted`` so long."""
+        """Seconds until the next attempt, after a watch that ``lasted`` so many seconds."""
         pause = min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
-        # A server that goes ends the watches of a whole fleet at once: they do not come back at once.
+        # A stopping server ends the watches of all nodes at once. The random pause spreads their reconnects.
         cut = _SHORT <= lasted < self._seconds - 1
         return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
@@ -152,7 +153,7 @@ class Reflector:
         self.heard, self.fault = time.monotonic(), ""
 
     async def _find(self) -> Resource:
-        """The resource in the version of now. A server that cannot say it is taken to be as before."""
+        """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept."""
         before = self._resource
         if before is not None and not self._discovered:
             return before
@@ -169,7 +170,7 @@ class Reflector:
         return found
 
     def _opened(self, resource: Resource) -> contextlib.AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        # A fleet that began at once does not begin anew at once.
+        # Random durations, so that the watches of nodes that started together do not all end together.
         self._seconds = int(WATCH_SECONDS * random.uniform(0.7, 1.0))
         query = {
             "watch": "true",
@@ -205,7 +206,7 @@ class Reflector:
         self._alive()
 
     async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
-        """Items, the list's resource version, and where it goes on."""
+        """Returns the items, the list's resource version, and the continue token."""
         ask = self.client.list if self._copies else self.client.page
         fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
         page = await ask(resource, self.namespace, fields=fields, labels=labels, limit=self._limit, cont=cont)

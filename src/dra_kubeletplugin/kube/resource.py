@@ -1,4 +1,4 @@
-"""What the API server is asked for: a kind of object in one version, and those kinds that more than one room asks for."""
+"""A resource of the API in one version and its paths; constants for resources that several packages use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from ..resourceapi.conversion import GROUP
 
-_UNQUOTED = re.compile("[a-z0-9.-]+")  # what names are made of
+_UNQUOTED = re.compile("[a-z0-9.-]+")  # the characters of valid names
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
 SECRETS = Resource("", "v1", "secrets", namespaced=True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 
-# As resource.k8s.io/v1 has them; which version a server is asked in, its client finds out (KubeClient.dra).
+# In version resource.k8s.io/v1. KubeClient.dra finds the version to use with a server.
 CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
 CLASSES = Resource(GROUP, "v1", "deviceclasses")

@@ -1,4 +1,4 @@
-"""Whom we believe and how we prove who we are in TLS: contexts made from certificates that are replaced while we run."""
+"""TLS contexts for the API server, created again when the certificate files change."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from ..errors import ApiError, printable
 
 log = logging.getLogger(__name__)
-RECHECK = 60.0  # seconds after which files that rotate are looked at again
+RECHECK = 60.0  # seconds between checks of files that rotate
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where certificates are read from.
+    """Paths of the certificates.
 
     Args:
-        ca: PEM certificates of those who may sign the server's; None for the system's.
-        cert: our own certificate in PEM, with ``key``; None for none.
-        verify: whether the server's certificate is verified at all.
-        server_name: the name that the server's certificate must have; empty for the host of the URL.
+        ca: PEM certificates that may sign the server's certificate; None for the system's.
+        cert: client certificate in PEM, with ``key``; None for none.
+        verify: whether the server's certificate is verified.
+        server_name: the name that the server's certificate must have; empty for the URL's host.
     """
 
     ca: Path | None = None
@@ -32,7 +32,7 @@ class TlsFiles:
     server_name: str = ""
 
     def read(self) -> tuple[bytes | None, ...]:
-        """The content of CA, certificate and key.
+        """Returns the contents of CA, certificate and key.
 
         Raises ``OSError``.
         """
@@ -40,7 +40,7 @@ class TlsFiles:
 
 
 class Tls:
-    """Gives the context for a new connection; it is made again once the files' content has changed."""
+    """Provides the context for a new connection; creates it again when the content of the files has changed."""
 
     def __init__(self, files: TlsFiles | None = None) -> None:
         self._files = files or TlsFiles()
@@ -53,20 +53,20 @@ class Tls:
         return self._files.server_name
 
     def use(self, files: TlsFiles) -> None:
-        """Reads from other files from now on."""
+        """Uses other files from now on."""
         if files != self._files:
             self._files = files
             self.rejected()
 
     def rejected(self) -> None:
-        """The server or we refused a certificate: the files are read again before the next connection."""
+        """Called after either side rejected a certificate: the files are read again before the next connection."""
         self._checked = 0.0
 
     def context(self) -> ssl.SSLContext:
-        """The context for a connection that is made now.
+        """Returns the context for a new connection.
 
-        Raises :class:`ApiError` where there is none yet and the files make none; later faults are logged, and what was good
-        stays in use.
+        Raises :class:`ApiError` if there is no context yet and the files are invalid. Later faults are logged, and the last good
+        context stays in use.
         """
         if self._context is not None and self._checked and time.monotonic() - self._checked < RECHECK:
             return self._context
@@ -85,23 +85,25 @@ class Tls:
 
 
 def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLContext:
-    """Strict as Go's clients are: chain, host name and TLS 1.2, and no more.
+    """Creates a context as strict as Go's clients: certificate chain, host name and TLS 1.2.
 
     Raises ``OSError`` (``ssl.SSLError`` is one) or ``ValueError``.
     """
     ca = content[0]
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without VERIFY_X509_STRICT, which many clusters' certificates fail
+    tls = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_CLIENT
+    )  # without VERIFY_X509_STRICT, which the certificates of many clusters fail
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what the CA file holds is trusted, intermediates too
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # every certificate in the CA file is trusted, also intermediates
     tls.set_alpn_protocols(["http/1.1"])
     if not files.verify:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     elif ca is None:
-        tls.load_default_certs()  # costs MiBs, so only where no CA is named
+        tls.load_default_certs()  # costs MiBs, so only if no CA is named
     else:
         tls.load_verify_locations(cadata=ca.decode("ascii", errors="ignore"))
     if files.cert and files.key:
-        # By name, as the ssl module wants it; a password is never asked for on a terminal.
+        # The ssl module needs paths. The empty password prevents a prompt on a terminal.
         tls.load_cert_chain(files.cert, files.key, password=lambda: "")
     return tls

@@ -1,4 +1,4 @@
-"""Connections to one server: a few for requests, kept and handed on in order, and one of its own for each watch."""
+"""Connections to one server: a small pool for requests, and a separate connection for each watch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .http1 import HttpResponse, MalformedResponseError, header_block
 from .proxy import Proxy
 from .tls import Tls
 
-CONNECTIONS = 8  # in flight; more make the API server no faster and cost a TLS handshake each
-_SAFE = {"GET", "HEAD"}  # may be sent again
+CONNECTIONS = 8  # concurrent requests; more do not make the API server faster and cost a TLS handshake each
+_SAFE = {"GET", "HEAD"}  # methods that may be sent again
 _CLOSING = 1.0  # seconds that a connection may take to close in order
 
 
 class Transport:
-    """Sends requests to ``server``, a URL. Safe to use from many tasks of one loop.
+    """Sends requests to ``server``, a URL. Safe to use from many tasks of one event loop.
 
     Args:
-        tls: gives the context of new connections; used for https only.
-        proxy: leads to the server; None for a direct way.
-        connections: the most requests in flight; others wait in order. Streams are not counted.
-        idle_seconds: after which an unused connection is closed; one is kept for ever.
-        max_body: bytes of an answer above which it is refused.
+        tls: provides the context of new connections; used for https only.
+        proxy: the proxy to use; None for a direct connection.
+        connections: maximum number of concurrent requests; further requests wait in order. Streams are not counted.
+        idle_seconds: seconds after which an unused connection is closed; the last one is kept open.
+        max_body: maximum bytes of a response.
 
-    Raises :class:`SettingsError` where ``server`` is no URL.
+    Raises :class:`SettingsError` if ``server`` is not a URL.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Transport:
         self._limit = connections
         self._idle_seconds = idle_seconds
         self._max_body = max_body
-        self._open = 0  # slots taken: connections in use, idle or being made
-        self._idle: deque[Connection] = deque()  # the last used one is last, and used next
+        self._open = 0  # slots taken: connections in use, idle or being opened
+        self._idle: deque[Connection] = deque()  # the most recently used one is last and is used next
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
         self._all: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self._authority = f"{shown}:{self._port}"
-        self._known: tuple[Mapping[str, str], bytes] | None = None
+        self._encoded: tuple[Mapping[str, str], bytes] | None = None
 
     async def close(self) -> None:
-        """Closes what is open, in order where the peer answers within a second."""
+        """Closes all connections, in order if the peer responds within a second."""
         if self._sweep:
             self._sweep.cancel()
         connections = list(self._all)
@@ -76,7 +76,7 @@ class Transport:
 
     @property
     def load(self) -> str:
-        """For messages: how many requests are in flight and wait."""
+        """For messages: how many connections are in use and how many requests wait."""
         return (
             f"{self._open - len(self._idle)} of {self._limit} connections in use, {len(self._waiting)} requests waiting"
         )
@@ -84,10 +84,10 @@ class Transport:
     # --- requests ---------------------------------------------------------------------------------
 
     async def request(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
-        """One request and its whole answer. It waits as long as it takes: bound it with a timeout.
+        """Sends a request and returns the whole response. It has no time limit: the caller must set one.
 
-        A request that a kept connection did not answer at all is sent again if it is a GET. Raises ``OSError``,
-        :class:`MalformedResponseError`, ``ValueError`` for what is no request, and what the TLS files raise.
+        A GET that got no response on a reused connection is sent again. Raises ``OSError``, :class:`MalformedResponseError`,
+        ``ValueError`` for an invalid request, and errors of the TLS files.
         """
         block = self._block(headers)
         while True:
@@ -95,19 +95,19 @@ class Transport:
             try:
                 return await connection.request(method, self._prefix + target, block, body)
             except (OSError, MalformedResponseError):
-                self.forget_idle()  # closed by the server for the same reason, most likely
+                self.forget_idle()  # the server most likely closed the other idle connections too
                 if not (kept and method in _SAFE and not connection.heard):
                     raise
             except asyncio.CancelledError:
                 if not connection.heard:
-                    self.forget_idle()  # no answer in time: the others may lead to the same void
+                    self.forget_idle()  # no response in time: the other idle connections may be dead too
                 raise
             finally:
                 self._release(connection)
 
     @contextlib.asynccontextmanager
     async def stream(self, target: str, headers: Mapping[str, str]) -> AsyncIterator[tuple[HttpResponse, Lines]]:
-        """A GET whose answer is read line by line, on a connection of its own. Raises as :meth:`request`, outside its body."""
+        """Sends a GET whose response is read line by line, on its own connection. Raises as :meth:`request`, except in the body."""
         connection = await self._connect()
         try:
             yield await connection.stream(self._prefix + target, self._block(headers))
@@ -115,25 +115,25 @@ class Transport:
             connection.abort()
 
     def forget_idle(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Closes all idle connections."""
         while self._idle:
             self._drop(self._idle.pop())
 
     def _block(self, headers: Mapping[str, str]) -> bytes:
-        """Raises ``ValueError`` for text that fits in no header."""
-        if self._known is None or self._known[0] is not headers:  # mostly the same object, so it is checked once
-            self._known = headers, header_block({"Host": self._authority, **headers})
-        return self._known[1]
+        """Encodes the headers. Raises ``ValueError`` for text that is invalid in a header."""
+        if self._encoded is None or self._encoded[0] is not headers:  # usually the same object, so it is checked once
+            self._encoded = headers, header_block({"Host": self._authority, **headers})
+        return self._encoded[1]
 
     # --- connections ------------------------------------------------------------------------------
 
     async def _acquire(self) -> tuple[Connection, bool]:
-        """A connection, and whether it has carried requests before."""
+        """Returns a connection, and whether it has carried requests before."""
         while self._idle:
             connection = self._idle.pop()
             try:
                 if connection.usable() and connection.unread():
-                    await asyncio.sleep(0)  # the loop reads it: an end, or a TLS ticket
+                    await asyncio.sleep(0)  # the event loop reads it: the end of the connection or a TLS ticket
                 if connection.usable() and not connection.unread():
                     return connection, True
             except asyncio.CancelledError:
@@ -141,9 +141,9 @@ class Transport:
                 raise
             self._drop(connection)
         if self._open >= self._limit:
-            handed = await self._wait()
-            if handed is not None:
-                return handed, True
+            released = await self._wait()
+            if released is not None:
+                return released, True
         else:
             self._open += 1
         try:
@@ -153,29 +153,29 @@ class Transport:
             raise
 
     async def _wait(self) -> Connection | None:
-        """The connection of a request that ended; None for the right to make one."""
-        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        """Returns the connection of a finished request; None for a free slot in which to open one."""
+        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                handed = turn.result()
-                if handed is None:
+            if waiter.done() and not waiter.cancelled():
+                released = waiter.result()
+                if released is None:
                     self._free_slot()
                 else:
-                    self._release(handed)
+                    self._release(released)
             else:
-                with contextlib.suppress(ValueError):  # passed over already
-                    self._waiting.remove(turn)
+                with contextlib.suppress(ValueError):  # already skipped
+                    self._waiting.remove(waiter)
             raise
 
     def _release(self, connection: Connection) -> None:
-        """To who waits longest, else kept."""
+        """Hands the connection to the request that waits longest, or keeps it idle."""
         if not connection.usable():
             self._drop(connection)
-        elif turn := self._next():
-            turn.set_result(connection)
+        elif waiter := self._next_waiter():
+            waiter.set_result(connection)
         else:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
@@ -187,16 +187,16 @@ class Transport:
         self._free_slot()
 
     def _free_slot(self) -> None:
-        if turn := self._next():
-            turn.set_result(None)
+        if waiter := self._next_waiter():
+            waiter.set_result(None)
         else:
             self._open -= 1
 
-    def _next(self) -> asyncio.Future[Connection | None] | None:
+    def _next_waiter(self) -> asyncio.Future[Connection | None] | None:
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                return turn
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                return waiter
         return None
 
     def _close_unused(self) -> None:
@@ -217,7 +217,7 @@ class Transport:
 
     async def _connect(self) -> Connection:
         try:
-            connection = await self._secured()
+            connection = await self._open_connection()
         except ssl.SSLError:
             if self._tls is None:
                 raise
@@ -226,21 +226,21 @@ class Transport:
             self._tls.rejected()
             if self._tls.context() is before:
                 raise
-            connection = await self._secured()
+            connection = await self._open_connection()
         self._all.add(connection)
         return connection
 
-    async def _secured(self) -> Connection:
+    async def _open_connection(self) -> Connection:
         tls = self._tls
         context, name = (tls.context(), tls.server_name) if tls else (None, "")
-        return await connect(self._made, self._host, self._port, context, name, self._proxy)
+        return await connect(self._new_connection, self._host, self._port, context, name, self._proxy)
 
-    def _made(self) -> Connection:
+    def _new_connection(self) -> Connection:
         return Connection(self._lost, self._max_body)
 
 
 def split_server(server: str) -> tuple[bool, str, int, str]:
-    """Whether it is https, host, port and the prefix of all paths.
+    """Returns whether the URL is https, its host, its port and the prefix of all paths.
 
     Raises :class:`SettingsError`.
     """

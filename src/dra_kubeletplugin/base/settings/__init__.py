@@ -1,4 +1,4 @@
-"""Every option of the plugin: environment variable, flag, default."""
+"""All options of the plugin, with environment variable, flag and default."""
 
 from .loading import load
 from .node import DNS_SUBDOMAIN, HEALTH_TIMEOUT, MAX_DRIVER_NAME, Settings

@@ -1,4 +1,4 @@
-"""Settings from flags, environment and defaults."""
+"""Loads settings from flags, environment and defaults."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def load(given: Mapping[str, Any] | None, environ: Mapping[str, str] | None, kin
 def load(
     given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, kind: type[Settings] = Settings
 ) -> Settings:
-    """Settings from flags (``given``, by field name; None means not given), else environment, else default.
+    """Loads settings: a flag wins over the environment, which wins over the default.
 
-    Raises :class:`SettingsError` with all unreadable values at once. Whether they can work together on this
-    machine is :meth:`Settings.check`.
+    Args:
+        given: values of flags by field name; None for a flag that is not set.
+        environ: environment; None for the process's own.
+        kind: the settings class of the role.
+
+    Raises :class:`SettingsError` with all unreadable values at once. :meth:`Settings.check` checks whether they work on this machine.
     """
     values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
     if faults:
@@ -41,7 +45,7 @@ def load(
 def values_of(
     options: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What was given of some options, by name, and a sentence for each value that cannot be read."""
+    """Returns the values that are set, by name, and a sentence for each value that cannot be parsed."""
     values: dict[str, Any] = {}
     faults = []
     for f in options:
@@ -61,7 +65,7 @@ def values_of(
 
 
 def _checked(text: str) -> None:
-    """Raises ``ValueError`` for bytes that are no text: the API server, gRPC and the records take none."""
+    """Raises ``ValueError`` for bytes that are not UTF-8, which the API server, gRPC and the records reject."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What a plugin process on a node is told; all paths derive from one kubelet root."""
+"""Settings of a plugin process on a node. All paths derive from one kubelet root."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a plugin process is told. Durations are seconds. Paths are absolute after :func:`load`."""
+    """Settings of a plugin process. Durations are in seconds. Paths are absolute after :func:`load`."""
 
     process: ClassVar[Audience] = Audience.NODE
-    """Which process takes them; options that say nothing to it keep their defaults."""
+    """The process for which these settings are. Options of other processes keep their defaults."""
 
     driver_name: str = option(
         "--driver-name",
         "DRIVER_NAME",
         "",
-        "Name of the driver, in place of the class's own; a DNS subdomain of 63 bytes.",
+        "Name of the driver, instead of the class's own; a DNS subdomain of 63 bytes.",
         to=Audience.ALL,
     )
     node_name: str = option(
@@ -155,7 +155,7 @@ class Settings:
         "--local-cluster",
         "LOCAL_CLUSTER",
         False,
-        "1 when the machine is somebody's own and its hardware must be left as it is; `dra dev` sets it.",
+        "1 on a developer's machine, whose hardware must not be changed; `dra dev` sets it.",
         read_flag,
         to=Audience.NODE,
     )
@@ -201,11 +201,11 @@ class Settings:
 
     @classmethod
     def options(cls) -> list[Field[Any]]:
-        """The fields that say something to this process."""
+        """Returns the fields that apply to this process."""
         return [f for f in fields(cls) if cls.process in f.metadata["to"]]
 
     def __post_init__(self) -> None:
-        """Of settings that are made in Python; what :func:`load` reads is a number already."""
+        """Checks settings that are made in Python; :func:`load` has already parsed its values."""
         out = [
             f"{f.name} is {value!r}, not a number of seconds"
             for f in fields(self)
@@ -217,7 +217,7 @@ class Settings:
 
     @property
     def registry_dir(self) -> Path:
-        """Where the kubelet looks for registration sockets."""
+        """Folder in which the kubelet looks for registration sockets."""
         return self.kubelet_root / "plugins_registry"
 
     @property
@@ -231,11 +231,11 @@ class Settings:
 
     @property
     def health_timeout(self) -> float:
-        """Seconds after which a health report says nothing any more."""
+        """Seconds after which a health report is out of date."""
         return max(HEALTH_TIMEOUT, 3 * self.health_interval)
 
     def faults(self) -> list[str]:
-        """A sentence for everything that keeps a plugin from running with these settings."""
+        """Returns a sentence for each fault that prevents a plugin from running with these settings."""
         out = self.name_faults()
         if not self.node_name:
             out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
@@ -253,7 +253,7 @@ class Settings:
         return out + self.common_faults()
 
     def common_faults(self) -> list[str]:
-        """A sentence for everything that is wrong in either role, besides the name."""
+        """Returns a sentence for each fault that applies to all roles, except faults of the driver's name."""
         out = []
         if self.kubeconfig and not any(at_home(p).is_file() for p in self.kubeconfig.split(os.pathsep) if p):
             out.append(f"--kubeconfig (KUBECONFIG) {self.kubeconfig} is not a file")
@@ -268,7 +268,7 @@ class Settings:
         return out
 
     def name_faults(self) -> list[str]:
-        """What is wrong with the driver's name."""
+        """Returns the faults of the driver's name."""
         out = []
         if not self.driver_name:
             out.append("the driver has no name: set `name` in its class, or --driver-name (DRIVER_NAME)")

@@ -1,4 +1,4 @@
-"""The page of the documentation that lists all options: ``make docs`` writes it."""
+"""Renders the documentation page that lists all options; ``make docs`` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .roles import ControllerSettings, WebhookSettings
 
 
 def page() -> str:
-    """The Markdown page that lists all options."""
+    """Returns the page in Markdown."""
     lines = [
         "# Options",
         "",

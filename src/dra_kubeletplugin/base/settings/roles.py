@@ -1,4 +1,4 @@
-"""What a controller and a webhook are told besides."""
+"""Additional settings of a controller and a webhook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerSettings(Settings):
-    """What a controller process is told."""
+    """Settings of a controller process."""
 
     process: ClassVar[Audience] = Audience.CONTROLLER
 
@@ -67,7 +67,7 @@ class ControllerSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WebhookSettings(Settings):
-    """What a webhook's process is told."""
+    """Settings of a webhook process."""
 
     process: ClassVar[Audience] = Audience.WEBHOOK
 

@@ -1,6 +1,6 @@
-"""An option as a field of a dataclass: its flag, its environment variable, its default, how its text is read, and whom it is for.
+"""Options as fields of a dataclass: flag, environment variable, default, parser of the text, and the processes that use it.
 
-What reads a text raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
+A parser raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ON, OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class Audience(Flag):
-    """The processes that an option says something to."""
+    """The processes to which an option applies."""
 
     NODE = auto()
     CONTROLLER = auto()
@@ -41,12 +41,12 @@ def option(
 def duration(
     flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.ROLES
 ) -> Any:
-    """A duration in seconds of at least ``least``, which is below what makes sense so that tests may be quick."""
+    """A duration in seconds, at least ``least``. That minimum is below useful values, so that tests can be fast."""
     return option(flag, env, default, help, read_seconds, to=to, least=least)
 
 
 def as_text(value: object) -> str:
-    """A value as a flag or a variable gives it."""
+    """Formats a value as it is written in a flag or an environment variable."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value.value if isinstance(value, Enum) else value)

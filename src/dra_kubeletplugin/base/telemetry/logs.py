@@ -1,10 +1,9 @@
-"""Log lines as text or JSON; every line of one operation carries the same id of eight hex digits.
+"""Formats log lines as text or JSON. All lines of one operation have the same id of eight hex digits.
 
-The id is here and not in events, whose text must repeat; the line that has an event's text leads to the id.
-
-Eight digits are 32 bits: with 10,000 operations in the lines one looks at, the chance that two share an id is about one percent.
-Levels: error for what an operator must act on, warning for what heals itself but should be known, info for what changes
-(prepared, unprepared, published, registered), debug for the rest.
+The id is not part of events, because their text must not change between attempts. The log line with an event's text has the id.
+Eight digits are 32 bits: among 10,000 operations, the chance that two share an id is about one percent.
+Levels: error if an operator must act, warning for faults that recover, info for changes (prepared, unprepared, published,
+registered), debug for the rest.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _operation: contextvars.ContextVar[str] = contextvars.ContextVar("operation", de
 
 
 def operation_id() -> str:
-    """The id of the operation that runs, or an empty text."""
+    """Returns the id of the current operation, or an empty string."""
     return _operation.get()
 
 
 @contextlib.contextmanager
 def operation(id: str = "") -> Iterator[str]:
-    """Everything logged inside, in tasks and threads started there too, carries one id: that of an operation around, if any."""
+    """Sets the id for all log lines inside, also in tasks and threads that start there. A nested operation keeps the outer id."""
     id = id or _operation.get() or f"{random.getrandbits(32):08x}"
     token = _operation.set(id)
     try:
@@ -43,11 +42,11 @@ def operation(id: str = "") -> Iterator[str]:
 
 
 class _Base(logging.Formatter):
-    def when(self, record: logging.LogRecord) -> str:
+    def timestamp_text(self, record: logging.LogRecord) -> str:
         return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
 
-    def said(self, record: logging.LogRecord) -> str:
-        """The message as text that can be written, whatever its arguments are."""
+    def message_text(self, record: logging.LogRecord) -> str:
+        """Returns the message as printable text, whatever its arguments are."""
         try:
             return printable(record.getMessage())
         except BaseException as e:  # a __str__ may raise anything, and a log line must not end a task
@@ -61,17 +60,17 @@ class TextFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
         op = _operation.get()
         name = record.name.removeprefix("dra_kubeletplugin.")
-        # Indented, so that no text from outside looks like a line of ours.
-        message = self.said(record).replace("\n", "\n    ")
-        line = f"{self.when(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {message}"
+        # Indented, so that text from outside cannot imitate a log line.
+        message = self.message_text(record).replace("\n", "\n    ")
+        line = f"{self.timestamp_text(record)} {record.levelname.lower():<7} {name}{f' [{op}]' if op else ''} {message}"
         traceback = self.traceback(record)
         return f"{line}\n{traceback}" if traceback else line
 
 
 class JsonFormatter(_Base):
     def format(self, record: logging.LogRecord) -> str:
-        out = {"time": self.when(record), "level": record.levelname.lower(), "logger": record.name}
-        out["message"] = self.said(record)
+        out = {"time": self.timestamp_text(record), "level": record.levelname.lower(), "logger": record.name}
+        out["message"] = self.message_text(record)
         if op := _operation.get():
             out["operation"] = op
         if traceback := self.traceback(record):
@@ -80,7 +79,7 @@ class JsonFormatter(_Base):
 
 
 def configure(format: str = "text", level: str = "info") -> None:
-    """Sends everything to standard error."""
+    """Sends all logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -89,14 +88,14 @@ def configure(format: str = "text", level: str = "info") -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-_SOME = 20  # lines of one kind at once
+_SAMPLE_SIZE = 20  # maximum lines of one kind at once
 
 
 def log_sample(
     logger: logging.Logger, level: int, text: str, items: Collection[T], shown: Callable[[T], str] = printable
 ) -> None:
-    """Logs ``text`` with each of the first items, and how many more there are: thousands of lines would hold up all else."""
-    for item in itertools.islice(items, _SOME):
+    """Logs ``text`` with each of the first items, then the number of the others: thousands of lines would delay all other work."""
+    for item in itertools.islice(items, _SAMPLE_SIZE):
         logger.log(level, text, shown(item))
-    if len(items) > _SOME:
-        logger.log(level, text, f"(and {len(items) - _SOME} more)")
+    if len(items) > _SAMPLE_SIZE:
+        logger.log(level, text, f"(and {len(items) - _SAMPLE_SIZE} more)")

@@ -1,8 +1,8 @@
 """Counters, gauges and histograms in Prometheus' text format.
 
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format", version 0.0.4. Written here because the
-official library costs 2.2 MiB of resident memory (an HTTP server and client among them) for one page of format; the tests read what
-is written here with that library's parser.
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format", version 0.0.4. The official library
+is not used, because it costs 2.2 MiB of resident memory (it contains an HTTP server and client). The tests parse this module's
+output with that library.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Read = Callable[[], float | None]
 
 
 def page() -> str:
-    """The Markdown page that lists all metrics."""
+    """Returns the documentation page that lists all metrics, in Markdown."""
     lines = [
         "# Metrics",
         "",
@@ -96,7 +96,7 @@ class Kind(Enum):
 
 @dataclass
 class _Distribution:
-    """Observations by the first bucket that they fit into."""
+    """Number of observations per bucket; each observation counts in the first bucket that it fits."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(_BUCKETS))
     sum: float = 0.0
@@ -104,7 +104,7 @@ class _Distribution:
 
 @dataclass
 class _Family:
-    """All series of one name, by the values of their labels."""
+    """All series of one name, by label values."""
 
     name: str
     kind: Kind
@@ -118,7 +118,7 @@ class _Family:
 class Metrics:
     """All metrics of one plugin. Safe to use from any thread.
 
-    A name or a label that is not in the tables above raises ``ValueError``: it is a fault of the caller.
+    Methods raise ``ValueError`` for a name or label that is not in the tables above, because the caller is wrong.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Metrics:
             for name, (text, labels) in table.items():
                 family = self._families[name] = _Family(PREFIX + name, kind, text, labels)
                 if kind is not Kind.HISTOGRAM and not labels:
-                    family.values[()] = 0.0  # what has not happened yet is shown as 0, so that rates are right
+                    family.values[()] = 0.0  # 0 before the first event, so that rates are correct
                 elif not labels:
                     family.distributions[()] = _Distribution()
 
@@ -144,7 +144,7 @@ class Metrics:
             family.values[key] = float(value)
 
     def measure(self, name: str, read: Read, **labels: str) -> None:
-        """The gauge is what ``read`` answers when somebody asks, so that it tells the state of now; None where that is unknown.
+        """Makes ``read`` provide the gauge's value at each scrape, so that it is current. None means that the value is unknown.
 
         ``read`` must neither wait nor block.
         """
@@ -169,12 +169,12 @@ class Metrics:
             self.observe(name, time.perf_counter() - start, **labels)
 
     def text(self) -> bytes:
-        """Everything, as :data:`CONTENT_TYPE` says."""
+        """Returns all metrics as a page of type :data:`CONTENT_TYPE`."""
         lines: list[str] = []
         for family in self._families.values():
             lines.append(f"# HELP {family.name} {_escaped(family.help)}")
             lines.append(f"# TYPE {family.name} {family.kind.value}")
-            measured = self._measured(family)  # outside the lock: a reader may itself count
+            measured = self._measured(family)  # outside the lock, because a reader may itself count
             with self._lock:
                 for key, value in (family.values | measured).items():
                     lines.append(_sample(family.name, family.labels, key, value))

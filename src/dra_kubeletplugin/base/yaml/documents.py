@@ -1,5 +1,4 @@
-"""YAML and JSON as people write them: documents that know where each of their values stands, and what is wrong with a text in a
-sentence with file, line and column."""
+"""Reads files of YAML and JSON documents that know the line of each value; faults have file, line and column."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Document:
     """One document, or one item of a list.
 
     Attributes:
-        twice: lines of keys that stand in one mapping again, each with a sentence.
+        twice: lines of duplicate keys of a mapping, each with a sentence.
     """
 
     def __init__(
@@ -38,20 +37,20 @@ class Document:
 
     @functools.cached_property
     def node(self) -> yaml.Node | None:
-        """Where things stand, as far as that is known; looked for when it is asked for, as most files are right."""
+        """The YAML node with the positions, if known. Computed on demand, because most files have no faults."""
         return self._find()
 
     @property
     def faults(self) -> list[tuple[str, str]]:
-        """Keys that stand in one mapping again: place and sentence."""
+        """Duplicate keys of a mapping: place and sentence."""
         return [(f"{self.file}:{line}", text) for line, text in self.twice]
 
     def place(self, path: str = "") -> str:
-        """``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``; of the innermost that there is."""
+        """Returns ``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``, or of its nearest existing parent."""
         return f"{self.file}:{self._line + _mark(self.node, path) + 1}"
 
     def items(self, key: str) -> list[Document]:
-        """Those of the list that stands at a key. What is said of a line goes to the last item that begins before it."""
+        """Returns the items of the list at a key. A fault of a line is assigned to the last item that begins before it."""
 
         @functools.cache
         def nodes() -> list[yaml.Node | None]:
@@ -70,7 +69,7 @@ class Document:
 
 
 def files(paths: list[Path]) -> Iterator[Path]:
-    """Each file; of a folder, those in it that end in .yaml, .yml or .json. Raises ``FileNotFoundError`` for a folder without one."""
+    """Yields each file, and for a folder its .yaml, .yml and .json files. Raises ``FileNotFoundError`` for a folder without any."""
     for path in paths:
         if path == STDIN or not path.is_dir():
             yield path
@@ -82,8 +81,7 @@ def files(paths: list[Path]) -> Iterator[Path]:
 
 
 def read(path: Path, faults: list[str]) -> list[Document]:
-    """The documents of a file that have something in them. What is wrong with it is added to ``faults``; documents before that are
-    read."""
+    """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned."""
     name = "standard input" if path == STDIN else str(path)
     try:
         raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
@@ -108,7 +106,7 @@ def read(path: Path, faults: list[str]) -> list[Document]:
 
 
 def _mark(node: yaml.Node | None, path: str) -> int:
-    """The line, from 0, where a path leads to."""
+    """Returns the line, from 0, of the value at a path."""
     line = node.start_mark.line if node is not None else 0
     while path and node is not None:
         path = path.removeprefix(".")
@@ -120,7 +118,7 @@ def _mark(node: yaml.Node | None, path: str) -> int:
 
 
 def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
-    """One step along a path: the line, the value, and the rest of the path."""
+    """Follows one step of a path: returns the line, the value, and the rest of the path."""
     if isinstance(node, yaml.SequenceNode):
         index, bracket, rest = path[1:].partition("]")
         if path[:1] == "[" and bracket and index.isdigit() and int(index) < len(node.value):
@@ -133,9 +131,9 @@ def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
     longest = -1
     for key, value in node.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
-        for written in (name, f"[{name}]"):  # keys may have dots in them: the longest that fits
+        for written in (name, f"[{name}]"):  # keys may contain dots: the longest match wins
             after = path[len(written) :]
             fits = name and path.startswith(written) and (not after or after[0] in ".[")
-            if fits and len(name) >= longest:  # of one that was merged, its own
+            if fits and len(name) >= longest:  # after a merge, the mapping's own key wins
                 found, longest = (key.start_mark.line, value, after), len(name)
     return found

@@ -1,6 +1,7 @@
-"""YAML with the line of every key and item, for messages. Strict: a key twice is a fault, and an address is never a number.
+"""Reads YAML with the line of every key and item, for messages. Duplicate keys are faults, and an address is never a number.
 
-No manifest, so it is not read as kubectl reads: there ``yes`` is a bool, ``0440`` is 288 and a key that stands twice is lost.
+This is not for manifests, which are read as kubectl reads them: there ``yes`` is a bool, ``0440`` is 288, and of duplicate keys
+only the last one counts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def read(path: Path) -> tuple[Any, Mapping[Place, int]]:
-    """What a file holds, as :func:`parse`. Raises :class:`SettingsError` too for a file that cannot be read."""
+    """Reads a file like :func:`parse`. Raises :class:`SettingsError`, also if the file cannot be read."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as e:
@@ -29,12 +30,12 @@ def read(path: Path) -> tuple[Any, Mapping[Place, int]]:
 
 
 def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
-    """What a text holds, and the line of each place in it, counted from one.
+    """Returns the value of a text, and the line of each place in it, counted from one.
 
-    Only decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null`` are more than text: YAML 1.1 would
-    read ``0000:17:00.0`` as a number to the base of sixty.
+    Only decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null`` are not text. YAML 1.1 would read
+    ``0000:17:00.0`` as a number with base sixty.
 
-    Raises :class:`SettingsError` for what is no YAML; ``source`` is what it is called.
+    Raises :class:`SettingsError` for invalid YAML; ``source`` names the text in the message.
     """
     import yaml
 
@@ -62,7 +63,7 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
     try:
         roots = [node for node, _ in loader.composed(text)]
     except yaml.YAMLError as e:
-        raise SettingsError(f"{source}:{stream.told(text, e)}") from None
+        raise SettingsError(f"{source}:{stream.parse_fault(text, e)}") from None
     if len(roots) > 1:
         raise SettingsError(f"{source}:{roots[1].start_mark.line + 1}: a second document: all stands in one")
     return (value(roots[0], ()) if roots else None), lines

@@ -1,6 +1,6 @@
-"""YAML as kubectl and an API server read it: what JSON can say too, with keys that are text, and nothing that ends a process.
+"""Loads YAML as kubectl and the API server do: only JSON values, string keys, and limits that protect the process.
 
-Source: sigs.k8s.io/yaml with its go-yaml v2, whose answers are in the tests; it differs from YAML 1.1 in what is a number.
+Source: sigs.k8s.io/yaml with its go-yaml v2, whose results the tests contain. It differs from YAML 1.1 in the syntax of numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _DEEPEST = 200
 _FEW, _MANY = (
     400_000,
     4_000_000,
-)  # values of a document: up to the first nearly all may be of aliases, from the second on a tenth
+)  # values of a document: below the first limit, nearly all may come from aliases; above the second, a tenth
 _TAG = "tag:yaml.org,2002:"
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
-for _said, _words in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
-    _WORDS |= {form: ("bool", _said) for word in _words for form in (word, word.capitalize(), word.upper())}
+for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
+    _WORDS |= {form: ("bool", _boolean) for word in _spellings for form in (word, word.capitalize(), word.upper())}
 _INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_LONGEST = 70  # characters of a 64 bit integer, in base 2
+_LONGEST = 70  # characters of a 64 bit integer in base 2
 
 
 @dataclass
@@ -35,7 +35,7 @@ class TextPart:
     """One document.
 
     Attributes:
-        twice: keys that stand in one mapping again: the key, and the lines (from 0) where it stands first and again.
+        twice: duplicate keys of a mapping: the key, and the lines (from 0) of its first and its repeated use.
     """
 
     node: yaml.Node
@@ -44,16 +44,16 @@ class TextPart:
 
 
 def parts(text: str) -> Iterator[TextPart]:
-    """The documents of a text. Raises ``yaml.YAMLError``, after those before the fault."""
+    """Yields the documents of a text. Raises ``yaml.YAMLError`` after the documents before the fault."""
     for node, loader in composed(text):
-        twice = list(_twice(node, set()))  # before keys that are merged stand among the others
+        twice = list(_duplicate_keys(node, set()))  # before keys are merged, which would look like duplicates
         yield TextPart(node, loader.construct_document(node), twice)
 
 
 def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
-    """The documents of a text, before anything is made of them. Raises as :func:`parts`."""
+    """Yields the documents as nodes, before values are built. Raises as :func:`parts`."""
     if (deep := _too_deep(text)) is not None:
-        mark: Any = deep.start_mark  # libyaml has a type of its own with the same fields
+        mark: Any = deep.start_mark  # libyaml has its own type with the same fields
         raise yaml.MarkedYAMLError(problem=f"nested too deeply, below {_DEEPEST} others", problem_mark=mark)
     loader = Loader(text)
     while loader.check_node():
@@ -63,7 +63,7 @@ def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Puts text in quotes that is something else to whoever reads YAML as Kubernetes does, or as the author of PyYAML."""
+    """Quotes text that would be another type to a reader that follows Kubernetes' or PyYAML's rules."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -74,15 +74,15 @@ Dumper.add_representer(str, _text)
 
 
 def is_text(text: str) -> bool:
-    """Whether it is text without quotes too."""
+    """Whether the text is a string also without quotes."""
     return _plain(text)[0] == "str"
 
 
 def _too_deep(text: str) -> yaml.Event | None:
-    """Where a text is nested more deeply than objects are: libyaml, which is recursive in C, would end the process."""
+    """Returns the event where a text is nested too deeply. Such a text would crash the process, because libyaml is recursive in C."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
     if text.count("[") + text.count("{") + marks <= _DEEPEST:
-        return None  # nearly always, and quickly seen
+        return None  # the usual case, decided fast
     depth = 0
     try:
         for event in yaml.parse(text, Loader):
@@ -90,12 +90,12 @@ def _too_deep(text: str) -> yaml.Event | None:
             if depth > _DEEPEST:
                 return event
     except yaml.YAMLError:
-        pass  # which is told when it is read
+        pass  # raised when the document is read
     return None
 
 
 def _plain(text: str) -> tuple[str, Any]:
-    """Tag and value of a text without quotes."""
+    """Returns tag and value of an unquoted text."""
     if text in _WORDS:
         return _WORDS[text]
     if text == "<<":
@@ -121,7 +121,7 @@ def _number(text: str) -> int | float | None:
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """One document's; for several in one file see :mod:`.kubectl_stream`."""
+    """Loads one document; :mod:`.stream` splits files with several."""
 
     yaml_constructors: ClassVar[dict[Any, Any]] = {}
     yaml_multi_constructors: ClassVar[dict[Any, Any]] = {}
@@ -136,7 +136,7 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         if name == "binary":
             return _decoded(node)
         if name not in {"null", "bool", "int", "float"}:
-            return node.value  # a tag of somebody's own says nothing to Kubernetes
+            return node.value  # Kubernetes ignores custom tags
         tag, value = _plain(node.value)
         if tag != name and {tag, name} != {"int", "float"}:
             raise _fault(node, f"the text {node.value!r} is no {name}")
@@ -185,14 +185,14 @@ def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    """Keys that stand in one mapping more than once: all but the last would be lost."""
+def _duplicate_keys(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    """Yields duplicate keys of mappings: all but the last value would be lost."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _twice(item, seen)
+            yield from _duplicate_keys(item, seen)
         return
     first: dict[str, int] = {}
     for key, value in node.value:
@@ -201,11 +201,11 @@ def _twice(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
             if key.value in first:
                 yield key.value, first[key.value], line
             first.setdefault(key.value, line)
-        yield from _twice(value, seen)
+        yield from _duplicate_keys(value, seen)
 
 
 def _check_aliases(node: yaml.Node) -> None:
-    """Few lines of aliases can stand for more than any memory holds, or for themselves. Raises where go-yaml does."""
+    """Raises where go-yaml does: a few lines of aliases can expand to more than the memory, or contain themselves."""
     known: dict[int, int] = {}
     values = _values(node, known)
     allowed = 0.99 - 0.89 * min(max((values - _FEW) / (_MANY - _FEW), 0), 1)
@@ -214,9 +214,9 @@ def _check_aliases(node: yaml.Node) -> None:
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node has, those of aliases written out. Raises for one that stands within itself."""
+    """Returns the number of values of a node with aliases expanded. Raises for an alias inside its own target."""
     if id(node) not in known:
-        known[id(node)] = 0  # until it is known
+        known[id(node)] = 0  # marks a node whose count is in progress
         inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_values(part, known) for part in inner))
     elif not known[id(node)]:

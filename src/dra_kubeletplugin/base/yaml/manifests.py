@@ -1,6 +1,6 @@
-"""Manifests as users write them: the objects of files, lists taken apart as kubectl does, and what stands in the place of one.
+"""Reads users' manifests: the objects of files, with lists split as kubectl does, and the faults of documents that are not objects.
 
-Every command that is given manifests reads them here, so that the same mistake is the same sentence with the same place.
+Every command reads manifests with this module, so that the same mistake has the same message and place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
 
 
 class ManifestError(QuestionError):
-    """Files that cannot be read, or have something else in them; ``faults`` has a sentence with file and line for each."""
+    """Files that cannot be read or are not manifests; ``faults`` contains a sentence with file and line for each fault."""
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -31,10 +31,10 @@ class ManifestError(QuestionError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """One object of a file, or what stands in the place of one.
+    """One object of a file, or a document that is not a valid object.
 
     Attributes:
-        faults: why it is no object with ``apiVersion``, ``kind`` and a name; empty where it is one.
+        faults: why it is not an object with ``apiVersion``, ``kind`` and a name; empty for a valid object.
     """
 
     document: Document
@@ -42,12 +42,12 @@ class Manifest:
 
     @property
     def value(self) -> Any:
-        """A JSON object where there are no ``faults``."""
+        """A JSON object if there are no ``faults``."""
         return self.document.value
 
     @property
     def name(self) -> str:
-        """Kind, namespace and name, as far as they are given."""
+        """Kind, namespace and name, as far as they are known."""
         if not isinstance(self.value, dict):
             return ""
         meta = self.value.get("metadata")
@@ -58,11 +58,11 @@ class Manifest:
 
     @property
     def of_kustomize(self) -> bool:
-        """Whether only kustomize knows it."""
+        """Whether it is an object for kustomize only."""
         return self.faults == (_KUSTOMIZE,)
 
     def told(self, text: str) -> tuple[str, str]:
-        """The place that a sentence about the object leads to, and the sentence."""
+        """Returns the place to which a sentence about the object refers, and the sentence."""
         return self.document.place(_path(text)), printable(text)
 
     def sentence(self, told: tuple[str, str]) -> str:
@@ -71,9 +71,9 @@ class Manifest:
 
 
 def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
-    """Of all files, and of those in folders. What cannot be read is added to ``unreadable``, a sentence with file and line each.
+    """Reads all files, and the files in folders. Adds a sentence with file and line for each fault to ``unreadable``.
 
-    Raises ``OSError`` for a folder without one.
+    Raises ``OSError`` for a folder without files.
     """
     return [
         m
@@ -84,11 +84,11 @@ def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
 
 
 def objects(paths: Iterable[Path]) -> list[Manifest]:
-    """As :func:`read`, without faults. Raises :class:`ManifestError` with all that there are."""
+    """Like :func:`read`, but raises :class:`ManifestError` with all faults."""
     faults: list[str] = []
     try:
         found = read(paths, faults)
-    except OSError as e:  # none in a folder, or one below that went meanwhile
+    except OSError as e:  # an empty folder, or a file deleted in the meantime
         raise ManifestError(f"{e.filename}: {e.strerror or e}") from None
     faults += [m.sentence(m.told(text)) for m in found for text in m.faults]
     if faults:
@@ -97,7 +97,7 @@ def objects(paths: Iterable[Path]) -> list[Manifest]:
 
 
 def _apart(document: Document, *, whole: bool) -> Iterator[Manifest]:
-    """``whole``: a document of a file, not an item."""
+    """Splits lists. ``whole`` is True for a document of a file, False for an item of a list."""
     value = document.value
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
@@ -112,12 +112,12 @@ def _apart(document: Document, *, whole: bool) -> Iterator[Manifest]:
         head = {} if kind == "List" else {"apiVersion": value.get("apiVersion"), "kind": kind.removesuffix("List")}
         for item in document.items("items") if value["items"] else ():
             if isinstance(item.value, dict) and not item.value.get("apiVersion") and not item.value.get("kind"):
-                item.value = head | item.value  # a server writes it once, for the list
+                item.value = head | item.value  # in a server's list, only the list has apiVersion and kind
             yield from _apart(item, whole=False)
 
 
 def _faults(value: Any) -> Iterator[str]:
-    """What every object has and this one lacks, and what stands there instead."""
+    """Yields the missing and invalid fields that every object needs."""
     if not isinstance(value, dict):
         yield f"{_what(value)} in place of an object with apiVersion and kind"
         return
@@ -150,7 +150,7 @@ def _lacks(path: str, key: str, value: JSON) -> str:
 
 
 def _path(text: str) -> str:
-    """Where a sentence leads to, as far as it says so: its beginning, and the parameter that it names."""
+    """Returns the path to which a sentence refers: its beginning, and the parameter that it names."""
     path, _, rest = text.partition(": ")
     if " " in path:
         return ""

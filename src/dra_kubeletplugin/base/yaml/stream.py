@@ -1,7 +1,7 @@
-"""The documents of a text, taken apart as kubectl takes a file apart: JSON values, or YAML between lines of ``---``.
+"""Splits a text into documents as kubectl does: JSON values, or YAML between lines of ``---``.
 
-Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime, whose answers are in the tests. kubectl says nothing of
-what it leaves out; here that is a fault.
+Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime, whose results the tests contain. kubectl silently
+ignores some text; here that is a fault.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from . import loader
 
 _LINE = re.compile(r"[^\S\n]*\n?")
 _BLANK = re.compile(r"[ \t\r\n]*")
-_MARK = "\ufeff"  # of byte order: it begins a document as it begins a file, and is text anywhere else
+_MARK = "\ufeff"  # byte order mark: ignored at the start of a document, text anywhere else
 _SEPARATOR = re.compile(r"^---(.*)(?:\n|\Z)", re.MULTILINE)
 _STRAY = re.compile(rf"(?:^|(?<=[\r\n])){_MARK}")
 _NOTHING = re.compile(r"(?:\s|#.*|\.\.\.(?=\s|\Z))*")
 _INDENT = re.compile(r"[ \t]*")
-# Which JSON has; no name of a field has it.
+# Text that is valid in JSON but not in YAML. Names of fields never contain it.
 _NO_YAML = re.compile(r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]")
-_SAID = {  # libyaml's words for the mistakes that are made most
+_MESSAGES = {  # texts of libyaml for the most common mistakes
     "mapping values are not allowed": "a ':' where none may stand: check the indentation, or put the text in quotes",
     "could not find expected ':'": "a key without ':' behind it, or a text that goes on in the next line without quotes",
     "did not find expected key": "neither a key nor the end of what is above: check the indentation",
@@ -40,11 +40,11 @@ _SAID = {  # libyaml's words for the mistakes that are made most
     "did not find expected node content": "nothing where a value belongs, or a '[' or '{' that is not closed",
     "found unexpected end of stream": "a quote that is not closed",
 }
-_DIRECTIVE = "did not find expected <document start>"  # and nothing of the document itself stands before
+_DIRECTIVE = "did not find expected <document start>"  # no text of the document itself comes before it
 
 
 class StreamFault(Exception):
-    """What is wrong with a text, and where: line and column, from 1."""
+    """A fault of a text, with line and column from 1."""
 
     def __init__(self, line: int, column: int, text: str) -> None:
         super().__init__(f"{line}:{column}: {text}")
@@ -55,9 +55,9 @@ class StreamPart:
     """One document.
 
     Attributes:
-        line: of the text, from 0, where lines of ``node`` are counted from.
-        node: where things stand; None where nothing tells.
-        twice: lines (from 1, of the whole text) of keys that stand in one mapping again, each with a sentence.
+        line: line of the text, from 0, at which line numbers of ``node`` start.
+        node: returns the node with the positions; None if they are unknown.
+        twice: lines (from 1, of the whole text) of duplicate keys of a mapping, each with a sentence.
     """
 
     value: Any
@@ -67,45 +67,45 @@ class StreamPart:
 
 
 def parts(text: str) -> Iterator[StreamPart]:
-    """The documents of a text, empty ones too. Raises :class:`StreamFault`, after those before it."""
+    """Yields the documents of a text, also empty ones. Raises :class:`StreamFault` after the documents before the fault."""
     line = end = found = 0
     if text.lstrip().startswith("{"):
         try:
-            for part, after in _of_json(text):
+            for part, after in _json_parts(text):
                 yield part
                 found, end = found + 1, after
             return
         except (ValueError, RecursionError) as e:
             rest = _LINE.match(text, end)
-            assert rest is not None  # nothing is blank too
+            assert rest is not None  # matches an empty text too
             same_line = not rest[0].endswith("\n") and not text.startswith(("---", "#"), rest.end())
-            if found > 1 or (found and same_line):  # kubectl concludes from two that all of it is JSON
+            if found > 1 or (found and same_line):  # after two JSON values, kubectl expects only JSON
                 why = getattr(e, "msg", None) or printable(e)
                 raise _at(text, getattr(e, "pos", end), f"no JSON, which all before it is: {why}") from None
             line = text.count("\n", 0, rest.end())
             text = text[rest.end() :]
     for chunk, first in _chunks(text, line):
-        yield from _of_yaml(chunk, first)
+        yield from _yaml_parts(chunk, first)
 
 
-def _of_json(text: str) -> Iterator[tuple[StreamPart, int]]:
-    """Each value, and where it ends. Raises ``ValueError`` and ``RecursionError`` for what is no JSON."""
+def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
+    """Yields each value and its end. Raises ``ValueError`` and ``RecursionError`` for invalid JSON."""
     again: list[bool] = []
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) != len(pairs):
             again.append(True)
         return out
 
-    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=once)
+    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=build_object)
     line = end = 0
     while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]
         line += text.count("\n", end, start)
         value, end = decoder.raw_decode(text, start)
         part = StreamPart(value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
         if again:
-            part.twice += _again(line, _places(text[start:end])[1])
+            part.twice += _duplicate_messages(line, _places(text[start:end])[1])
             again.clear()
         yield part, end
         line += text.count("\n", start, end)
@@ -117,15 +117,15 @@ def _finite(text: str) -> float:
     return found
 
 
-def _again(line: int, twice: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
-    """``line``: of the document's beginning, from 0."""
+def _duplicate_messages(line: int, twice: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
+    """``line`` is the document's first line, from 0."""
     for key, first, again in twice:
-        said = f"the key {key!r} stands here again, first in line {line + first + 1}: one of them is lost"
-        yield line + again + 1, said
+        message = f"the key {key!r} stands here again, first in line {line + first + 1}: one of them is lost"
+        yield line + again + 1, message
 
 
 def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
-    """Where things stand in JSON, and its keys that stand twice. YAML has all of it but a few characters."""
+    """Returns the positions in a JSON text, and its duplicate keys. YAML accepts all of JSON but a few characters."""
     try:
         part = next(loader.parts(_NO_YAML.sub("?", text.replace("\t", " "))))
     except yaml.YAMLError:
@@ -134,8 +134,10 @@ def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
 
 
 def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
-    """What stands between lines of ``---``, and its first line. One with nothing before it is part of what follows, as in kubectl,
-    which shows where a byte order mark is behind it."""
+    """Yields the text between lines of ``---``, and its first line.
+
+    A separator with no text before it is part of the next document, as in kubectl. The position of a byte order mark after it shows that.
+    """
     start = 0
     for found in _SEPARATOR.finditer(text):
         if (rest := found[1].strip()) and not rest.startswith("#"):
@@ -151,7 +153,7 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
     yield text[start:], line
 
 
-def _of_yaml(chunk: str, line: int) -> Iterator[StreamPart]:
+def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
     chunk = chunk.removeprefix(_MARK)
     if _MARK in chunk and (stray := _stray(chunk)) is not None:
         raise _at(chunk, stray, "a byte order mark within a document, where kubectl takes it for text: delete it", line)
@@ -159,25 +161,25 @@ def _of_yaml(chunk: str, line: int) -> Iterator[StreamPart]:
     try:
         part = next(found, None)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise told(chunk, e, line) from None
+        raise parse_fault(chunk, e, line) from None
     if part is None:
         return
     node = part.node
-    yield StreamPart(part.value, line, lambda: node, list(_again(line, part.twice)))
+    yield StreamPart(part.value, line, lambda: node, list(_duplicate_messages(line, part.twice)))
     try:
         if next(found, None) is None:
             return
     except (yaml.YAMLError, ValueError, RecursionError):
         pass
     end = _NOTHING.match(chunk, node.end_mark.index)
-    assert end is not None  # nothing is blank too
+    assert end is not None  # matches an empty text too
     raise _at(
         chunk, end.end(), "kubectl leaves out what stands here: begin a document with '---' in a line of its own", line
     )
 
 
 def _stray(chunk: str) -> int | None:
-    """The first byte order mark at the beginning of a line that is no part of a text in quotes or a block."""
+    """Returns the position of the first byte order mark at the start of a line, outside quoted text and blocks."""
     marks = [m.start() for m in _STRAY.finditer(chunk)]
     if not marks:
         return None
@@ -187,17 +189,17 @@ def _stray(chunk: str) -> int | None:
             if isinstance(token, yaml.ScalarToken) and token.style:
                 inside.append((token.start_mark.index, token.end_mark.index))
     except yaml.YAMLError:
-        pass  # and so what stands behind it is told of
+        pass  # the marks after the fault are reported
     return next((m for m in marks if not any(start <= m < end for start, end in inside)), None)
 
 
-def _at(text: str, index: int, said: str, line: int = 0) -> StreamFault:
-    """``line``: of the text's beginning, from 0."""
-    return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), said)
+def _at(text: str, index: int, message: str, line: int = 0) -> StreamFault:
+    """``line`` is the text's first line, from 0."""
+    return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), message)
 
 
-def told(chunk: str, e: Exception, line: int = 0) -> StreamFault:
-    """A reader's exception in words for whoever wrote the text; its first line is ``line``, from 0."""
+def parse_fault(chunk: str, e: Exception, line: int = 0) -> StreamFault:
+    """Converts a parser's exception into a message for the author of the text, whose first line is ``line``, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))
         code = e.character if isinstance(e.character, int) else ord(e.character)
@@ -212,7 +214,7 @@ def told(chunk: str, e: Exception, line: int = 0) -> StreamFault:
         at = next((i for i in range(mark.line, -1, -1) if lines[i : i + 1] and lines[i].startswith("%")), mark.line)
         return StreamFault(line + at + 1, 1, "no YAML to kubectl, which takes no directives: remove the line")
     if "\t" in _INDENT.match(written)[0]:  # type: ignore[index]
-        said = "a tab: YAML is indented with spaces"
+        message = "a tab: YAML is indented with spaces"
     else:
-        said = next((words for start, words in _SAID.items() if problem.startswith(start)), problem)
-    return StreamFault(line + mark.line + 1, mark.column + 1, f"no YAML: {said}")
+        message = next((words for start, words in _MESSAGES.items() if problem.startswith(start)), problem)
+    return StreamFault(line + mark.line + 1, mark.column + 1, f"no YAML: {message}")

@@ -1,1 +1,1 @@
-"""What all commands share: parsing, signals, exit codes, output, completion."""
+"""Shared by all commands: parsing, signals, exit codes, output, completion."""

@@ -1,6 +1,6 @@
-"""``dra completion SHELL``: a script that completes commands, verbs, options, choices, files, UIDs, and options of a driver's own.
+"""``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, and a driver's options.
 
-At a tab no Python runs, but for the last: at an option, once a driver is named, the script asks ``dra COMMAND DRIVER --help``.
+Completion runs no Python, except for a driver's options: if a driver is named, the script runs ``dra COMMAND DRIVER --help``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 _FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CERT", "KEY", "KUBECONFIG", "VALUES"})
 _FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
 # Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
-# Only characters of UIDs: bash expands the words of `compgen -W`, `$(...)` too.
+# The pattern accepts only characters of UIDs, because bash expands the words of `compgen -W`, also `$(...)`.
 _LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
 _UIDS = {
     "bash": "_dra_uids",
@@ -29,9 +29,9 @@ _UIDS = {
         "fish": f"function _dra_uids; {_LISTED}; end",
     },
 }
-# Flags of drivers' own, of a command line's words without `dra` and the one that is completed. A shell gives `~` as it was typed.
+# Prints a driver's flags. Input: the words before the cursor without `dra`. A shell passes `~` as typed.
 _ASKED = r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
-_BESIDE = {
+_OWN_OPTIONS = {
     "bash": r"""
 _dra_and_own() {
   _shtab_dra "$@"
@@ -63,12 +63,12 @@ end
 complete -c dra -a '(_dra_own)'
 """,
 }
-# What shtab writes, and what it has to be.
-_MENDED = {
+# Replacements in shtab's output.
+_REPLACEMENTS = {
     "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
     "zsh": [
         ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
-        # `source <(dra completion zsh)` registers, as eval does: only what is called as a completer completes.
+        # With `source <(dra completion zsh)` the script registers, as with eval: it completes only if it is called as a completer.
         ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
         ("compdef _shtab_dra", "compdef _dra_and_own"),
         ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
@@ -79,30 +79,37 @@ _OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -
 
 
 def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
-    """The script for one of :data:`SHELLS`. ``parser`` is of the whole command, and is changed; ``takers`` are the commands that take
-    options of a driver's own.
+    """Returns the script for one of :data:`SHELLS`.
+
+    Args:
+        shell: bash, zsh or fish.
+        parser: the parser of the whole command; it is changed.
+        takers: commands that accept a driver's own options.
     """
     commands = _commands(parser)
-    # The verbs of `dra dev` have a parser of their own, because a driver may stand in their place.
+    # The verbs of `dra dev` have their own parser, because a driver may be in their place.
     commands.choices["dev"] = _with_verbs(commands.choices["dev"])
     commands.required = True
-    for listed in commands._choices_actions:  # beside a name there is room for a few words
+    for listed in commands._choices_actions:  # the column beside a name is narrow
         commands.choices[listed.dest].description = listed.help
-    _tell_places(parser)
+    _set_completers(parser)
     text: str = shtab.complete(parser, shell)
-    for wrong, right in _MENDED[shell]:
+    for wrong, right in _REPLACEMENTS[shell]:
         text = text.replace(wrong, right)
     own = (
-        _BESIDE[shell].replace("ASKED", _ASKED).replace("TAKERS", "|".join(takers)).replace("TAKING", " ".join(takers))
+        _OWN_OPTIONS[shell]
+        .replace("ASKED", _ASKED)
+        .replace("TAKERS", "|".join(takers))
+        .replace("TAKING", " ".join(takers))
     )
-    if shell == "zsh":  # the last lines call it
+    if shell == "zsh":  # the last lines already call it
         return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
-    return text + own + (_OF_DEV if shell == "fish" else "")  # where no verb fits, a driver's path may
+    return text + own + (_OF_DEV if shell == "fish" else "")  # without a matching verb, complete a driver's path
 
 
 def _with_verbs(dev: Parser) -> Parser:
     out = Parser(prog=dev.prog, description=dev.description, add_help=False)
-    for action in dev._actions:  # argparse has no other way to ask
+    for action in dev._actions:  # argparse has no public access
         if action.option_strings:
             out._add_action(action)
     sub = out.add_subparsers(dest="verb", metavar="VERB")
@@ -115,11 +122,11 @@ def _commands(parser: Parser) -> argparse._SubParsersAction[Parser]:
     return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
 
 
-def _tell_places(parser: argparse.ArgumentParser) -> None:
+def _set_completers(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():
-                _tell_places(sub)
+                _set_completers(sub)
         elif action.metavar in _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif action.metavar in _FOLDERS:

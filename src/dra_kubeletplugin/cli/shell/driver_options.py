@@ -1,4 +1,4 @@
-"""Flags of a driver's own: they are known once the driver is loaded, which is when one stands on the command line."""
+"""Flags of a driver's own options. The driver is loaded only if the command line contains such a flag."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .options import add_option
 from .parsing import Parser
 
 S = TypeVar("S")
-_CLOSE = 0.8  # a flag of a driver's own may well resemble one of ours
-_DEST = "own "  # no other argument of a command begins so
+_CLOSE = 0.8  # similarity above which a driver's flag counts as a misspelt flag of this package
+_DEST = "own "  # prefix that no other argument uses
 
 
 def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
-    """A group of flags for each driver; one that several have is the same to all of them.
+    """Adds a group of flags for each driver. Drivers with the same flag share it.
 
-    Raises :class:`SettingsError` where one is a switch and another's has a value.
+    Raises :class:`SettingsError` if a flag is a switch for one driver and has a value for another.
     """
     for driver in drivers:
         group = None
@@ -41,15 +41,20 @@ def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
 
 
 def given_own(args: argparse.Namespace, driver: type[Driver]) -> dict[str, Any]:
-    """What was given on the command line of a driver's options, by name."""
+    """Returns a driver's options from the command line, by name."""
     known = vars(args)
     return {f.name: known[_DEST + f.name] for f in declared(driver) if known.get(_DEST + f.name) is not None}
 
 
 def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str]) -> dict[str, type[Driver]]:
-    """Adds the flags of drivers; ``unknown`` are those on the command line that may be theirs, and without any it asks for help.
+    """Adds the flags of drivers and returns the drivers by target; each is loaded once.
 
-    Answers the drivers by target, of which each is loaded once. Raises :class:`DriverError` where one cannot be.
+    Args:
+        parser: gets the flags.
+        targets: drivers as the command line names them.
+        unknown: flags of the command line that may be a driver's; if empty, only the help needs the flags.
+
+    Raises :class:`DriverError` if a driver cannot be loaded.
     """
     loaded: dict[str, type[Driver]] = {}
     try:
@@ -58,14 +63,16 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
         add_own_options(parser, list(loaded.values()))
     except DriverError as e:
         if not unknown:
-            parser.add_argument_group("options of the driver", f"cannot be told: {printable(e)}".replace("%", "%%"))
-        elif not any(did_you_mean(flag, parser.flags, _CLOSE) for flag in unknown):  # else that is what is told
+            parser.add_argument_group("options of the driver", f"cannot be listed: {printable(e)}".replace("%", "%%"))
+        elif not any(
+            did_you_mean(flag, parser.flags, _CLOSE) for flag in unknown
+        ):  # otherwise the parser reports the misspelt flag
             raise
     return loaded
 
 
 def together(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
-    """Settings and the driver's options. Raises :class:`SettingsError` with what is wrong with either."""
+    """Returns settings and the driver's options. Raises :class:`SettingsError` with the faults of both."""
     faults: list[str] = []
     found: list[S] = []
     options = None
@@ -83,5 +90,5 @@ def together(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, 
 
 
 def variables(drivers: Sequence[type[Driver]]) -> Iterator[str]:
-    """The names of their environment variables."""
+    """Yields the names of the drivers' environment variables."""
     return (f.metadata["env"] for driver in drivers for f in declared(driver))

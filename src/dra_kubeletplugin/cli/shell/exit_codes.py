@@ -1,4 +1,4 @@
-"""What a command's exit code says: one table for all commands, shown by ``dra --help`` and on the page of commands."""
+"""Exit codes of all commands, shown by ``dra --help`` and on the documentation page of commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """128 and above are a signal's number and 128, as shells have it."""
+    """A code of 128 and above is 128 plus a signal's number, as in shells."""
 
     WELL = 0
     FOUND = 1
@@ -19,17 +19,17 @@ class Exit(IntEnum):
 
 
 MEANINGS = {
-    Exit.WELL: "it is well: done, nothing wrong found, or a server that was asked to stop and stopped",
-    Exit.FOUND: "the answer is no: something is wrong, waits, does not fit, or was declined; or a server failed while it ran",
-    Exit.WRONG: "wrong options, files or settings, or a question without an answer: a sentence says which, and what to do",
-    Exit.UNSURE: "no certain end: what may not be read decides the answer; or a server's stop hung and was cut",
+    Exit.WELL: "success: done, nothing wrong found, or a server stopped after a signal",
+    Exit.FOUND: "negative result: something is wrong, waits, does not fit, or was declined; or a server failed while it ran",
+    Exit.WRONG: "wrong options, files or settings, or a question that cannot be answered: a message says which, and what to do",
+    Exit.UNSURE: "unknown: the result depends on objects that may not be read; or a server's stop hung and was cut",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",
-    Exit.UNREAD: "nobody read the output to its end, as in `dra claims | head -1`",
+    Exit.UNREAD: "the output was not read to its end, as in `dra claims | head -1`",
     Exit.TERMINATED: "ended by SIGTERM",
 }
 
 
 def epilog() -> str:
-    """For ``dra --help``."""
+    """Returns the text for ``dra --help``."""
     return "Exit codes: " + "; ".join(f"{code.value} {meaning}" for code, meaning in MEANINGS.items()) + "."

@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code and at most a sentence, whatever ends it."""
+"""Ends a command with an exit code and at most one sentence per fault, whatever ends it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...base.terminal import indented
 from ...errors import DraError
 from .exit_codes import Exit
 
-_LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # what an output that cannot be written says
+_LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # errno of an output that cannot be written
 
 
 def ended(command: Callable[[], int]) -> int:
-    """Runs a command and answers its exit code. What the command opened is closed, whatever ended it."""
+    """Runs a command and returns its exit code. Everything that the command opened is closed, whatever ended it."""
     _standard_streams()
     signalled: list[int] = []
     with _signals(signalled):
@@ -29,34 +29,34 @@ def ended(command: Callable[[], int]) -> int:
             try:
                 return command()
             finally:
-                sys.stdout.flush()  # here, where its fault is caught
+                sys.stdout.flush()  # here, where an error is handled
         except DraError as e:
             return report(e)
         except KeyboardInterrupt:
             return 128 + signalled[0] if signalled else Exit.INTERRUPTED
-        except BrokenPipeError:  # whoever read our output has seen enough: `dra claims | head`
+        except BrokenPipeError:  # the reader closed the pipe early: `dra claims | head`
             _discard(sys.stdout)
             return Exit.UNREAD
         except OSError as e:
-            if e.filename is not None:  # a file or folder that is gone, or not ours, in the midst of work
-                tell(f"dra: {indented(e.filename)}: {e.strerror}")
+            if e.filename is not None:  # a file or folder that vanished or became inaccessible during the work
+                print_line(f"dra: {indented(e.filename)}: {e.strerror}")
             elif e.errno in _LOST:
                 _discard(sys.stdout)
-                tell(f"dra: the output cannot be written: {e.strerror}")
+                print_line(f"dra: the output cannot be written: {e.strerror}")
             else:
                 raise
             return Exit.WRONG
 
 
 def report(e: DraError) -> int:
-    """Says on standard error what is wrong, one sentence a fault."""
+    """Prints the faults on standard error, one sentence each."""
     for fault in e.faults or (e.message,):
-        tell(f"dra: {indented(fault)} [{e.code}]")
+        print_line(f"dra: {indented(fault)} [{e.code}]")
     return Exit.WRONG
 
 
-def tell(text: str, stream: TextIO | None = None) -> None:
-    """On standard error, or ``stream``. Where that cannot be written, because who read it is gone, neither this nor what follows is."""
+def print_line(text: str, stream: TextIO | None = None) -> None:
+    """Prints on standard error, or on ``stream``. If its reader is gone, this and later output is discarded."""
     stream = stream or sys.stderr
     try:
         print(text, file=stream, flush=True)
@@ -65,7 +65,10 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 
 def _standard_streams() -> None:
-    """They exist, closed or not: else a file that is opened next would be taken for one. What is printed to a closed one fails."""
+    """Replaces closed standard streams, so that a file opened later does not get their descriptors.
+
+    Printing to a replaced output fails.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -74,11 +77,11 @@ def _standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 for the life of the process
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")  # a name that this terminal's encoding has not is no reason to fail
+            reconfigure(errors="backslashreplace")  # a name outside the terminal's encoding must not fail the command
 
 
 def _discard(stream: TextIO) -> None:
-    """What is still to be written goes nowhere."""
+    """Discards the remaining output of the stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -88,9 +91,9 @@ def _interrupt() -> None:
 
 @contextlib.contextmanager
 def _signals(signalled: list[int]) -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that temporary files go; which it was is ``signalled``. A server has its own way.
+    """Makes SIGTERM and SIGHUP unwind like Ctrl-C, so that temporary files are deleted; appends the signal to ``signalled``.
 
-    What is ignored, as nohup and a shell's background have it, stays so.
+    Ignored signals stay ignored, as under nohup and in a shell's background. Servers have their own handling (:mod:`.signals`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -100,11 +103,13 @@ def _signals(signalled: list[int]) -> Iterator[None]:
 
     def unwind(number: int, frame: FrameType | None) -> None:
         signalled.append(number)
-        running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # not every command imports it
+        running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # not every command imports asyncio
         loop = running() if running else None
-        if loop is None or len(signalled) > 1:  # the second, because the loop did not come to the first
+        if loop is None or len(signalled) > 1:  # a second signal interrupts, because the loop did not handle the first
             raise Interrupted
-        loop.call_soon_threadsafe(_interrupt)  # between two steps: within one, a transport half made would complain
+        loop.call_soon_threadsafe(
+            _interrupt
+        )  # between two steps of the loop: within a step, a half-made transport would complain
 
     for number in taken:
         signal.signal(number, unwind)

@@ -1,4 +1,7 @@
-"""Tells which line holds the event loop: an ``async def`` of a driver that blocks keeps the kubelet, probes and all claims waiting."""
+"""Logs which line blocks the event loop.
+
+An ``async def`` of a driver that blocks delays the kubelet, probes and all claims.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,32 @@ import time
 from ...driver.diagnostics.author_errors import at_work
 
 log = logging.getLogger(__name__)
-_PAUSE = 2.0  # seconds between questions,
-_LOOK = 0.5  # between looks whether one is answered,
-_LOOKS = 4  # and looks without an answer after which it is told: a process that was stopped meanwhile has but one
+_PAUSE = 2.0  # seconds between probes of the loop
+_CHECK_INTERVAL = 0.5  # seconds between checks of a probe
+_CHECKS = 4  # checks without a response before the warning; a process that was merely stopped has only one
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:
-    """From a thread of its own, until the loop is closed. To be called in the loop's thread."""
+    """Watches the loop from a thread until the loop is closed. Call it in the loop's thread."""
     threading.Thread(target=_watch, args=(loop, threading.get_ident()), name="event loop", daemon=True).start()
 
 
 def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
     while True:
-        answered, asked = threading.Event(), time.monotonic()
+        responded, started = threading.Event(), time.monotonic()
         try:
-            loop.call_soon_threadsafe(answered.set)
-        except RuntimeError:  # it is closed
+            loop.call_soon_threadsafe(responded.set)
+        except RuntimeError:  # the loop is closed
             return
-        looks, where = 0, ""
-        while not answered.wait(_LOOK):
-            looks += 1
-            if looks >= _LOOKS and not where and (where := at_work(sys._current_frames().get(thread))):
+        checks, where = 0, ""
+        while not responded.wait(_CHECK_INTERVAL):
+            checks += 1
+            if checks >= _CHECKS and not where and (where := at_work(sys._current_frames().get(thread))):
                 log.warning(
                     "the event loop is held by %s: the kubelet, probes and all claims wait for it: `await` what takes long, or make "
                     "the method plain `def`, which runs in a thread",
                     where,
                 )
         if where:
-            log.warning("the event loop goes on, after %.0f s or more", time.monotonic() - asked)
+            log.warning("the event loop goes on, after %.0f s or more", time.monotonic() - started)
         time.sleep(_PAUSE)

@@ -1,4 +1,7 @@
-"""How many files and connections a process may have open: with too few an event loop does nothing but complain, for ever."""
+"""The limit of open files and connections of a process.
+
+With too few descriptors, an event loop does nothing but log errors, forever.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import resource
 
 from ...errors import SettingsError
 
-_LEAST = 256  # a plugin and a webhook use half for clients, at most 128; a local cluster with one driver has 95 files
-_WELL = 1024  # above it select() of a vendor's library may break
+_LEAST = 256  # a plugin and a webhook use half for clients, at most 128; a local cluster with one driver needs 95
+_WELL = 1024  # above it, select() in a vendor's library may break
 
 
 def need_files() -> None:
-    """Takes as many as it may have up to the usual number, for the processes that it starts too.
+    """Raises the limit up to the usual number, also for child processes.
 
-    Raises :class:`SettingsError` where that is too few.
+    Raises :class:`SettingsError` if the permitted limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _WELL if hard == resource.RLIM_INFINITY else min(hard, _WELL)

@@ -1,4 +1,4 @@
-"""Flags for every setting; a flag beats its environment variable, which beats the default."""
+"""Flags for all settings; a flag wins over its environment variable, which wins over the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...base.settings.values import as_text
 from ...errors import SettingsError
 
 SETTINGS = "settings"
-"""The title of the group of options that have environment variables."""
+"""The title of the option group whose options have environment variables."""
 
 
 def add_settings(
@@ -22,8 +22,13 @@ def add_settings(
     *,
     only: Collection[str] | None = None,
 ) -> None:
-    """A flag for each option that says something to the process of ``kind``, but those named in ``without``; of ``only``, where
-    a command takes few.
+    """Adds flags for the options of ``kind``.
+
+    Args:
+        parser: gets the flags.
+        kind: the settings class of the process.
+        without: names of options to leave out.
+        only: names of the options to add; None for all.
     """
     group = parser.add_argument_group(SETTINGS, "each can be given by its environment variable as well")
     for f in kind.options():
@@ -33,12 +38,12 @@ def add_settings(
 
 
 def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None:
-    """The flag of one option: of ours, or of a driver's own."""
+    """Adds the flag of one option, of this package or of a driver."""
     meta = f.metadata
     default = f"{f.default:g}s" if "least" in meta else as_text(f.default)
     shown = f"; {default}" if default not in {"", "False", "None"} else ""
     text = f"{meta['help']} ({meta['env']}{shown})".lstrip().replace("%", "%%")
-    if isinstance(f.default, bool) and "holds" in meta:  # a driver's own may be on where nobody says so
+    if isinstance(f.default, bool) and "holds" in meta:  # a driver's switch may be on by default
         group.add_argument(meta["flag"], dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif f.default is False:
         group.add_argument(meta["flag"], dest=dest, action="store_const", const="1", help=text)
@@ -48,12 +53,12 @@ def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None
 
 
 def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str, Any]:
-    """What was given on the command line, by field name."""
+    """Returns the options from the command line, by field name."""
     known = vars(args)
     return {f.name: known[f.name] for f in fields(kind) if known.get(f.name) is not None}
 
 
 def refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
-    """Raises :class:`SettingsError` for those of ``flags``, by their names in ``args``, that were given where they mean nothing."""
+    """Raises :class:`SettingsError` for each of ``flags``, keyed by names in ``args``, that is set although it has no effect."""
     if faults := [f"{flag} {why}" for name, flag in flags.items() if getattr(args, name)]:
         raise SettingsError(*faults)

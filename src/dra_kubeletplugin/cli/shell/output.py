@@ -1,7 +1,7 @@
-"""What a command answers, for programs: one document on standard output, with the fields of the answer's type.
+"""Prints a command's result; for programs as one document with the fields of the result's type.
 
-Names of fields are lowerCamelCase, and a field is there also where it is empty. Keys of mappings (names of nodes, attributes)
-stay as they are. What cannot be printed is U+FFFD.
+Field names are lowerCamelCase, and empty fields are included. Keys of mappings (names of nodes, attributes) are unchanged.
+Unprintable characters become U+FFFD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMS = (TEXT, "json", "yaml")
 
 
 def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
-    """``-o``; ``default`` is ``text``, which is for people, or the form that a command without text has."""
+    """Adds ``-o``. ``default`` is ``text``, which is for people, or the default form of a command without text output."""
     parser.add_argument(
         "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
         help=f"how the answer is written ({default}); json and yaml have all of it, for programs",
@@ -34,13 +34,13 @@ def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
 
 
 def camel(name: str) -> str:
-    """``device_class`` as ``deviceClass``."""
+    """Converts ``device_class`` to ``deviceClass``."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def document(answer: object) -> Any:
-    """What JSON and YAML know, of dataclasses, enumerations, mappings and sequences; text of anything else."""
+    """Converts dataclasses, enumerations, mappings and sequences to types of JSON and YAML; anything else to text."""
     if is_dataclass(answer):
         return {camel(f.name): document(getattr(answer, f.name)) for f in fields(answer)}
     if isinstance(answer, Enum):
@@ -55,11 +55,11 @@ def document(answer: object) -> Any:
 
 
 def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
-    """``form`` is json or yaml; without ``unicode`` only ASCII comes out, which says the same."""
+    """Encodes the result; ``form`` is json or yaml. Without ``unicode`` the document is equivalent ASCII."""
     plain = document(answer)
     if form == "json":
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
-    import yaml  # for those who ask for it
+    import yaml  # only for this form
 
     from ...base.yaml.loader import Dumper
 
@@ -68,11 +68,11 @@ def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
 
 
 def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
-    """Writes the answer to standard output.
+    """Writes the result to standard output.
 
     Args:
-        text: makes the lines for people from the answer, in which every text is printable and on one line: most of it was written by
-            users or other drivers, and a terminal would obey its control characters.
+        text: returns the lines for people. Its argument is the result with every text printable and on one line, because users and
+            other drivers wrote most texts, and a terminal would obey their control characters.
     """
     if form == TEXT:
         print("\n".join(text(on_lines(answer))))
@@ -81,15 +81,15 @@ def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
 
 
 def write(answer: object, form: str) -> None:
-    """The document, and nothing else, on standard output."""
+    """Writes only the document to standard output."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(encoded(answer, form, unicode=unicode), end="")
 
 
 def on_lines(value: A) -> A:
-    """``value`` with every text printable and on one line: in fields of dataclasses, mappings, lists and tuples.
+    """Returns ``value`` with every text printable and on one line: in fields of dataclasses, mappings, lists and tuples.
 
-    Parts that are so already are not copied: an overview of a large cluster has a million texts.
+    Unchanged parts are not copied: an overview of a large cluster has a million texts.
     """
     return _on_lines(value)  # type: ignore[no-any-return]
 
@@ -120,7 +120,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table; the first row is its head. An empty cell is a dash."""
+    """Formats a table; the first row is its head. An empty cell is shown as a dash."""
     rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

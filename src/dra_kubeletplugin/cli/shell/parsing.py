@@ -1,4 +1,4 @@
-"""The command line's grammar: words in any order, a sentence for what is wrong, the nearest name for what is mistyped."""
+"""The command line's grammar: words in any order, a sentence for each mistake, and the nearest name for a misspelt one."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """Parsers of commands below it are of this class too. Options are written out: an abbreviation may get a second meaning."""
+    """Parsers of subcommands have this class too. Options cannot be abbreviated: an abbreviation could become ambiguous later."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
 
     @property
     def commands(self) -> Mapping[str, Parser]:
-        """By name; none where it has no commands below it."""
+        """Subcommands by name; empty if there are none."""
         found = (a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction))
         return next(found, {})
 
     @property
     def flags(self) -> Iterable[str]:
-        """Every option that it has, with its dashes."""
+        """Every option, with its dashes."""
         return self._option_string_actions
 
     def known(self, option: str) -> argparse.Action | None:
-        """What an option, with its dashes and without a value, is to this parser."""
+        """Returns the action of an option with its dashes and without a value; None if the parser has no such option."""
         return self._option_string_actions.get(option)
 
     def parse_known_args(
         self, args: Any = None, namespace: Any = None
-    ) -> Any:  # as argparse has it, which calls it for commands
+    ) -> Any:  # argparse defines and calls it for subcommands
         words = list(sys.argv[1:] if args is None else args)
         if self.commands:
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
         namespace, rest = super().parse_known_args(self._options_first(words), namespace)
-        if rest:  # words, also where they begin with a dash: known options stood first, and others are refused
+        if rest:  # all known options were moved to the front
             self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
         return namespace, rest
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
-        """argparse takes all places of files and names at the first of them: options that stand between them go before."""
+        """Moves options before files and names: argparse assigns all positional arguments at the first of them."""
         options: list[str] = []
         others: list[str] = []
         for part in _read(self, words):
@@ -60,7 +60,9 @@ class Parser(argparse.ArgumentParser):
             if not part.known:
                 self.error(self._unknown(part.word))
             if part.wants and part.value is None:
-                self.error(f"{part.word} needs a value")  # else a word from elsewhere would stand behind it
+                self.error(
+                    f"{part.word} needs a value"
+                )  # otherwise the option would take a word from another position as its value
             options += [part.word] if part.value is None else [part.word, part.value]
         dashed = any(word.startswith("-") and word != "-" for word in others)
         return [*options, *(["--"] if dashed else []), *others]
@@ -80,24 +82,26 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
 
     def _needed(self, missing: re.Match[str]) -> str:
-        """A sentence of what was left out, with what it may be where few words will do."""
+        """Returns the message for a missing argument, with its choices if there are few."""
         choices = next((a.choices for a in self._actions if a.dest == missing[1] and a.choices), None)
         return f"{missing[1]} is needed{': ' + ', '.join(choices) if choices else ''}"
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # argparse says nothing of an output that cannot be written
+        (file or sys.stderr).write(message)  # argparse ignores an output that cannot be written
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process: what is wrong, and where to read on, in one line."""
-        said = _OF_ARGUMENT.sub(r"\1: ", message)
-        said = said.replace(": expected one argument", " needs a value")
-        said = re.sub(r"^the following arguments are required: (.+)$", self._needed, said)
-        said = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", said)
-        self.exit(Exit.WRONG, f"dra: {said}\n" if said.endswith("?") else f"dra: {said}; see {self.prog} --help\n")
+        """Ends the process with one line: the mistake, and where to find help."""
+        sentence = _OF_ARGUMENT.sub(r"\1: ", message)
+        sentence = sentence.replace(": expected one argument", " needs a value")
+        sentence = re.sub(r"^the following arguments are required: (.+)$", self._needed, sentence)
+        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", sentence)
+        self.exit(
+            Exit.WRONG, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
+        )
 
 
 def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: Parser | None = None) -> list[str]:
-    """``words`` with the command at their head, where only options of that command stand before it.
+    """Returns ``words`` with the command first, if only options of that command precede it.
 
     Options of ``above`` stay where they are.
     """
@@ -111,7 +115,7 @@ def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: P
 
 
 def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Options that ``parser`` does not have, words that are none and no values of one, and those that may be values of the former."""
+    """Returns unknown options, positional words, and words that may be values of the unknown options."""
     unknown: list[str] = []
     others: list[str] = []
     perhaps: list[str] = []
@@ -127,7 +131,7 @@ def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[st
 
 
 class _Option(NamedTuple):
-    """An option on a command line; ``value`` is the word behind it, None where it ``wants`` none or none is there."""
+    """An option on a command line; ``value`` is the next word, None if the option ``wants`` no value or none follows."""
 
     word: str
     known: bool
@@ -136,7 +140,7 @@ class _Option(NamedTuple):
 
 
 def _read(parser: Parser, words: Sequence[str]) -> Iterator[_Option | str]:
-    """What a command line has, in order: options, and words that are none, which all are behind ``--``."""
+    """Yields the options and positional words of a command line in order. All words after ``--`` are positional."""
     rest = deque(words)
     while rest:
         word = rest.popleft()
@@ -152,7 +156,7 @@ def _read(parser: Parser, words: Sequence[str]) -> Iterator[_Option | str]:
 
 
 def _are_options(words: Iterable[str], parser: Parser) -> bool:
-    value = False  # whether the next word is one
+    value = False  # whether the next word is a value
     for word in words:
         if value:
             value = False
@@ -164,7 +168,7 @@ def _are_options(words: Iterable[str], parser: Parser) -> bool:
 
 
 def _action(parser: Parser, word: str) -> argparse.Action | None:
-    """Of ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
+    """Returns the action for ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
     return parser.known(word.partition("=")[0]) or (None if word.startswith("--") else parser.known(word[:2]))
 
 
@@ -174,19 +178,19 @@ def _wants_value(parser: Parser, word: str) -> bool:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Finds the terminal's width itself: argparse would load shutil for it, with three compressors, also where no help is shown."""
+    """Finds the terminal's width itself: argparse would import shutil with three compressors, even if no help is shown."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=terminal_columns() - 2)
 
 
 def terminal_columns(stream: TextIO | None = None) -> int:
-    """How wide lines may be: what COLUMNS says, or the terminal of ``stream``, standard output; 80 where there is none."""
+    """Returns the line width: from COLUMNS, or from the terminal of ``stream`` (default: standard output); 80 without a terminal."""
     try:
         return int(os.environ["COLUMNS"])
     except (KeyError, ValueError):
         pass
     try:
         return os.get_terminal_size((stream or sys.stdout).fileno()).columns or 80
-    except (OSError, ValueError, AttributeError):  # no terminal, or no output at all
+    except (OSError, ValueError, AttributeError):  # no terminal, or no output
         return 80

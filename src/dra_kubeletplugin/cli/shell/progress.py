@@ -1,4 +1,4 @@
-"""How far long work is: one line on standard error that changes, where that is a terminal; nothing elsewhere."""
+"""Shows the progress of long work as one changing line on standard error, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .parsing import terminal_columns
 
 
 class Progress:
-    """``with Progress() as progress: progress("reading pods: 500")``; nothing of it is left on the screen in the end."""
+    """``with Progress() as progress: progress("reading pods: 500")``; the line is erased at the end."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -23,14 +23,14 @@ class Progress:
         self.done()
 
     def __call__(self, text: str) -> None:
-        """``text`` in place of what stands there, on one line of the terminal, however narrow."""
+        """Replaces the line by ``text``, cut to the width of the terminal."""
         if self._shown:
             text = on_one_line(text)[: terminal_columns(sys.stderr) - 1]
             print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
             self._width = len(text)
 
     def done(self) -> None:
-        """Takes the line away, so that another may be printed."""
+        """Erases the line, so that other output can be printed."""
         if self._shown and self._width:
             print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
             self._width = 0

@@ -1,4 +1,4 @@
-"""Signals, from the first moment of a process to its last: one asks it to stop, a second ends it, and a stop that hangs is cut."""
+"""Signal handling of servers: the first signal requests a stop, a second exits at once, and a stop that hangs is cut."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ...errors import clip
 from .exit_codes import Exit
 
 log = logging.getLogger(__name__)
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last when a terminal is closed
-MARGIN = 5.0  # seconds beyond the grace, for what follows the calls in flight
-_SAID = 0.2  # seconds that a line about a stop may take to leave
-_LINE = 2048  # bytes of it; a pipe that can be written takes 4,096 without waiting
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP is sent when a terminal is closed
+MARGIN = 5.0  # seconds beyond the grace period, for the work after the calls in flight
+_LOG_TIMEOUT = 0.2  # seconds that logging a line about a stop may take
+_LINE = 2048  # maximum bytes of that line; a writable pipe takes 4,096 without blocking
 
 
 class StopSignal:
-    """Whether somebody asked the process to stop.
+    """Requests for the process to stop.
 
-    Made before anything else, because a process that is the first of its container ignores signals that it does not handle.
-    ``end`` ends the process at once with a code.
+    Create it first: the first process of a container ignores signals without a handler.
+    ``end`` exits the process at once with a code.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
-        self.asked = False
+        self.requested = False
         self.grace = 0.0
-        """Seconds that a stop may take, before :data:`MARGIN`."""
+        """Seconds that a stop may take, not counting :data:`MARGIN`."""
         self._end = end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event: asyncio.Event | None = None
@@ -43,23 +43,28 @@ class StopSignal:
         self._written = -1
 
     def handle(self) -> None:
-        """Takes the signals over; main thread only.
+        """Installs the signal handlers; call it in the main thread.
 
-        A thread hears of them: Python's own handlers run when the main thread comes back, which may be never.
+        A thread receives the signals, because Python's own handlers run only when the main thread returns to Python, perhaps never.
         """
-        heard, self._written = os.pipe()
+        reader, self._written = os.pipe()
         os.set_blocking(self._written, False)
         signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # as nohup has it
+        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # nohup sets SIG_IGN
         taken = set(SIGNALS) - kept
         for number in taken:
-            signal.signal(number, self._late)
-        forking = _Forking(taken)
-        os.register_at_fork(before=forking.hold, after_in_parent=forking.go_on, after_in_child=forking.let_go)
-        threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
+            signal.signal(number, self._python_handler)
+        forking = _ForkHandlers(taken)
+        os.register_at_fork(
+            before=forking.block_signals, after_in_parent=forking.unblock_signals, after_in_child=forking.reset_handlers
+        )
+        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
 
-    def _late(self, number: int, frame: FrameType | None) -> None:
-        """Python's own handler. The thread knows already, unless a driver has its event loop watch signals, which takes them."""
+    def _python_handler(self, number: int, frame: FrameType | None) -> None:
+        """Python's own handler. Usually the thread has already received the signal.
+
+        If a driver made its event loop watch signals, that loop replaced the wakeup descriptor, so this handler writes to the pipe.
+        """
         watched = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         if watched not in {self._written, -1}:
             signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
@@ -67,61 +72,61 @@ class StopSignal:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._written, bytes([number]))
 
-    def _listen(self, heard: int) -> None:
-        while number := os.read(heard, 1):
+    def _listen(self, reader: int) -> None:
+        while number := os.read(reader, 1):
             if number[0] in SIGNALS:
                 self._signalled(signal.Signals(number[0]).name)
 
     def _signalled(self, name: str) -> None:
-        if self.asked:
-            _say(f"{name} again: ended at once, {self.hanging()}")
+        if self.requested:
+            _log_line(f"{name} again: ended at once, {self.hanging()}")
             self._end(Exit.UNSURE)
-        self.asked = True
+        self.requested = True
         if self._loop is None or self._event is None:
-            # Nothing has been started yet: a driver's module is being imported, perhaps for ever.
+            # Nothing has been started yet: the import of a driver's module may hang.
             self._end(Exit.WELL)
             return
         self._cut_after(self.grace + MARGIN)
-        _say(f"{name}: stopping")
+        _log_line(f"{name}: stopping")
         try:
             self._loop.call_soon_threadsafe(self._event.set)
-        except RuntimeError:  # the loop is closed: the process is at its end already
+        except RuntimeError:  # the loop is closed: the process is already ending
             self._end(Exit.WELL)
 
     def _cut_after(self, seconds: float) -> None:
-        """A thread cuts, because what hangs may be the event loop."""
+        """Starts a timer thread, because the event loop itself may hang."""
         self._cut = threading.Timer(seconds, self._cut_now, (seconds,))
         self._cut.daemon = True
         self._cut.start()
 
     def _cut_now(self, seconds: float) -> None:
-        _say(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
+        _log_line(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
         self._end(Exit.UNSURE)
 
     def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
-        """The process is to end with ``code`` within ``seconds``, whatever still runs."""
+        """Exits the process with ``code`` after ``seconds``, whatever still runs."""
         timer = threading.Timer(seconds, self._end, (code,))
         timer.daemon = True
         timer.start()
 
     def attach(self) -> None:
-        """From now on a signal is told to the running event loop."""
+        """From now on, a signal sets an event of the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     async def wait(self, body: asyncio.Task[Any]) -> None:
-        """Waits until somebody asks, after :meth:`attach`; ``body`` is what :meth:`hanging` looks at."""
+        """Waits for a stop signal, after :meth:`attach`; ``body`` is the task that :meth:`hanging` examines."""
         assert self._event is not None
         self._body = body
         await self._event.wait()
 
     def leave(self) -> None:
-        """What runs is being stopped, by a signal or because it failed: that is bounded too."""
+        """Limits the time of a stop, whether a signal or a failure caused it."""
         if self._cut is None:
             self._cut_after(self.grace + MARGIN)
 
     def hanging(self) -> str:
-        """Where the process is: the innermost call of its main task, and of threads in a driver's methods."""
+        """Describes where the process hangs: the innermost call of its main task, and of threads in a driver's methods."""
         out = []
         if self._body is not None and not self._body.done():
             out.append(f"it waits in {_innermost(self._body)}")
@@ -135,28 +140,28 @@ class StopSignal:
         return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
 
 
-class _Forking:
-    """A child that a driver forks ends by its own signals, which must not be told to us, not even those of its first moment."""
+class _ForkHandlers:
+    """Restores default signals in a child that a driver forks. The parent must not receive the child's signals, even early ones."""
 
     def __init__(self, taken: Collection[signal.Signals]) -> None:
         self._taken = taken
         self._of_thread = threading.local()
 
-    def hold(self) -> None:
+    def block_signals(self) -> None:
         self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
 
-    def go_on(self) -> None:
+    def unblock_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.mask)
 
-    def let_go(self) -> None:
+    def reset_handlers(self) -> None:
         for number in self._taken:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        self.go_on()
+        self.unblock_signals()
 
 
 def _innermost(task: asyncio.Task[Any]) -> str:
-    """The chain of coroutines that a task waits in, the innermost last."""
+    """The chain of coroutines in which a task waits, the innermost last."""
     names = []
     at: Any = task.get_coro()
     while isinstance(at, CoroutineType):
@@ -170,17 +175,19 @@ def _place(frame: FrameType) -> str:
 
 
 def _in_loop(frame: FrameType) -> bool:
-    """Whether a thread does nothing but wait for events."""
+    """Whether a thread only waits for events."""
     return frame.f_code.co_filename.endswith(("selectors.py", "base_events.py"))
 
 
-def _say(text: str) -> None:
-    """One log line, from a thread. Nothing that nobody reads may hold up a stop: neither a lock of the logging module nor a full
-    pipe."""
+def _log_line(text: str) -> None:
+    """Logs one line from a thread.
+
+    A stop must not hang on it: neither on a lock of the logging module nor on a full pipe without a reader.
+    """
     text = clip(text, _LINE)
     handler = logging.getLogger().handlers
     lock = handler[0].lock if handler else None
-    locked = lock is not None and lock.acquire(timeout=_SAID)
+    locked = lock is not None and lock.acquire(timeout=_LOG_TIMEOUT)
     try:
         if not _writable():
             return
@@ -188,7 +195,7 @@ def _say(text: str) -> None:
             log.warning("%s", text)
         else:
             os.write(2, f"{text}\n".encode(errors="replace"))
-    except OSError:  # who read it is gone
+    except OSError:  # the reader of standard error is gone
         pass
     finally:
         if lock is not None and locked:
@@ -196,7 +203,7 @@ def _say(text: str) -> None:
 
 
 def _writable() -> bool:
-    """Whether standard error takes a line without waiting."""
+    """Whether standard error takes a line without blocking."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
-    return any(event & select.POLLOUT for _, event in poll.poll(_SAID * 1000))
+    return any(event & select.POLLOUT for _, event in poll.poll(_LOG_TIMEOUT * 1000))

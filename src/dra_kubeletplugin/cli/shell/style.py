@@ -1,4 +1,4 @@
-"""Colours where the terminal has them. Source: no-color.org."""
+"""Colours for terminals that support them. Source: no-color.org."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dra top``: devices, who has them, how they are, and which pods wait, on any cluster; reads only."""
+"""``dra top``: shows devices, their holders and health, and waiting pods, on any cluster; it only reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..shell.progress import Progress
 from ..shell.style import Style
 from .table import table
 
-_WITHIN = 10.0  # seconds for the reasons of all pods that wait
+_EXPLAIN_SECONDS = 10.0  # seconds for explaining all waiting pods
 _TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
@@ -37,7 +37,7 @@ _ABSENT = (
 
 
 def top(args: argparse.Namespace) -> int:
-    """Raises :class:`DraError`."""
+    """Prints the table or runs the live screen. Raises :class:`DraError`."""
     config = config_of(args)
     namespace = args.namespace or config.namespace or "default"
     if args.once or args.output != TEXT:
@@ -53,7 +53,7 @@ def top(args: argparse.Namespace) -> int:
     except ImportError:
         raise SettingsError(_ABSENT) from None
     try:
-        asyncio.run(_stay(config, namespace, args))
+        asyncio.run(_run_screen(config, namespace, args))
     finally:
         remove_files()
     return Exit.WELL
@@ -61,17 +61,17 @@ def top(args: argparse.Namespace) -> int:
 
 def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
     with Progress() as progress:
-        return _looked(config, namespace, node, progress)
+        return _read_overview(config, namespace, node, progress)
 
 
-def _looked(config: ApiConfig, namespace: str, node: str, progress: Progress) -> Overview:
+def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progress) -> Overview:
     async def question(client: KubeClient) -> Snapshot:
         return await take(client, namespace, EVERYTHING, lambda plural, count: progress(f"reading {plural}: {count}"))
 
     snapshot = ask(config, question)
     found = overview(snapshot, node)
     scene, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
-    end = time.monotonic() + _WITHIN
+    end = time.monotonic() + _EXPLAIN_SECONDS
     reasons: dict[str, str] = {}
     for pod in found.waiting:
         if time.monotonic() > end:
@@ -86,10 +86,10 @@ def _looked(config: ApiConfig, namespace: str, node: str, progress: Progress) ->
     return replace(found, waiting=waiting, notes=(*found.notes, *more), at=time.time())
 
 
-async def _stay(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
+async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
     from .screen import Top
 
-    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen says what is wrong
+    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen shows faults
     async with KubeClient(config, _TIMEOUT) as client:
         live = LiveOverview(client, args.node, namespace)
         async with live.running():

@@ -1,4 +1,4 @@
-"""All that is known of one device, as lines."""
+"""Formats all details of one device as lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as lines of a terminal: signs beside colours, so that nobody has to see the colours, and bars of eighths."""
+"""Formats rows as terminal lines: signs in addition to colours, so that colours are not needed, and bars in steps of an eighth."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STYLES = {
 }
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 10
-_WIDE = 110  # columns from which on everything has a place
+_WIDE = 110  # columns from which on every cell fits
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line. ``key`` is the same for the same thing at another time."""
+    """One line. ``key`` identifies the same object across updates."""
 
     key: str
     row: Group | CounterRow | DeviceRow | PodRow
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Widths:
-    """Of the columns whose content decides; the last column has the rest."""
+    """Widths of the columns that depend on content; the last column gets the remaining width."""
 
     group: int = 18
     name: int = 8
@@ -48,7 +48,7 @@ class Widths:
 
     @classmethod
     def of(cls, groups: Sequence[Group], whole: int, *, node: bool) -> Widths:
-        """For a screen that is ``whole`` wide; ``node``: whether it has a column. One driver alone has none."""
+        """Widths for a screen of ``whole`` columns. ``node``: whether there is a node column. A single driver has no column."""
 
         def widest(texts: Iterable[str], least: int, most: int) -> int:
             return max(least, min(max(map(len, texts), default=0) + 2, most))
@@ -67,7 +67,7 @@ class Widths:
 
 
 def _cell(text: str, width: int) -> str:
-    """With a space before the next column at least."""
+    """Pads or cuts the text, with at least one space before the next column."""
     return set_cell_size(text, width) if cell_len(text) < width else set_cell_size(text, width - 2) + "… "
 
 
@@ -95,7 +95,7 @@ def group_line(entry: Entry, group: Group, width: int) -> Text:
 
 
 def device_line(row: DeviceRow, widths: Widths) -> Text:
-    """What matters most comes first: a narrow screen cuts the end."""
+    """The most important cells come first, because a narrow screen cuts the end."""
     text = Text("    ")
     text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
     text.append(_cell(row.name, widths.name))

@@ -1,4 +1,4 @@
-"""A device's state in a few words, whatever shows them."""
+"""A device's state in a few words, for screen and table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...resourceapi.usage.rows import DeviceRow, DeviceUse, HealthRow
 
 
 def health(row: DeviceRow) -> str:
-    """In a few words: the worst first."""
+    """Describes a device's health; the worst condition wins."""
     if row.use is DeviceUse.GONE:
         return "✕ gone"
     if row.taints:
@@ -22,17 +22,17 @@ def health(row: DeviceRow) -> str:
 
 
 def holder(row: DeviceRow) -> str:
-    """Who has it: the pods, else the claim."""
+    """Returns the holder: the pod, else the claim."""
     names = [f"{h.pods[0] if h.pods else h.claim}{' (admin)' if h.admin else ''}" for h in row.holders]
     more = f" +{len(names) - 1}" if len(names) > 1 else ""
     return names[0] + more if names else ""
 
 
 def age(since: str, now: float | None = None) -> str:
-    """As kubectl has it: ``42s``, ``17m``, ``3h``, ``9d``; empty where it is not known."""
+    """Formats an age as kubectl does: ``42s``, ``17m``, ``3h``, ``9d``; empty if it is unknown."""
     try:
         seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
-    except (ValueError, OverflowError):  # a year 1 that an offset puts before it
+    except (ValueError, OverflowError):  # an offset can move a time of year 1 out of range
         return ""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= 2 * size:

@@ -1,4 +1,4 @@
-"""A list of any length with a cursor: a line is made when it is seen, and no other."""
+"""A list of any length with a cursor; only visible lines are rendered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CURSOR = Style(bold=True, reverse=True)
 
 
 class Rows(ScrollView, can_focus=True):
-    """Shows ``entries`` by ``render``. The cursor stays on its entry when others come or go."""
+    """Shows ``entries``, formatted by ``line``. The cursor stays on its entry when other entries come or go."""
 
     BINDINGS: ClassVar = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -60,7 +60,7 @@ class Rows(ScrollView, can_focus=True):
 
     @property
     def seen(self) -> Sequence[Entry]:
-        """What is on the screen."""
+        """The entries on the screen."""
         top = self.scroll_offset.y
         return self.entries[top : top + max(1, self.size.height)]
 
@@ -70,7 +70,7 @@ class Rows(ScrollView, can_focus=True):
         if number >= len(self.entries):
             return Strip.blank(width, self.rich_style)
         text = self._line(self.entries[number])
-        text.plain = on_one_line(text.plain)  # same length, so its styles keep their places
+        text.plain = on_one_line(text.plain)  # same length, so that styles keep their positions
         strip = Strip(text.render(self.app.console)).apply_style(self.rich_style)
         if number == self.cursor and self.has_focus:
             strip = Strip([s.__class__(s.text, _CURSOR) for s in strip])

@@ -1,4 +1,4 @@
-"""The live screen: devices above, pods that wait below, and what a key does."""
+"""The live screen: devices above, waiting pods below, and the key bindings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .lines import Entry, Widths
 from .rows import Rows
 
 Choice = TypeVar("Choice", bound=StrEnum)
-_MANY = 24  # groups beyond which they begin folded: a screen of sums
+_MANY = 24  # number of groups above which all groups start folded
 _HELP = """\
 What is shown is what the cluster says; nothing is written to it.
 
@@ -52,7 +52,7 @@ What is shown is what the cluster says; nothing is written to it.
 
 
 class Sheet(ModalScreen[None]):
-    """Text over the screen, until Escape."""
+    """Text over the screen, until Escape is pressed."""
 
     BINDINGS: ClassVar = [Binding("escape,q,enter,question_mark", "dismiss", "close")]
 
@@ -68,14 +68,14 @@ class Sheet(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """Shows ``live`` until q. ``where`` names the cluster."""
+    """Shows ``live`` until q is pressed. ``where`` names the cluster."""
 
     TITLE = "dra top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
     #head { height: auto; max-height: 40%; padding: 0 1; background: $panel; }
-    #told { height: auto; max-height: 25%; padding: 0 1; color: $text-warning; }
+    #notes { height: auto; max-height: 25%; padding: 0 1; color: $text-warning; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.shown { display: block; }
     #devices { height: 1fr; scrollbar-size-vertical: 1; }
@@ -104,13 +104,13 @@ class Top(App[None]):
         self.grouping, self.order = Grouping.NODE, Order.NAME
         self.backwards = self.paused = False
         self._folded: set[str] = set()
-        self._fold_all: bool | None = None  # None until it is known how many groups there are
+        self._fold_all: bool | None = None  # None until the number of groups is known
         self._widths = Widths()
         self._minute = -1
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
-        yield Static(id="told")
+        yield Static(id="notes")
         yield Input(placeholder="filter: gpu-1 numa=0 !tainted", id="filter", compact=True, value=self._filtered)
         yield Rows(self._device_line, id="devices")
         yield Static(id="title")
@@ -122,15 +122,15 @@ class Top(App[None]):
         self.look()
         self.set_interval(EVERY, self.look)
 
-    # --- what is shown --------------------------------------------------------------------------
+    # --- content --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Shows what is new, if anything is. What is paused stays."""
+        """Updates the screen if there is new data. A paused screen stays unchanged."""
         if not self.is_running:
-            return  # it ends: its rows go before its timer
+            return  # the app is closing: its widgets are removed before its timer
         pods = self.query_one("#pods", Rows)
         self._live.reasons.show([e.row for e in pods.seen if isinstance(e.row, PodRow)])
-        minute = int(time.time() // 10)  # ages grow though nothing happens
+        minute = int(time.time() // 10)  # ages change without new data
         found = self.shown if self.paused and self.shown else self._live.current()
         if found is not self.shown:
             self.shown = found
@@ -140,7 +140,7 @@ class Top(App[None]):
         self._minute = minute
 
     def _arrange(self) -> None:
-        """Rows anew, by filter, group and order."""
+        """Rebuilds the rows by filter, group and order."""
         found = self.shown
         if found is None:
             return
@@ -188,10 +188,10 @@ class Top(App[None]):
         if filtered:
             head.append(f"   {len(rows)} match {filtered!r}", style="yellow")
         self.query_one("#head", Static).update(head)
-        told = [f"▲ {n.name} is {n.away}" for n in found.nodes if n.away][:2]
-        told = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *told]
-        self.query_one("#told", Static).update(Text("\n".join(map(on_one_line, told))))
-        self.query_one("#told").display = bool(told)
+        notes = [f"▲ {n.name} is {n.away}" for n in found.nodes if n.away][:2]
+        notes = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *notes]
+        self.query_one("#notes", Static).update(Text("\n".join(map(on_one_line, notes))))
+        self.query_one("#notes").display = bool(notes)
         number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")
         self.query_one("#title", Static).update(Text(f"{number} for devices", style="bold"))
 
@@ -222,8 +222,8 @@ class Top(App[None]):
             case DeviceRow() as row:
                 self.push_screen(Sheet(row.id, [*details.device(row, self.shown.sets if self.shown else ())]))
             case CounterRow() as found:
-                told = [f"{m.name}: {m.taken} of {m.total} taken" for m in found.meters]
-                self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", told))
+                notes = [f"{m.name}: {m.taken} of {m.total} taken" for m in found.meters]
+                self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", notes))
             case PodRow() as pod:
                 self.run_worker(self._explain(pod), exclusive=True, exit_on_error=False)
 
@@ -280,7 +280,7 @@ class Top(App[None]):
     def action_pause(self) -> None:
         self.paused = not self.paused
         if self.shown is not None:
-            self.shown = replace(self.shown)  # so that the head says it
+            self.shown = replace(self.shown)  # a new object, so that the head is updated
         self._arrange()
         self.look()
 

@@ -1,4 +1,4 @@
-"""`dra top --once`: the same rows as a table, for pipes and terminals that are no screen."""
+"""`dra top --once`: prints the rows of the screen as a table, for pipes and simple terminals."""
 
 from __future__ import annotations
 
