@@ -13,11 +13,12 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import msgspec
 
 from ...resourceapi.kubernetes_releases import KubeletBehavior
 from .plugins import PluginWatcher
@@ -110,6 +111,7 @@ class ClaimManager:
         self.checkpoint = checkpoint
         self.timeout = timeout
         self.claims: dict[str, ClaimInfo] = {}
+        self._saved = b""  # the content of the checkpoint, once this process wrote it
         self._locks: dict[str, asyncio.Lock] = {}  # by UID: there is one call at a time for a claim
         self._load()
 
@@ -131,12 +133,17 @@ class ClaimManager:
             )
 
     def _save(self) -> None:
+        """Writes the checkpoint if it changed: pods that cannot be prepared are retried all the time and change nothing."""
+        content = msgspec.json.encode(list(self.claims.values()))
+        if content == self._saved:
+            return
         temporary = self.checkpoint.with_suffix(".tmp")
-        with temporary.open("w") as out:
-            json.dump([asdict(c) for c in self.claims.values()], out)
+        with temporary.open("wb") as out:
+            out.write(content)
             out.flush()
             os.fsync(out.fileno())
         temporary.rename(self.checkpoint)
+        self._saved = content
 
     def forget_prepared(self) -> None:
         """Marks every claim as not prepared, as after a reboot."""
