@@ -207,7 +207,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     existing[0]["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
     contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedDevice(["a", "b"])})
     plan = planned(contents, existing)
-    assert (len(plan.writes), plan.count, plan.anew) == (1, 1, False)
+    assert (len(plan.writes), plan.count, plan.rewrites_all) == (1, 1, False)
     spec = plan.writes[0].object(plan.frame, "n", {}, {})["spec"]
     assert spec["pool"]["generation"] == 1
     assert spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"

@@ -173,7 +173,7 @@ class Writer:
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
             self.server, self.inventory, scope, Metrics(), TaintTimes(), lambda: self.leads,  # type: ignore[arg-type]
-            turn=WriteLock(self.instances),
+            lock=WriteLock(self.instances),
         )  # fmt: skip
 
     async def answer(self, answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""Looks at the devices: one look at a time, soon after whatever may have changed them, and again and again."""
+"""Calls the driver's ``devices()`` or ``pools()``: at start, after events, and at intervals; one call at a time."""
 
 from __future__ import annotations
 
@@ -26,43 +26,44 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Seconds. ``quiet``: a burst of events is over after this, or after ``burst`` at the latest."""
+    """Intervals of discovery, in seconds. A burst of events ends after ``quiet`` seconds without an event, or after ``burst``."""
 
-    interval: float = 60.0  # between looks without any event
-    hang: float = 10.0  # a look that takes longer is told as a fault
+    interval: float = 60.0  # between calls without any event
+    hang: float = 10.0  # a call that takes longer is reported as a fault
     quiet: float = 0.2
     burst: float = 1.0
-    apart: float = 0.5  # from the end of one look to the start of the next
-    retry: float = 1.0  # after the first failure; it doubles, up to ``interval``
+    apart: float = 0.5  # from the end of one call to the start of the next
+    retry: float = 1.0  # after the first failure; doubles up to ``interval``
 
 
 def request_rescan(driver: Driver) -> str:
-    """The method that tells a driver's devices."""
+    """Returns the name of the driver's method that returns its devices."""
     return "pools" if driver.answers_pools else "devices"
 
 
 async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
-    """The driver's pools, which may be anything; those of one that has only ``devices`` are made here.
+    """Returns the driver's pools, not yet validated. If the driver has only ``devices``, creates the node's pool from them.
 
-    Raises what ``calls`` does.
+    Raises:
+        DraError: as ``calls``.
     """
     if driver.answers_pools:
         return await calls(driver.pools)
     if driver.role is Role.CONTROLLER:
-        return []  # one pool of a node, and this process has none
+        return []  # devices() describes the pool of a node, and this process has no node
     found = await calls(driver.devices)
     with judging(driver.devices):
         return [Pool(node, found)]
 
 
 class DeviceDiscovery:
-    """Owns the calls of ``pools`` or ``devices``, so that they are never made twice at once and the newest answer wins.
+    """Calls ``pools`` or ``devices``, so that two calls never overlap and the newest result wins.
 
-    A look that hangs holds up nothing else: it is told in :attr:`fault`, and its answer is taken when it comes.
+    A call that hangs delays nothing else. It is reported in :attr:`fault`, and its result is used when it arrives.
 
     Args:
-        held: the devices that claims hold, as pool and name; may raise :class:`DraError` where that is not known now.
-        sysfs: where kernel events are about; none come for a described host.
+        held: returns the devices that claims hold, as pool and name. May raise :class:`DraError` if they are unknown now.
+        sysfs: the sysfs whose kernel events count; a described host has none.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class DeviceDiscovery:
         pace: Intervals,
     ) -> None:
         self.last_success: float | None = None
-        """When the driver last answered, in unix seconds."""
+        """When the driver last returned devices, in unix seconds."""
         self.note = ""
-        """What is odd about the devices and keeps nobody from publishing them."""
+        """A problem of the devices that does not prevent their publication; empty if there is none."""
         self._driver = driver
         self._calls = calls
         self._inventory = inventory
@@ -88,7 +89,7 @@ class DeviceDiscovery:
         self._pace = pace
         self._wanted = asyncio.Event()
         self._ended = asyncio.Condition()
-        self._looks = (0, 0)  # begun, ended
+        self._rounds = (0, 0)  # calls begun and ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hangs = False
         self._began = 0.0
@@ -96,26 +97,27 @@ class DeviceDiscovery:
         self._failure = ""
 
     def request(self) -> None:
-        """Something may have changed: a look follows soon. From any thread."""
+        """Requests a call soon, because devices may have changed. Safe from any thread."""
         if self._loop is None:
-            return  # the first look is still to come
-        with contextlib.suppress(RuntimeError):  # the loop is closed: a vendor's thread outlives the plugin
+            return  # the first call is still to come
+        # the loop is closed: a thread of the vendor's library may live longer than the plugin
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
     def gates_off(self, off: frozenset[Gate]) -> None:
-        """The server was found without these: the driver may have a layout of its devices that it understands."""
+        """Passes the gates that the API server has off to the driver, which may return a simpler layout."""
         self._driver.gates_off = off
         if self._driver.answers_pools:
             self.request()
 
     def claim_ended(self) -> None:
-        """A device that vanished in use goes from the slices when its claim does."""
+        """Requests a call, because a device that vanished in use leaves the slices when its claim ends."""
         if self._inventory.has_gone:
             self.request()
 
     @property
     def fault(self) -> str:
-        """Why the devices may be others than those published; empty where all is well."""
+        """Why the published devices may be out of date; empty if they are not."""
         if self._hangs:
             return f"{request_rescan(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
         if self._failure:
@@ -130,38 +132,38 @@ class DeviceDiscovery:
         return f"no device can be given out until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
-        """Waits until a look has ended, well or not; False where none has within ``timeout`` seconds."""
+        """Waits until a call has ended, successful or not. Returns False if none has after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout), self._ended:
-                await self._ended.wait_for(lambda: self._looks[1] > 0)
+                await self._ended.wait_for(lambda: self._rounds[1] > 0)
         except TimeoutError:
             return False
         return True
 
     async def look(self) -> None:
-        """Waits for a look that begins now or later to end, well or not."""
-        awaited = self._looks[0] + 1
+        """Requests a call and waits until a call that begins later has ended, successful or not."""
+        awaited = self._rounds[0] + 1
         self.request()
         async with self._ended:
-            await self._ended.wait_for(lambda: self._looks[1] >= awaited)
+            await self._ended.wait_for(lambda: self._rounds[1] >= awaited)
 
     async def run(self) -> None:
-        """Looks, at once and then again and again. Never returns; no fault from outside ends it."""
+        """Calls the driver at once and then repeatedly. Never returns; external failures do not stop it."""
         self._loop = asyncio.get_running_loop()
-        # A controller's devices are not on the machine that it happens to run on.
+        # A controller's devices are not on the machine where it happens to run.
         subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
         with kernel_events(self._sysfs, self._wanted.set, subsystems):
             while True:
                 self._wanted.clear()
-                await self._look()
+                await self._discover()
                 await self._next()
 
-    # --- one look -------------------------------------------------------------------------------
+    # --- one call -------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         self._began = time.monotonic()
-        self._looks = (self._looks[0] + 1, self._looks[1])
-        look = asyncio.create_task(self._ask(), name="look")
+        self._rounds = (self._rounds[0] + 1, self._rounds[1])
+        look = asyncio.create_task(self._call_driver(), name="look")
         try:
             await asyncio.wait({look}, timeout=self._pace.hang)
             if not look.done():
@@ -178,12 +180,12 @@ class DeviceDiscovery:
             look.cancel()
             self._hangs = False
             self._metrics.set("scan_hanging", 0)
-        self._took(look)
+        self._record_result(look)
         async with self._ended:
-            self._looks = (self._looks[0], self._looks[0])
+            self._rounds = (self._rounds[0], self._rounds[0])
             self._ended.notify_all()
 
-    async def _ask(self) -> None:
+    async def _call_driver(self) -> None:
         pools = await query_devices(self._driver, self._calls, self._inventory.pool)
         try:
             held: Held | None = await self._held()
@@ -194,11 +196,11 @@ class DeviceDiscovery:
             changed = await self._inventory.update(pools, held, request_rescan(self._driver))
         if changed:
             log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
-        before, self.note = self.note, self._nobody_binds()
+        before, self.note = self.note, self._missing_bind_note()
         if self.note and self.note != before:
             log.warning("%s", self.note)
 
-    def _nobody_binds(self) -> str:
+    def _missing_bind_note(self) -> str:
         waits = None if self._driver.binds else next((d.name for d in self._inventory if d.binding_conditions), None)
         if waits is None:
             return ""
@@ -207,7 +209,7 @@ class DeviceDiscovery:
             "whoever makes them true, until the scheduler gives up"
         )
 
-    def _took(self, look: asyncio.Task[None]) -> None:
+    def _record_result(self, look: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if look.cancelled() else look.exception()
         if error is None:
             if self._failures:
@@ -220,14 +222,14 @@ class DeviceDiscovery:
         self._failures += 1
         self._metrics.inc("scan_failures_total")
         if text != self._failure:
-            # The traceback of what a driver raised is in the log already; what is left is our own.
+            # The traceback of a driver's exception is in the log already; any other exception is a bug in the framework.
             log.error("%s; %s", text, self._consequence, exc_info=None if isinstance(error, DraError) else error)
         self._failure = text
 
-    # --- when to look again ---------------------------------------------------------------------
+    # --- when to call again ---------------------------------------------------------------------
 
     async def _next(self) -> None:
-        """Waits for an event or until it is time. Many events in a row neither put the look off nor cause one each."""
+        """Waits for an event or the end of the interval. A burst of events causes one call and cannot postpone it without end."""
         pace = self._pace
         ended = time.monotonic()
         pause = pace.interval

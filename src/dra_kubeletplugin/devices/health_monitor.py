@@ -1,4 +1,4 @@
-"""Asks the driver for its devices' health: at its pace, and at once when it says that something has changed."""
+"""Calls the driver's ``health()`` at intervals, and at once after the driver reports a change."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..errors import DraError, printable
 from .inventory import Inventory
 
 log = logging.getLogger(__name__)
-_APART = 0.2  # seconds from the end of one question to the start of the next, however often the driver says that there is news
+_APART = 0.2  # seconds from the end of one call to the start of the next, also if the driver reports changes more often
 
 
 class HealthMonitor:
-    """Owns the calls of ``health``, so that they are never made twice at once. ``interval`` is in seconds.
+    """Calls ``health``, so that two calls never overlap. ``interval`` is in seconds.
 
-    A report counts from when it was asked for. One that fails or hangs leaves the last one to grow old.
+    A report's age counts from the start of its call. When a call fails or hangs, the last report expires.
     """
 
     def __init__(self, driver: Driver, calls: Calls, inventory: Inventory, metrics: Metrics, interval: float) -> None:
         self.fault = ""
-        """Why the driver's last answer is none; empty where it is one."""
+        """Why the last call failed; empty if it succeeded."""
         self.answered = asyncio.Event()
-        """Set once the driver was asked, whatever it said."""
+        """Set after the first call, successful or not."""
         self._driver = driver
         self._calls = calls
         self._inventory = inventory
@@ -38,27 +38,28 @@ class HealthMonitor:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def request(self) -> None:
-        """The health of a device may have changed: it is asked for at once. From any thread."""
+        """Requests a call at once, because health may have changed. Safe from any thread."""
         if self._loop is None:
-            return  # the first question is still to come
-        with contextlib.suppress(RuntimeError):  # the loop is closed: a vendor's thread outlives the plugin
+            return  # the first call is still to come
+        # the loop is closed: a thread of the vendor's library may live longer than the plugin
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
     def note(self) -> str:
-        """Why devices turn to unknown, or will; empty where they do not."""
+        """Returns why devices are or become unknown; empty if they do not."""
         age = self._inventory.health_age()
         if self.fault or age is None or age <= self._inventory.health_timeout:
             return self.fault
         return f"health() of the driver has not answered for {age:.0f} s"
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Calls repeatedly. Never returns; external failures do not stop it."""
         self._loop = asyncio.get_running_loop()
-        while not self._inventory.known:  # of devices that are not known yet a report would be lost
+        while not self._inventory.known:  # a report about devices that are not known yet would be lost
             await self._inventory.changed(self._inventory.version)
         while True:
             self._wanted.clear()
-            await self._ask()
+            await self._call_driver()
             self.answered.set()
             ended = time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -66,12 +67,12 @@ class HealthMonitor:
                     await self._wanted.wait()
                     await asyncio.sleep(ended + _APART - time.monotonic())
 
-    async def _ask(self) -> None:
-        asked = time.monotonic()
+    async def _call_driver(self) -> None:
+        started = time.monotonic()
         try:
             report = await self._calls(self._driver.health)
             with judging(self._driver.health):
-                await self._inventory.set_health(report, asked)
+                await self._inventory.set_health(report, started)
         except DraError as e:
             before, self.fault = self.fault, f"{printable(e)}; until health() succeeds, devices turn to unknown"
             self._metrics.inc("health_failures_total")

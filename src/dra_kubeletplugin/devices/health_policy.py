@@ -1,4 +1,4 @@
-"""What a driver's reports of one device's health add up to: a fault, and a recovery, must hold before they count."""
+"""Decides from a driver's reports whether a device counts as unhealthy: a fault or a recovery must last before it counts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..errors import DriverError, describe, is_a, printable, shown
 from ..resourceapi.types import Taint
 
 JSON = Mapping[str, Any]
-_BREATH = 256  # devices before others on the event loop have their turn
+_BATCH = 256  # devices that are processed before other tasks on the event loop run
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthPolicy:
-    """How reports become effects.
+    """The effects of health reports.
 
     Args:
-        taint: for devices that are unhealthy, where the report gives none; None for no taint.
-        effect: of every taint for bad health, in place of what it says; empty to leave it.
-        unhealthy_after: reports in a row that must call a healthy device unhealthy.
-        healthy_after: reports in a row that must call an unhealthy one healthy.
+        taint: for unhealthy devices whose report sets none; None for no taint.
+        effect: replaces the effect of every taint for bad health; empty to keep it.
+        unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy.
+        healthy_after: consecutive healthy reports that make an unhealthy device healthy.
     """
 
     taint: Taint | None = None
@@ -33,7 +33,7 @@ class HealthPolicy:
     healthy_after: int = 1
 
     def taint_for(self, fault: Health) -> JSON | None:
-        """The taint of a device with this fault, as it is sent."""
+        """Returns the taint of a device with this fault, in API form; None for no taint."""
         taint = fault.taint or self.taint
         if taint is None:
             return None
@@ -42,9 +42,9 @@ class HealthPolicy:
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """What is known of a device's health: ``healthy`` is None where nothing is.
+    """The health of a device; ``healthy`` is None if it is unknown.
 
-    ``at`` is when that was measured, in unix seconds; 0 where it never was. It is not believed for longer than ``timeout`` seconds.
+    ``at`` is the time of measurement in unix seconds, 0 for never. It expires after ``timeout`` seconds.
     """
 
     healthy: bool | None
@@ -55,46 +55,47 @@ class DeviceHealth:
 
 @dataclass(frozen=True)
 class HealthVerdict:
-    """One device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
+    """The state of one device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
 
-    told: Health
+    last_report: Health
     at: float
-    """When that was measured, by the inventory's clock."""
+    """Time of measurement, by the inventory's clock."""
     fault: Health | None = None
     against: int = 0
-    """Reports in a row that say the opposite of what counts."""
+    """Consecutive reports that contradict the state."""
     needed: int = 0
-    """How many it takes."""
+    """Consecutive reports that change the state."""
 
     @classmethod
-    def first(cls, told: Health, at: float) -> HealthVerdict:
-        """With nothing before it, a report counts at once: a device that is broken when the plugin starts must not be given out."""
-        return cls(told, at, told if told.healthy is False else None)
+    def first(cls, report: Health, at: float) -> HealthVerdict:
+        """Returns the state after the first report, which counts at once: a device that is broken at start must not be allocated."""
+        return cls(report, at, report if report.healthy is False else None)
 
-    def after(self, told: Health, at: float, policy: HealthPolicy) -> HealthVerdict:
-        """With one more report. What is not known speaks neither for nor against a fault, and a run of reports ends with it.
+    def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthVerdict:
+        """Returns the state after one more report.
 
-        A measurement that is told again is no further one.
+        An unknown report neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
         """
-        if told.measured is not None and told == self.told:
+        if report.measured is not None and report == self.last_report:
             return self
-        if told.healthy is None:
-            return HealthVerdict(told, at, self.fault)
-        if told.healthy is (self.fault is None):
-            return HealthVerdict(told, at, None if told.healthy else told)
-        needed = policy.healthy_after if told.healthy else policy.unhealthy_after
+        if report.healthy is None:
+            return HealthVerdict(report, at, self.fault)
+        if report.healthy is (self.fault is None):
+            return HealthVerdict(report, at, None if report.healthy else report)
+        needed = policy.healthy_after if report.healthy else policy.unhealthy_after
         if self.against + 1 >= needed:
-            return HealthVerdict(told, at, None if told.healthy else told)
-        return HealthVerdict(told, at, self.fault, self.against + 1, needed)
+            return HealthVerdict(report, at, None if report.healthy else report)
+        return HealthVerdict(report, at, self.fault, self.against + 1, needed)
 
     @property
     def health(self) -> Health:
-        """What counts, with a message that says what does not count yet."""
+        """The health that counts, with a message about reports that do not count yet."""
         if not self.against:
-            return self.told
+            return self.last_report
         if self.fault is None:
             return Health(
-                True, f"unhealthy in {self.against} of {self.needed} reports: {self.told.message or 'no reason given'}"
+                True,
+                f"unhealthy in {self.against} of {self.needed} reports: {self.last_report.message or 'no reason given'}",
             )
         return Health(
             False,
@@ -103,13 +104,13 @@ class HealthVerdict:
 
 
 async def checked_report(report: object) -> dict[str, Health]:
-    """What :meth:`Driver.health` answered, which may be anything. Raises :class:`DriverError`."""
+    """Validates a result of :meth:`Driver.health`. Raises :class:`DriverError`."""
     if not is_a(report, Mapping):
         raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
     out = {}
     try:
         for i, (name, health) in enumerate(report.items()):
-            if i % _BREATH == _BREATH - 1:
+            if i % _BATCH == _BATCH - 1:
                 await asyncio.sleep(0)
             if not is_a(name, str) or not is_a(health, Health):
                 raise DriverError(
@@ -119,7 +120,7 @@ async def checked_report(report: object) -> dict[str, Health]:
                 raise DriverError(
                     f"health() answered Health({shown(health.healthy)}) for {printable(name)}: give True, False or None"
                 )
-            # A vendor's library may say 0 for False: it must mean the same to all who look.
+            # A vendor's library may return 0 for False; later comparisons with `is` need real booleans.
             healthy = None if health.healthy is None else bool(health.healthy)
             if not is_a(health.taint, (Taint, type(None))):
                 raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")

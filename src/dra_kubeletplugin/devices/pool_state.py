@@ -1,4 +1,4 @@
-"""One pool as it is now: its devices, those that vanished in use, its counters, and what of it cannot be published."""
+"""The state of one pool: its devices, the devices that vanished in use, its counter sets, and what cannot be published."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from .validation import (
 log = logging.getLogger(__name__)
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
 _GONE = GONE.json()
-_BREATH = 16  # devices that are judged before others on the event loop have their turn
+_BATCH = 16  # devices that are validated before other tasks on the event loop run
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device, and what was found of it."""
+    """A device with the result of its validation."""
 
     device: Device
     judged: ValidatedDevice
 
 
-_SOUGHT = 8  # faults of a pool for which the nearest name is looked for
+_MAX_HINTS = 8  # faults of a pool for which the nearest name is searched
 
 
-class _Made(NamedTuple):
-    """A device as it is sent with a taint of ours, while gates are ``off``; or why it is not."""
+class _EncodedEntry(NamedTuple):
+    """A device encoded with the framework's taint, for the gates that are ``off``; or the reason why it is not published."""
 
     judged: ValidatedDevice
     taint: JSON | None
     off: frozenset[Gate]
     result: EncodedDevice | str
-    lost: tuple[str, ...] = ()  # fields that it is sent without
+    lost: tuple[str, ...] = ()  # fields that it is published without
 
 
 class PoolContent(NamedTuple):
@@ -65,12 +65,15 @@ class PoolContent(NamedTuple):
     per_device: bool
     devices: list[EncodedDevice]
     counter_sets: list[JSON]
-    options: JSON  # what is said of all devices at once
+    options: JSON  # fields that apply to all devices
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """Made anew for each answer, see :func:`updated_pool`. ``refused`` is what the API server said: name → what it refused, why."""
+    """A new state is created for each result of the driver, see :func:`updated_pool`.
+
+    ``refused`` contains the API server's rejections: name → the rejected JSON, the reason.
+    """
 
     name: str
     nodes: Nodes = field(default_factory=Nodes.this)
@@ -83,36 +86,39 @@ class PoolState:
     refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
-    made: dict[str, _Made] = field(default_factory=dict, compare=False, repr=False)
-    """What was made of devices that are sent otherwise than the driver said, so that it is made once."""
+    made: dict[str, _EncodedEntry] = field(default_factory=dict, compare=False, repr=False)
+    """Devices that are published otherwise than the driver described them, so that each is encoded once."""
 
     def find(self, name: str) -> DeviceEntry | None:
         return self.entries.get(name) or self.gone.get(name)
 
     def description(self, name: str) -> msgspec.Raw:
-        """A device with the counter sets from which it draws, as JSON, for :func:`updated_pool` should it vanish."""
+        """Returns a device with the counter sets that it consumes, as JSON. :func:`updated_pool` needs it if the device vanishes."""
         entry = self.entries[name]
         sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
         more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
 
     def emptied(self) -> ParsedPool:
-        """What the driver would have answered for a pool of this kind without devices."""
+        """Returns the parsed result of a driver for this pool without devices."""
         return ParsedPool(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
 
     def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
-        """What is published: with ``taints`` for bad health, and for what vanished in use; None where the pool cannot be.
+        """Returns what is published, with taints for bad health and for devices that vanished in use; None if the pool cannot be
+        published.
 
-        Without what depends on gates that are ``off``.
+        Args:
+            taints: taints for bad health, by device.
+            off: gates that are off; fields that depend on them are left out.
         """
         options = self._options(off)
         if self.fault or (self.per_device and Gate.PARTITIONS in off) or isinstance(options, str):
             return None
         sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
-        if not taints and not off and not self.gone:  # as nearly always, and quickly for thousands
+        if not taints and not off and not self.gone:  # the usual case, kept fast for thousands of devices
             plain = [e.judged.parcel(n) for n, e in self.entries.items() if n not in self.left_out]
             return PoolContent(self.name, self.nodes, self.per_device, plain, sets, options)
-        found = [self._sent(name, entry, taints, off) for name, entry in self._whole()]
+        found = [self._encoded(name, entry, taints, off) for name, entry in self._publishable()]
         sent = [f for f in found if not isinstance(f, str)]
         return PoolContent(self.name, self.nodes, self.per_device, sent, sets, options)
 
@@ -120,7 +126,7 @@ class PoolState:
         return options_without(self.options, off, of_this_node=self.nodes.where is Where.THIS)
 
     def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
-        """What :meth:`content` leaves out for gates that are ``off``, each with the reason; ``""`` is the pool itself."""
+        """Returns what :meth:`content` leaves out because of gates that are ``off``, each with the reason; ``""`` is the pool itself."""
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
             return {
@@ -128,49 +134,49 @@ class PoolState:
             }
         if isinstance(why := self._options(off), str):
             return {"": why}
-        found = ((name, self._sent(name, entry, taints, off)) for name, entry in self._whole())
+        found = ((name, self._encoded(name, entry, taints, off)) for name, entry in self._publishable())
         return {name: f for name, f in found if isinstance(f, str)}
 
     def lessened(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, tuple[str, ...]]:
-        """Devices that are sent without some of their fields for gates that are ``off``, and which these are."""
+        """Returns the devices that are published without some fields because of gates that are ``off``, with these fields."""
         out = {}
-        for name, entry in self._whole():
-            if not entry.judged.gates.isdisjoint(off) and not isinstance(self._sent(name, entry, taints, off), str):
+        for name, entry in self._publishable():
+            if not entry.judged.gates.isdisjoint(off) and not isinstance(self._encoded(name, entry, taints, off), str):
                 out[name] = self.made[name].lost
         return {name: fields for name, fields in out.items() if fields}
 
     async def warm(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> None:
-        """Makes what :meth:`content` and :meth:`withheld` need, with turns for others in between; they are quick then."""
-        for i, (name, entry) in enumerate(list(self._whole())):
-            self._sent(name, entry, taints, off)
-            if i % _BREATH == _BREATH - 1:
+        """Encodes devices in advance, and lets other tasks run in between; :meth:`content` and :meth:`withheld` are fast afterwards."""
+        for i, (name, entry) in enumerate(list(self._publishable())):
+            self._encoded(name, entry, taints, off)
+            if i % _BATCH == _BATCH - 1:
                 await asyncio.sleep(0)
 
     def samples(self, taints: Mapping[str, JSON]) -> Mapping[frozenset[Gate], JSON]:
-        """For each set of gates that some device depends on as it would be sent, whatever is off, one such device."""
+        """Returns one device for each set of gates that a device depends on, as it would be sent if no gate were off."""
         out: dict[frozenset[Gate], JSON] = {}
-        for name, entry in self._whole():
+        for name, entry in self._publishable():
             taint = self._taint(name, taints)
             gates = entry.judged.gates if taint is None else entry.judged.gates | {Gate.TAINTS}
             if gates and gates not in out:
                 out[gates] = entry.judged.json if taint is None else tainted(entry.judged.json, taint)
         return out
 
-    def _whole(self) -> Iterator[tuple[str, DeviceEntry]]:
-        """What could be sent, in order; what vanished in use comes last."""
+    def _publishable(self) -> Iterator[tuple[str, DeviceEntry]]:
+        """Yields the devices that can be published, in order; devices that vanished in use come last."""
         for entries in (self.entries, self.gone):
             for name, entry in entries.items():
                 if name not in self.left_out:
                     yield name, entry
 
     def _taint(self, name: str, taints: Mapping[str, JSON]) -> JSON | None:
-        """The taint of ours that a device has."""
+        """Returns the taint that the framework adds to a device."""
         return _GONE if name in self.gone else taints.get(name)
 
-    def _sent(
+    def _encoded(
         self, name: str, entry: DeviceEntry, taints: Mapping[str, JSON], off: Collection[Gate]
     ) -> EncodedDevice | str:
-        """A device as it is published, or why it is not."""
+        """Returns a device as it is published, or the reason why it is not."""
         judged, taint = entry.judged, self._taint(name, taints)
         if taint is None and (not off or judged.gates.isdisjoint(off)):
             return judged.parcel(name)
@@ -181,11 +187,11 @@ class PoolState:
         found = without(device, off)
         result = found if isinstance(found, str) else encode_device(found)
         missing = () if isinstance(found, str) else tuple(lost(device, found))
-        self.made[name] = _Made(judged, taint, frozenset(off), result, missing)
+        self.made[name] = _EncodedEntry(judged, taint, frozenset(off), result, missing)
         return result
 
     def same(self, other: PoolState) -> bool:
-        """Whether both are published alike, before health and the server's word. Order counts."""
+        """Whether both would be published alike, ignoring health and the API server's rejections. Order counts."""
         return (
             (self.nodes, self.per_device, self.options, self.fault)
             == (other.nodes, other.per_device, other.options, other.fault)
@@ -196,20 +202,20 @@ class PoolState:
 
 
 async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, JSON] | None) -> PoolState:
-    """The stock after an answer.
+    """Returns the pool's state after a new result of the driver. The order is the driver's.
 
     Args:
-        used: devices that claims hold, as :meth:`PoolState.description` told of them, or nothing where nobody knows: they stay when
-            they vanish, with their counter sets. None: it is not known which, so all do.
-
-    The order is the author's.
+        before: the state until now.
+        pool: the result.
+        used: devices that claims hold, with the result of :meth:`PoolState.description`, or nothing if it is unknown. They stay when
+            they vanish, with their counter sets. None if these devices are unknown: then all vanished devices stay.
     """
     per_device = pool.per_device
     alike = (before.nodes, before.per_device) == (pool.nodes, per_device)
     entries: dict[str, DeviceEntry] = {}
     for i, (name, device) in enumerate(pool.devices.items()):
         entries[name] = _entry(device, pool.nodes, per_device, before.entries.get(name) if alike else None)
-        if i % _BREATH == _BREATH - 1:
+        if i % _BATCH == _BATCH - 1:
             await asyncio.sleep(0)
     vanished = {n: e for n, e in before.entries.items() if n not in pool.devices}
     missing = {n: e for n, e in {**vanished, **before.gone}.items() if n not in pool.devices}
@@ -218,11 +224,11 @@ async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, J
     for name, described in (used or {}).items():
         if described and name not in pool.devices and name not in gone:
             try:
-                gone[name], told = _recalled(name, described)
+                gone[name], recalled_sets = _recalled(name, described)
             except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
                 log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
             else:
-                sets_before = {**told, **sets_before}
+                sets_before = {**recalled_sets, **sets_before}
     vanished_now = [n for n in gone if n not in before.gone]
     log_sample(
         log, logging.WARNING, "device %s vanished while a claim uses it: it stays published with a taint", vanished_now
@@ -240,24 +246,24 @@ async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, J
     )
 
 
-def checked(stock: PoolState) -> PoolState:
-    """``stock`` with what cannot be published left out: by itself, or with what the API server has refused."""
-    out = {"": stock.fault} if stock.fault else {}
-    out |= {f"counter set {printable(n)}": j.fault for n, j in stock.sets.items() if j.fault}
-    known = {**stock.gone, **stock.entries}
-    counters = {n: j.json["counters"] for n, j in stock.sets.items() if not j.fault}
-    refused = {n: r for n, r in stock.refused.items() if n in known and known[n].judged.shape == r[0]}
+def checked(state: PoolState) -> PoolState:
+    """Returns ``state`` with its list of what cannot be published: invalid devices, and those that the API server rejected."""
+    out = {"": state.fault} if state.fault else {}
+    out |= {f"counter set {printable(n)}": j.fault for n, j in state.sets.items() if j.fault}
+    known = {**state.gone, **state.entries}
+    counters = {n: j.json["counters"] for n, j in state.sets.items() if not j.fault}
+    refused = {n: r for n, r in state.refused.items() if n in known and known[n].judged.shape == r[0]}
     for name, entry in known.items():
-        fault = entry.judged.fault or counters_fault(entry.judged, stock.sets, counters, seek=len(out) < _SOUGHT)
+        fault = entry.judged.fault or counters_fault(entry.judged, state.sets, counters, seek=len(out) < _MAX_HINTS)
         if not fault and name in refused:
             fault = f"refused by the API server: {refused[name][1]}"
         if fault:
             out[name] = fault
-    return replace(stock, refused=refused, left_out=out)
+    return replace(state, refused=refused, left_out=out)
 
 
 def _entry(device: Device, nodes: Nodes, per_device: bool, before: DeviceEntry | None) -> DeviceEntry:
-    """Where nothing changed the old one is kept: what a look every minute makes anew is garbage at once then."""
+    """Returns the previous entry if nothing changed, so that a discovery every minute does not allocate new objects."""
     judged = validate_device(device, nodes, per_device=per_device, before=before.judged if before else None)
     if before is not None and judged is before.judged and _same(device, before.device):
         return before
@@ -265,9 +271,10 @@ def _entry(device: Device, nodes: Nodes, per_device: bool, before: DeviceEntry |
 
 
 def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, ValidatedDevice]]:
-    """A device that vanished while no plugin ran, and its counter sets, by a record.
+    """Rebuilds a device that vanished while no plugin ran, and its counter sets, from a record.
 
-    Raises what reading a record may: another version wrote it.
+    Raises:
+        Exception: anything that reading the record raises, because another version may have written it.
     """
     raw = described["device"]
     device = read_device(raw)
@@ -288,5 +295,5 @@ def _differ(now: Mapping[str, ValidatedDevice], before: Mapping[str, ValidatedDe
 def _same(device: Device, before: Device) -> bool:
     try:
         return device.data is before.data and device == before
-    except Exception:  # an author's object may be anything inside
+    except Exception:  # an author's object may raise anything
         return False

@@ -1,6 +1,6 @@
-"""What of a driver's answer may be published: what the API server would refuse is found device by device, before it is sent.
+"""Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
-A slice with one bad device is refused whole, so a bad device must never get into one.
+The API server rejects a slice with one bad device entirely, so a bad device must never get into a slice.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from ..resourceapi.validation.slices import MAX_TAINTS, max_devices, slice_optio
 
 MAX_POOLS = 4096
 _NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
-MAX_BYTES = 512 * 1024  # of one device or counter set as JSON: two in a slice stay below what etcd takes
+MAX_BYTES = 512 * 1024  # of one device or counter set as JSON; two of them in a slice stay below the limit of etcd
 JSON = Mapping[str, Any]
 
 
 class EncodedDevice(NamedTuple):
-    """A device as it would be sent, as JSON text, and what it takes of a slice: a tenth of what its objects would hold."""
+    """A device as JSON text, as it would be sent, with its use of a slice's limits.
+
+    The text needs a tenth of the memory of its objects.
+    """
 
     name: str
     encoded: bytes
-    consumed: int  # counters that it draws from
-    most: int  # devices that a slice with it may have
+    consumed: int  # number of counters that it consumes
+    most: int  # maximum number of devices in a slice with it
 
 
 class _Amount(msgspec.Struct):
@@ -46,17 +49,21 @@ class _Consumption(msgspec.Struct, rename="camel"):
 
 
 class _Draws(msgspec.Struct, rename="camel"):
-    """What of a device says what it draws: the rest is passed over."""
+    """The part of a device with its counters; other fields are skipped."""
 
     consumes_counters: list[_Consumption] = []
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedDevice:
-    """A device or counter set, as JSON text as it would be sent. ``fault`` is why it may not be.
+    """A device or counter set as JSON text, as it would be sent.
 
-    ``shape`` tells whether it changed; it is empty where there is nothing that could be sent. ``gates`` are those of the server
-    that it depends on.
+    Attributes:
+        shape: the text; empty if nothing can be sent. A changed device has another text.
+        fault: why it must not be sent; empty if it may.
+        consumed: number of counters that it consumes.
+        most: maximum number of devices in a slice with it.
+        gates: the API server's feature gates that it depends on.
     """
 
     shape: bytes
@@ -67,11 +74,11 @@ class ValidatedDevice:
 
     @property
     def json(self) -> JSON:
-        """Decoded anew each time."""
+        """The object; each access decodes it again."""
         return decoded(self.shape) if self.shape else {}
 
     def draws(self) -> dict[str, dict[str, str]]:
-        """Counter set → counter → amount that a device draws."""
+        """Returns what the device consumes: counter set → counter → amount."""
         if not self.consumed:
             return {}
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
@@ -82,27 +89,30 @@ class ValidatedDevice:
 
 
 def decoded(encoded: bytes) -> dict[str, Any]:
-    """The object that was encoded."""
+    """Decodes a JSON object."""
     out: dict[str, Any] = msgspec.json.decode(encoded)
     return out
 
 
 class ParsedPool(NamedTuple):
-    """A pool of a driver's answer, whose names are known to be unique."""
+    """A pool of a driver's result; its device names are unique."""
 
     name: str
     nodes: Nodes
     devices: Mapping[str, Device]
-    counter_sets: Mapping[str, CounterSet | None]  # None: two of this name
+    counter_sets: Mapping[str, CounterSet | None]  # None: the driver returned two of this name
     fault: str  # why the pool cannot be published at all
-    per_device: bool  # whether each device says on which nodes it is
-    options: JSON  # what is said of all devices at once
+    per_device: bool  # whether each device has its own nodes
+    options: JSON  # fields that apply to all devices
 
 
 def validate_device(
     device: Device, nodes: Nodes, *, per_device: bool, before: ValidatedDevice | None = None
 ) -> ValidatedDevice:
-    """Looks at one device of a pool that is of ``nodes``. ``before`` saves the work where nothing changed. Raises nothing."""
+    """Validates one device of a pool with ``nodes``. Raises nothing.
+
+    Returns ``before`` if the device did not change, which saves the work.
+    """
     try:
         built = device.json()
         own = any(f in built for f in _NODE_FIELDS)
@@ -120,13 +130,13 @@ def validate_device(
         gates = gates_of(built)
     except DraError as e:
         return ValidatedDevice(b"", printable(e))
-    except Exception as e:  # an author's object may be anything inside
+    except Exception as e:  # an author's object may raise anything
         return ValidatedDevice(b"", describe(e))
-    return ValidatedDevice(shape, _told(faults, shape), consumed, most, gates)
+    return ValidatedDevice(shape, _fault_text(faults, shape), consumed, most, gates)
 
 
 def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice | None = None) -> ValidatedDevice:
-    """Looks at one counter set, as :func:`validate_device` does; None for one that was answered twice."""
+    """Validates one counter set like :func:`validate_device`. None stands for a name that the driver returned twice."""
     if counter_set is None:
         return ValidatedDevice(b"", "the driver answered two of this name")
     try:
@@ -139,29 +149,29 @@ def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice
         return ValidatedDevice(b"", printable(e))
     except Exception as e:
         return ValidatedDevice(b"", describe(e))
-    return ValidatedDevice(shape, _told(faults, shape))
+    return ValidatedDevice(shape, _fault_text(faults, shape))
 
 
 def recalled_device(raw: JSON) -> ValidatedDevice:
-    """Looks at a device as it was published before. Raises what reading it may."""
+    """Validates a device as it was published before. Raises anything that reading it raises."""
     shape = msgspec.json.encode(raw)
-    return ValidatedDevice(shape, _told(device_faults(raw), shape), *_takes(raw), gates_of(raw))
+    return ValidatedDevice(shape, _fault_text(device_faults(raw), shape), *_takes(raw), gates_of(raw))
 
 
 def recalled_set(raw: JSON) -> ValidatedDevice:
-    """Looks at a counter set as it was published before. Raises what reading it may."""
+    """Validates a counter set as it was published before. Raises anything that reading it raises."""
     shape = msgspec.json.encode(raw)
-    return ValidatedDevice(shape, _told(counter_set_faults(raw), shape))
+    return ValidatedDevice(shape, _fault_text(counter_set_faults(raw), shape))
 
 
-def _told(faults: list[str], shape: bytes) -> str:
+def _fault_text(faults: list[str], shape: bytes) -> str:
     if len(shape) > MAX_BYTES:
         faults.append(f"{len(shape)} bytes as JSON: at most {MAX_BYTES} can be published")
     return printable("; ".join(faults))
 
 
 def encode_device(device: JSON) -> EncodedDevice:
-    """A device that is known to be good."""
+    """Encodes a device that is known to be valid."""
     return EncodedDevice(device["name"], msgspec.json.encode(device), *_takes(device))
 
 
@@ -171,26 +181,31 @@ def _takes(device: JSON) -> tuple[int, int]:
 
 
 def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
-    """The pools of a driver's answer; ``method`` is the one that gave it. ``node`` is the node whose pools are published.
+    """Parses the pools of a driver's result.
 
-    Raises :class:`DriverError` for an answer that is no list of pools with lists in them, or has a name twice: nothing of it can
-    be trusted then.
+    Args:
+        answer: the result.
+        method: the driver's method that returned it.
+        node: name of the node whose pools are published.
+
+    Raises:
+        DriverError: it is no list of pools with lists in them, or contains a name twice; nothing in it can be trusted then.
     """
     out: dict[str, ParsedPool] = {}
     for pool in _items(answer, Pool, f"{method}() answered", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
         where = f"{method}() answered pool {printable(name)!r}"
-        # Of a pool that was made of what `devices` answered, its author knows nothing.
-        devices_told = f"{method}() answered" if method == "devices" else f"{where} whose devices are"
+        # The author of `devices` never sees the pool, so messages must not mention it.
+        devices_subject = f"{method}() answered" if method == "devices" else f"{where} whose devices are"
         if not is_a(nodes, Nodes):
             raise DriverError(
                 f"{where} whose nodes are {_kind(nodes)}: give Nodes.this(), Nodes.all(), Nodes.named('node-1') or another of Nodes"
             )
-        name = str.__str__(name)  # of a class derived from str it could not be sent
+        name = str.__str__(name)  # an instance of a subclass of str cannot be sent
         if name in out:
             raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
         devices: dict[str, Device] = {}
-        for device in _items(pool.devices, Device, devices_told, MAX_DEVICES):
+        for device in _items(pool.devices, Device, devices_subject, MAX_DEVICES):
             if device.name in devices:
                 raise DriverError(
                     f"{method}() answered two devices named {printable(device.name)!r}: names must be unique in a pool"
@@ -207,29 +222,29 @@ def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
 
 
 def _pool_options(pool: Pool) -> tuple[JSON, str]:
-    """What a pool says of all its devices at once, or why the API server would not take it."""
+    """Returns the fields that a pool sets for all its devices, and why the API server would reject them."""
     try:
         options = pool.options()
         return options, printable("; ".join(map(str, slice_options(options, "pool"))))
-    except Exception as e:  # an author's object may be anything inside
+    except Exception as e:  # an author's object may raise anything
         return {}, describe(e)
 
 
 def _pool_fault(name: str, nodes: Nodes) -> str:
-    """Why a pool cannot be published, whatever it has; empty where it can."""
+    """Returns why a pool cannot be published, independent of its devices; empty if it can."""
     try:
         nodes.of_slice("")
         return printable("; ".join(str(f) for f in pool_name(name, "name")))
-    except Exception as e:  # text that is no Unicode, nodes that no class method of ours made
+    except Exception as e:  # invalid Unicode, or nodes that the author built by hand
         return describe(e)
 
 
 def _node_fault(name: str, nodes: Nodes, node: str) -> str:
-    """Returns why a pool may not be published on a node because of its name; empty where it may.
+    """Returns why a pool may not be published on a node because of its name; empty if it may.
 
-    Pools are unique in the cluster for a driver: two nodes that publish one pool break both. The admission policy of ``deploy/``
-    has the same rule. A pool's name is DNS subdomains separated by ``/`` and a node's name is one subdomain, so ``n1/`` is no
-    prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
+    A driver's pools are unique in the cluster: two nodes that publish one pool break both. The admission policy of ``deploy/`` has the
+    same rule. A pool's name is DNS subdomains separated by ``/`` and a node's name is one subdomain, so ``n1/`` is no prefix of a pool
+    of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
     """
     if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
         return ""
@@ -242,30 +257,30 @@ T = TypeVar("T", Pool, Device, CounterSet)
 
 
 def _kind(value: object) -> str:
-    """What something is that should be another; a value that is shorter than its type's name tells more."""
+    """Returns the name of a value's type, for a message about a wrong type."""
     return printable(type(value).__name__)
 
 
-def _items(answer: object, kind: type[T], told: str, most: int) -> Iterator[T]:
-    """What an author answered, or put into what he answered; ``told`` is the beginning of a sentence that says where."""
+def _items(answer: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
+    """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
     if not is_a(answer, Iterable) or is_a(answer, (str, bytes, Mapping)):
-        hint = replacement_message(answer, kind.__name__, answered=told.endswith(" answered"))
-        raise DriverError(f"{told} {_kind(answer)}, not a list of {kind.__name__}{hint}")
+        hint = replacement_message(answer, kind.__name__, answered=subject.endswith(" answered"))
+        raise DriverError(f"{subject} {_kind(answer)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(answer):
             if not is_a(item, kind):
                 raise DriverError(
-                    f"{told} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
+                    f"{subject} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
                 )
             if not isinstance(item.name, str):
-                raise DriverError(f"{told} a {kind.__name__} whose name is {_kind(item.name)}, not text")
+                raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= most:
-                raise DriverError(f"{told} more than {most} items of {kind.__name__}: as many cannot be published")
+                raise DriverError(f"{subject} more than {most} items of {kind.__name__}: as many cannot be published")
             yield item
     except DriverError:
         raise
     except Exception as e:
-        raise DriverError(f"{told} what cannot be read: {describe(e)}") from e
+        raise DriverError(f"{subject} what cannot be read: {describe(e)}") from e
 
 
 def counters_fault(
@@ -275,10 +290,13 @@ def counters_fault(
     *,
     seek: bool = True,
 ) -> str:
-    """Why a device's counters cannot be drawn: one unknown set makes a whole pool invalid for the scheduler.
+    """Returns why a device's counters cannot be used. One unknown counter set makes a whole pool invalid for the scheduler.
 
-    ``counters`` are those of each set: decoded once for thousands of devices. ``seek``: the nearest name is told, which takes
-    milliseconds where there are hundreds.
+    Args:
+        device: the device.
+        sets: counter sets of the pool.
+        counters: names of the counters of each set, decoded once for thousands of devices.
+        seek: search the nearest name for the message, which takes milliseconds with hundreds of names.
     """
     if not device.consumed:
         return ""
@@ -298,13 +316,13 @@ def counters_fault(
 
 
 def tainted(device: JSON, taint: JSON) -> JSON:
-    """``device`` with a taint of ours, which matters more than the last of the author's where there is no room."""
+    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the last of the author's."""
     taints = [t for t in device.get("taints") or [] if t["key"] != taint["key"]]
     return {**device, "taints": [*taints[: MAX_TAINTS - 1], taint]}
 
 
 def taint_fault(taint: Taint) -> str:
-    """Why the API server would refuse a taint; empty where it would not."""
+    """Returns why the API server would reject a taint; empty if it would not."""
     try:
         return printable("; ".join(device_faults({"name": "device", "taints": [taint.json()]})))
     except Exception as e:

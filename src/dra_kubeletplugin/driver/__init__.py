@@ -1,4 +1,4 @@
-"""What an author writes and is given."""
+"""The public classes for driver authors, and the functions that load and check a driver class."""
 
 from .claim import AllocatedDevice, BoundClaim, BoundDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .class_validation import check, make

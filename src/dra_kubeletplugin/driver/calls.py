@@ -1,8 +1,8 @@
-"""The one way in which a driver's methods are called, and the one place where what comes out of them is made ours.
+"""Calls the methods of a driver: all calls go through this module, which reads lazy results and converts exceptions.
 
-``async def`` methods run on the event loop, each call in a task of its own; plain ones in a thread, with the caller's context
-variables. What they answer lazily (generators, ``map``, asynchronous generators) is read within the call, in the same place, so
-that all of a driver's code runs inside it.
+An ``async def`` method runs on the event loop, each call in its own task. A plain method runs in a thread, with the caller's context
+variables. Lazy results (generators, ``map``, asynchronous generators) are read in the same place within the call, so all code of the
+driver runs inside it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-_THREADS = 256  # plain methods that may block at once
-_THREAD_WAIT = 10.0  # seconds for one of them to be free; the kubelet is answered after 40
-_CLEAN_UP = 1.0  # seconds that a cancelled method has for its `finally`
-_MOST = 100_000  # things in one answer; more is a generator without end
+_THREADS = 256  # plain methods that may run at once
+_THREAD_WAIT = 10.0  # seconds to wait for a free thread; the kubelet gets its reply after 40
+_CLEAN_UP = 1.0  # seconds that a cancelled method gets for its `finally`
+_MAX_ITEMS = 100_000  # items in one result; a generator with more never ends
 _PLAIN = (list, tuple, dict, str, bytes, type(None))
-_NESTED = 4  # an awaitable that answers an awaitable, and so on
-_AGAIN = 600.0  # seconds after which the traceback of the same failure is logged once more
+_NESTED = 4  # levels of awaitables that return awaitables
+_LOG_AGAIN_AFTER = 600.0  # seconds until the traceback of a repeated failure is logged again
 
 
 class Calls:
-    """Calls methods of one driver; used from one event loop. :attr:`busy`, :meth:`running` and :meth:`when_idle` from any thread.
+    """Calls the methods of one driver. Used from one event loop; :attr:`busy`, :meth:`running` and :meth:`when_idle` from any thread.
 
-    A call lasts as long as the method does: a caller that cannot wait uses ``asyncio.timeout``. It may give up, and then an
-    ``async def`` method is cancelled, but a thread cannot be: it runs on and is counted until its method ends.
+    A call lasts as long as the method. A caller with a time limit uses ``asyncio.timeout``; then an ``async def`` method is cancelled.
+    A thread cannot be cancelled: a plain method continues and is counted until it ends.
 
-    ``threads`` plain methods may block at once. Where all do, a further call waits ``thread_wait`` seconds for one to return.
+    Args:
+        threads: plain methods that may run at once.
+        thread_wait: seconds that a further call waits for a free thread.
     """
 
     def __init__(self, threads: int = _THREADS, thread_wait: float = _THREAD_WAIT) -> None:
@@ -59,7 +61,7 @@ class Calls:
         self._tasks: set[asyncio.Task[_Outcome]] = set()
         self._logged: dict[str, _Logged] = {}
 
-    @overload  # a Mapping is an Iterable too: the first that fits
+    @overload  # a Mapping is an Iterable too; the first overload that matches applies
     async def __call__(  # type: ignore[overload-overlap]
         self, method: Callable[P, Mapping[K, V] | Awaitable[Mapping[K, V]]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Mapping[K, V]: ...
@@ -77,13 +79,18 @@ class Calls:
     async def __call__(self, method: Callable[P, Awaitable[T] | T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def __call__(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What ``method`` answers: ``async def`` or plain, a generator of either kind, a partial, or any object to be called.
+        """Calls ``method`` and returns its result.
 
-        Anything iterable is answered as a list (a mapping as a dict), read to its end.
+        Args:
+            method: a function, ``async def`` or plain, a generator of either kind, a partial, or any callable object.
 
-        Raises :class:`DraError`: what the driver raised of that tree as it is, also out of a task group;
-        :class:`DriverFailedError` for all else, ``SystemExit`` and the driver's own ``CancelledError`` too, and where no thread
-        is free. ``CancelledError`` where the calling task was cancelled, and only then.
+        Returns:
+            The result. An iterable is read to its end and returned as a list, a mapping as a dict.
+
+        Raises:
+            DraError: the driver raised it, alone or as the only exception of a task group.
+            DriverFailedError: the driver raised something else, also ``SystemExit`` or ``CancelledError``, or no thread is free.
+            CancelledError: only if the calling task was cancelled.
         """
         name = _name(method)
         run = functools.partial(method, *args, **kwargs)
@@ -103,18 +110,18 @@ class Calls:
 
     @property
     def busy(self) -> int:
-        """Calls that still run, those included whose caller gave up."""
+        """Number of calls that still run, including calls whose caller gave up."""
         with self._lock:
             return len(self._running)
 
     def running(self) -> list[tuple[str, float]]:
-        """What runs: method and seconds since it was called, the longest first."""
+        """Returns the method and the age in seconds of each running call, the oldest first."""
         now = time.monotonic()
         with self._lock:
             return [(r.name, now - r.since) for r in self._running.values()]
 
     def when_idle(self, done: Callable[[], object]) -> None:
-        """Calls ``done`` once, as soon as nothing runs: at once, or in the thread in which the last method ends."""
+        """Calls ``done`` once when no call runs: at once, or in the thread where the last method ends."""
         with self._lock:
             if self._running:
                 self._when_idle.append(done)
@@ -124,7 +131,7 @@ class Calls:
     # --- where methods run ----------------------------------------------------------------------
 
     async def _on_loop(self, running: _Running, work: Callable[[], Awaitable[Any]], value: Any = None) -> _Outcome:
-        """In a task of its own, so that a cancellation of ours and one of the driver's are never taken for each other."""
+        """Runs ``work`` in its own task, so a cancellation of the caller and one by the driver are never confused."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._enter(running)
@@ -134,7 +141,7 @@ class Calls:
         def ended(task: asyncio.Task[_Outcome]) -> None:
             self._tasks.discard(task)
             if inspect.iscoroutine(value):
-                value.close()  # where the task ended before it began
+                value.close()  # the task may have ended before it began
             self._leave(running)
             if not waiter.done():
                 waiter.set_result(None)
@@ -150,7 +157,7 @@ class Calls:
                 task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
                 await asyncio.wait({task}, timeout=_CLEAN_UP)
                 raise
-        if task.cancelled():  # by whoever found it among the loop's tasks, or by itself
+        if task.cancelled():  # some code cancelled it among the loop's tasks, or it cancelled itself
             return _Outcome(error=asyncio.CancelledError())
         return task.result()
 
@@ -159,7 +166,7 @@ class Calls:
         future: asyncio.Future[_Outcome] = loop.create_future()
         context = contextvars.copy_context()
 
-        def hand_over(outcome: _Outcome) -> None:
+        def deliver(outcome: _Outcome) -> None:
             if future.done():
                 self._drop(running.name, outcome)
             else:
@@ -169,9 +176,9 @@ class Calls:
             outcome = context.run(_outcome, run)
             self._leave(running)
             try:
-                # The outcome is a value even where it is an exception: a Future takes no StopIteration.
-                loop.call_soon_threadsafe(hand_over, outcome)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+                # An exception is passed on as a value, because a Future does not accept StopIteration.
+                loop.call_soon_threadsafe(deliver, outcome)
+            except RuntimeError:  # the loop is closed: no caller waits any more
                 self._drop(running.name, outcome)
 
         def give_up() -> None:
@@ -199,34 +206,38 @@ class Calls:
             f"not return, {oldest} for the longest: restart the plugin's pod if they hang"
         )
 
-    # --- what comes out -------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     def _answer(self, name: str, outcome: _Outcome) -> Any:
         error = outcome.error
         if error is None:
             self._logged.pop(name, None)
             return outcome.value
-        meant = _meant(error)
-        if meant is not None:
-            raise located(meant)
+        driver_error = _driver_error(error)
+        if driver_error is not None:
+            raise located(driver_error)
         text = f"the driver's {name} raised {explained(error)}"
         self._log(name, text, error)
         raise DriverFailedError(text) from error
 
     def _log(self, name: str, text: str, error: BaseException) -> None:
-        """The traceback once, not with each retry of the kubelet, and none where the text says all."""
+        """Logs a failure once with its traceback, not at each retry of the kubelet.
+
+        The traceback is left out if the text contains all of it.
+        """
         last, now = self._logged.get(name), time.monotonic()
-        if last is None or last.text != text or now - last.when >= _AGAIN:
+        if last is None or last.text != text or now - last.when >= _LOG_AGAIN_AFTER:
             self._logged[name] = _Logged(text, now)
-            if traceback := own_traceback(error):  # else the text says all, and whoever called tells it
+            if traceback := own_traceback(error):  # otherwise the text is complete, and the caller logs it
                 log.error("%s", text, exc_info=traceback)
             return
         last.times += 1
-        if last.times & (last.times - 1) == 0:  # the 2nd, 4th, 8th time: a method that fails each second fills no log
+        # the 2nd, 4th, 8th time: a method that fails each second must not fill the log
+        if last.times & (last.times - 1) == 0:
             log.warning("%s, %d times now", text, last.times)
 
     def _drop(self, name: str, outcome: _Outcome) -> None:
-        """The end of a call whose caller gave up."""
+        """Logs the end of a call whose caller gave up."""
         if inspect.iscoroutine(outcome.value):
             outcome.value.close()
         if outcome.error is None:
@@ -234,7 +245,7 @@ class Calls:
         elif not is_a(outcome.error, asyncio.CancelledError):
             log.warning("the driver's %s, whose caller gave up, raised %s", name, describe(outcome.error))
 
-    # --- what runs ------------------------------------------------------------------------------
+    # --- running calls --------------------------------------------------------------------------
 
     def _enter(self, running: _Running) -> None:
         with self._lock:
@@ -262,12 +273,12 @@ class _Running:
     number: int
     name: str
     since: float
-    parts: int = 0  # its caller, its thread, its task: a call has ended when all have
+    parts: int = 0  # its caller, its thread and its task; the call has ended when all of them have
 
 
 @dataclass
 class _Logged:
-    """The last failure of a method: its traceback was logged then."""
+    """The last failure of a method, whose traceback is in the log."""
 
     text: str
     when: float
@@ -283,12 +294,12 @@ class _Outcome:
 def _outcome(run: Callable[[], Any]) -> _Outcome:
     try:
         return _Outcome(_whole(run()))
-    except BaseException as e:  # an author's code may raise anything, and nothing may end our thread
+    except BaseException as e:  # author's code may raise anything, and the thread must survive it
         return _Outcome(error=e)
 
 
 def _begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Outcome], name: str) -> asyncio.Task[_Outcome]:
-    """A task, which has run to its first wait where Python can do that: most methods never wait."""
+    """Creates a task and runs it to its first wait where Python supports that: most methods never wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, name=name, eager_start=True)
     return loop.create_task(work, name=name)
@@ -299,12 +310,12 @@ async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
         return _Outcome(await work())
     except Interrupted:
         raise
-    except BaseException as e:  # SystemExit out of a task would end the loop
+    except BaseException as e:  # SystemExit from a task would end the loop
         return _Outcome(error=e)
 
 
 async def _resolve(value: Any) -> Any:
-    """Awaits and reads what a method answered until it is a plain value."""
+    """Awaits and reads a method's result until it is a plain value."""
     for _ in range(_NESTED):
         if _is_awaitable(value):
             value = await value
@@ -328,7 +339,7 @@ async def _read(source: AsyncIterable[Any]) -> list[Any]:
 
 
 def _whole(value: Any) -> Any:
-    """``value``, read to its end where it is lazy; what must be awaited is left to the loop."""
+    """Returns ``value``, read to its end if it is lazy. Awaitables and asynchronous iterators are left to the event loop."""
     if any(type(value) is plain for plain in _PLAIN) or _is_async(value):
         return value
     if is_a(value, Mapping):
@@ -345,8 +356,8 @@ def _bounded(items: Iterable[Any]) -> Iterable[Any]:
 
 
 def _check_length(length: int) -> None:
-    if length > _MOST:
-        raise DriverError(f"the driver's method answers more than {_MOST:,} things: does its generator ever end?")
+    if length > _MAX_ITEMS:
+        raise DriverError(f"the driver's method answers more than {_MAX_ITEMS:,} things: does its generator ever end?")
 
 
 def _is_async(value: Any) -> bool:
@@ -357,8 +368,8 @@ def _is_awaitable(value: Any) -> bool:
     return is_a(value, Awaitable) or (type(value) is GeneratorType and inspect.isawaitable(value))
 
 
-def _meant(error: BaseException) -> DraError | None:
-    """What the author raised on purpose, also as the only exception of a task group."""
+def _driver_error(error: BaseException) -> DraError | None:
+    """Returns the DraError that the author raised, also as the only exception of a task group; else None."""
     while is_a(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
         error = members[0]
     return error if is_a(error, DraError) else None

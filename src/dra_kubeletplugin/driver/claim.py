@@ -1,4 +1,4 @@
-"""Claims as a driver sees them: what is allocated, what was prepared, what must be undone."""
+"""The claims that a driver's methods get and return: to prepare, prepared, to bind, bound, and recovered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ JSON = Any
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedDevice:
-    """A driver's answer for one allocated device; made by :meth:`AllocatedDevice.prepared`.
+    """A driver's result for one allocated device. :meth:`AllocatedDevice.prepared` creates it.
 
-    ``edits`` are what containers get. ``data`` is the driver's own JSON of at most 64 KiB: it is kept in the record and comes
-    back at unprepare. ``admin_access`` is that of the allocation: such a device is held by nobody, and :meth:`Driver.recover`
-    must say so. ``status`` is told in the claim once it is prepared (KEP-4817); no outage of the API server fails a prepare.
-    ``metadata`` are attributes for programs in containers besides the device's own, where :attr:`Driver.metadata` is on.
+    Attributes:
+        request, pool, name, share_id: which device, as in the allocation.
+        admin_access: as in the allocation. No claim holds such a device exclusively; :meth:`Driver.recover` must set it too.
+        edits: changes that the container runtime makes to the containers.
+        data: the driver's own JSON, at most 64 KiB. It is kept in the record, and :meth:`Driver.unprepare` gets it.
+        status: written to the claim's status after prepare (KEP-4817). If the API server is unavailable, prepare still succeeds
+            and the write is retried.
+        metadata: attributes for programs in containers, added to the device's own, if :attr:`Driver.metadata` is on.
     """
 
     request: str
@@ -45,15 +49,15 @@ class AllocatedDevice:
     """A device of this driver that the scheduler allocated to a claim.
 
     Attributes:
-        request: name of the claim's request, ``request/subrequest`` for a prioritised alternative.
+        request: name of the claim's request; ``request/subrequest`` for an alternative of a prioritised list.
         pool, name: which device.
-        share_id: set when several claims share the device (KEP-5075).
-        admin_access: for monitoring; the device may be in use by others at the same time.
-        consumed_capacity: what this share has of the device.
-        config: typed parameters of the request; where it has none, the defaults, or None if a field has no default.
+        share_id: set if several claims share the device (KEP-5075).
+        admin_access: True for monitoring; other claims may use the device at the same time.
+        consumed_capacity: the capacity of the device that this share consumes.
+        config: typed parameters of the request. If the request has none: the defaults, or None if a field has no default.
         config_source: ``FromClass``, ``FromClaim``, or empty.
-        device: as the driver published it, with its ``data``.
-        tolerations: of the request.
+        device: the device as the driver published it, with its ``data``.
+        tolerations: tolerations of the request, as in the claim.
     """
 
     request: str
@@ -79,7 +83,14 @@ class AllocatedDevice:
         status: DeviceStatus | None = None,
         metadata: Mapping[str, Attribute] | None = None,
     ) -> PreparedDevice:
-        """This device, ready, with the changes that containers need, and what the claim and its metadata files are to tell of it."""
+        """Returns the :class:`PreparedDevice` for this device.
+
+        Args:
+            edits: changes to the containers that use the device.
+            data: the driver's own JSON, which :meth:`Driver.unprepare` gets; at most 64 KiB.
+            status: written to the claim's status.
+            metadata: attributes added to the device metadata files of the claim's containers.
+        """
         return PreparedDevice(
             request=self.request,
             pool=self.pool,
@@ -94,9 +105,9 @@ class AllocatedDevice:
 
 
 class UndoRegistrar:
-    """How a claim registers a step's reversal; made by the engine.
+    """Saves the undo steps of a claim. The claim manager replaces it with its own subclass.
 
-    Two doors to the same thing: awaited from ``async def prepare``, called from a plain one in its thread.
+    ``register`` is awaited in ``async def prepare``, and called directly in a plain ``prepare``, which runs in a thread.
     """
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
@@ -107,7 +118,10 @@ class UndoRegistrar:
 
 @dataclass(frozen=True)
 class EncodedClaim:
-    """A ResourceClaim in resource.k8s.io/v1 as the API server sent it. Decoded, one of 1 MB takes up to 30 MB, and few drivers read it."""
+    """A ResourceClaim in resource.k8s.io/v1 as the API server sent it, not yet decoded.
+
+    Few drivers read the object, and a claim of 1 MB takes up to 30 MB when decoded.
+    """
 
     body: bytes
 
@@ -128,7 +142,7 @@ class _WithAnnotations(msgspec.Struct):
 
 
 class _DecodedWhenRead:
-    """The field ``object`` of :class:`Claim`."""
+    """Descriptor of :attr:`Claim.object`: decodes the object when it is first read."""
 
     def __get__(self, claim: Claim | None, owner: type | None = None) -> Any:
         if claim is None:
@@ -143,7 +157,7 @@ class _DecodedWhenRead:
 
 
 def annotations_of(claim: Claim) -> Mapping[str, str]:
-    """The annotations of a claim, whose other fields are not decoded for them."""
+    """Returns the annotations of a claim without decoding its other fields."""
     found = vars(claim)["object"]
     if isinstance(found, EncodedClaim):
         return found.annotations()
@@ -152,15 +166,15 @@ def annotations_of(claim: Claim) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim to prepare.
+    """A claim to prepare or to bind.
 
     Attributes:
         namespace, name, uid: of the ResourceClaim.
-        devices: those of this driver, in the order of the allocation.
+        devices: the claim's devices of this driver, in the order of the allocation.
         reserved_for: consumers (pods), as in the claim's status.
-        object: the whole ResourceClaim as the API server gave it, in resource.k8s.io/v1 form.
-        operation: id that is on every log line of this call.
-        node: name of the one node where the allocation can be used; empty where there may be several.
+        object: the whole ResourceClaim in resource.k8s.io/v1 form, as the API server sent it.
+        operation: id that every log line of this call contains.
+        node: name of the only node where the allocation can be used; empty if there may be several.
     """
 
     namespace: str
@@ -175,13 +189,22 @@ class Claim:
     _status: StatusSink = field(default_factory=StatusSink, repr=False, compare=False)
 
     def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> ReportedStatus:
-        """Tells in the claim's ``status.devices[]`` how one of its devices is (KEP-4817), now or at any time later.
+        """Writes the status of one of the claim's devices to ``status.devices[]`` of the ResourceClaim (KEP-4817).
 
-        It leaves at once and is tried again for ten minutes; from any thread, awaited or not. Awaiting it waits for the write,
-        for 5 s at most, and answers whether it is there; plain methods call ``report(...).wait()``. A later report on the same
-        device replaces it; what other drivers and the controller say stays as it is.
+        You call it from any thread, during prepare or bind or at any time later. The write starts at once, in the background, and is
+        retried for ten minutes. A later report for the same device replaces this one. The entries that other drivers and the controller
+        wrote do not change.
 
-        Raises :class:`DriverError` for a device that is not of this claim.
+        Args:
+            device: one of :attr:`devices`.
+            status: the new status.
+
+        Returns:
+            A handle. You may ignore it. ``await`` it, or call its ``wait()`` in a thread, to wait at most 5 s for the write; the result
+            is whether the status is in the claim.
+
+        Raises:
+            DriverError: the device does not belong to this claim, or ``status`` is no DeviceStatus.
         """
         if not isinstance(status, DeviceStatus) or not any(device is d or device == d for d in self.devices):
             raise DriverError(
@@ -190,31 +213,39 @@ class Claim:
         return self._status.report((device.pool, device.name, device.share_id or ""), status)
 
     def on_undo(self, step: str, /, **data: JSON) -> Awaitable[None]:
-        """Registers how to reverse what comes next, *before* it is done.
+        """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.
 
-        The driver's method ``undo_<step>(claim, **data)`` is called, newest step first, when prepare fails, when its process
-        dies and another takes over, and at unprepare. ``data`` is JSON of at most 64 KiB. The step is on disk
-        when this returns (plain ``prepare`` or a thread of the driver's own) or has been awaited (``async def prepare``); one
-        synced write, about a millisecond. A step whose ``await`` was forgotten is saved and run like all others, but fails the
-        prepare, because it may have been taken too early.
+        The framework later calls the driver's method ``undo_<step>(claim, **data)``: after ``unprepare``, the newest step first. It
+        does so when prepare fails, when its process dies and another takes over, and at unprepare.
 
-        Raises :class:`DriverError` where the method is missing, does not take ``data``, ``data`` is no JSON, or prepare has
-        ended; :class:`DraError` where the step cannot be saved: then it must not be taken.
+        In ``async def prepare``, await the result; the step is on disk afterwards. In a plain ``prepare``, or in a thread of the
+        driver, the step is on disk when the call returns. It costs one synced write, about a millisecond. If you forget the ``await``,
+        the step is still saved and run, but prepare fails: the step may have been taken before it was saved.
+
+        Args:
+            step: name of the step; the driver must have the method ``undo_<step>``.
+            data: arguments for that method: JSON of at most 64 KiB.
+
+        Raises:
+            DriverError: the method is missing or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
+            DraError: the step cannot be saved. Do not take it then.
         """
         return self._undo.register(step, data)
 
 
-Claim.object = _DecodedWhenRead()  # type: ignore[assignment]  # after @dataclass, which takes a class attribute for a default
+# set after @dataclass, which would take a class attribute for the default
+Claim.object = _DecodedWhenRead()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedClaim:
-    """A claim to unprepare, from our own record: the API object may be gone.
+    """A claim to unprepare, read from the framework's record. The ResourceClaim object may be gone.
 
     Attributes:
-        devices: what prepare answered, or, where it never got that far, what was allocated (without data).
-        complete: False when prepare did not finish: any part of it may have happened.
-        same_boot: False when the node was rebooted since: what lives in memory and in /sys is gone already.
+        namespace, name, uid: of the ResourceClaim.
+        devices: what prepare returned. If prepare did not get that far: the allocated devices, without ``data``.
+        complete: False if prepare did not finish; any part of it may have happened.
+        same_boot: False if the node was rebooted since prepare; state in memory and in /sys is lost then.
     """
 
     namespace: str
@@ -227,7 +258,7 @@ class PreparedClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundDevice:
-    """A device for which :meth:`Driver.bind` was called, by its name."""
+    """The name of a device for which :meth:`Driver.bind` was called."""
 
     request: str
     pool: str
@@ -237,11 +268,12 @@ class BoundDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundClaim:
-    """A claim to unbind, from the controller's own record: the API object may be gone.
+    """A claim to unbind, read from the controller's record. The ResourceClaim object may be gone.
 
     Attributes:
-        node: where it was allocated; empty where that may be several.
-        devices: those that were allocated and have binding conditions.
+        namespace, name, uid: of the ResourceClaim.
+        node: node of the allocation; empty if there may be several.
+        devices: the allocated devices that have binding conditions.
     """
 
     namespace: str
@@ -253,7 +285,13 @@ class BoundClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveredClaim:
-    """What :meth:`Driver.recover` knows of a claim whose record was lost."""
+    """A claim that :meth:`Driver.recover` found in use on the hardware, and whose record was lost.
+
+    Attributes:
+        uid: UID of the ResourceClaim; required.
+        devices: the devices in use.
+        namespace, name: of the ResourceClaim, if the hardware knows them.
+    """
 
     uid: str
     devices: Sequence[PreparedDevice]

@@ -1,4 +1,4 @@
-"""Makes a driver of its class, and finds before anything is started what could not work later: a pod's event is a late place."""
+"""Creates a driver from its class and finds faults of the class before anything starts, not first in a pod's event."""
 
 from __future__ import annotations
 
@@ -25,23 +25,30 @@ from .options import declared, read_options
 
 T = TypeVar("T")
 _CLAIM = ("claim",)
-# What the framework calls, and what with.
+# Methods that the framework calls, with their arguments.
 _CALLED: dict[str, tuple[str, ...]] = {
     "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
     "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
 }  # fmt: skip
 _TAG = ": write class Name(Config, tag=True) for each, and claims name one as `type`"
-_LATER = ("host", "settings", "log")  # set by Driver.attach
-_MISWRITTEN = (TypeError, NameError, AttributeError)  # no code runs well elsewhere that raises one
+_SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
+_CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
 _OF_TYPE = re.compile(
     r"Expected .*, got |Invalid enum value "
-)  # a default may still be outside of what a claim may give
+)  # wrong types only: a default may have a value that a claim may not
 
 
 def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> Driver:
-    """A driver for one process, with ``options`` as :func:`read_options` takes them.
+    """Creates a driver for one process.
 
-    Raises :class:`DriverError` as :func:`check` does, and where the class cannot be made; :class:`SettingsError` for wrong options.
+    Args:
+        cls: the driver's class.
+        role: the role of the process.
+        options: as for :func:`read_options`.
+
+    Raises:
+        DriverError: as :func:`check`, or the class cannot be instantiated.
+        SettingsError: wrong options.
     """
     check(cls, role)
     own = read_options(cls, options)
@@ -59,7 +66,7 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
 
 
 def _made(cls: type[Driver], own: object) -> Driver:
-    """Its options are there in ``__init__`` already, where the class's own would be taken for them."""
+    """Creates the object. Its options are set before ``__init__``, which would otherwise read the class's defaults."""
     if own is None:
         return cls()
     driver: Any = cls.__new__(cls)
@@ -70,7 +77,11 @@ def _made(cls: type[Driver], own: object) -> Driver:
 
 
 def check(cls: type[Driver], role: Role = Role.NODE) -> None:
-    """Raises :class:`DriverError` with the class, the attribute and the rule, for what cannot work however the hardware is."""
+    """Checks the class for faults that do not depend on the hardware.
+
+    Raises:
+        DriverError: with the class, the attribute and the rule.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{shown(cls)} is no subclass of Driver: give the class, not an object or its name")
     with looking_at(f"what {cls.__name__} has"):
@@ -107,27 +118,29 @@ def _check(cls: type[Driver], role: Role) -> None:
 
 
 def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
-    """What an author's code answers before anything of ours runs. Raises :class:`DriverError`, for ``SystemExit`` too."""
+    """Runs an author's code outside of :class:`Calls`, before the framework starts. Raises :class:`DriverError`, also for
+    ``SystemExit``.
+    """
     try:
         return make()
     except DraError as e:
         raise located(e) from None
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # no await in between: SystemExit, and whatever else is raised here, is the author's
+    except BaseException as e:  # there is no await in this block, so the author's code raised it, also SystemExit
         raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
 def _hint(e: BaseException) -> str:
-    if is_a(e, AttributeError) and e.name in _LATER:
+    if is_a(e, AttributeError) and e.name in _SET_BY_ATTACH:
         return f": self.{e.name} is set after __init__, use it in start() or later"
     if is_a(e, TypeError) and not place(e):
         return ": it is made without arguments"
-    return "" if is_a(e, _MISWRITTEN) else ": what may fail belongs in start()"
+    return "" if is_a(e, _CODE_ERRORS) else ": what may fail belongs in start()"
 
 
 def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
-    """Whether the framework can call it; only what is written as a plain method is looked into."""
+    """Checks that the framework can call the method ``name``. Only plain and static methods are inspected."""
     method = inspect.getattr_static(cls, name)
     if method is getattr(Driver, name):
         return
@@ -148,17 +161,20 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
 
 
 def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
-    """Of a decorated function either what it wraps or itself must take the arguments: a decorator may add some, or pass on any."""
+    """Checks that a function accepts the arguments ``given``.
+
+    Of a decorated function, the wrapped function or the wrapper must accept them, because a decorator may add arguments or pass on any.
+    """
     first = ""
     for follow in (True, False):
         try:
             signature = inspect.signature(function, follow_wrapped=follow)
-        except (TypeError, ValueError):  # nobody knows: it may be called
+        except (TypeError, ValueError):  # the signature is unknown, so the call may work
             return
         try:
             signature.bind(*given)
             if first and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-                break  # which takes anything, and says nothing of what it wraps
+                break  # a wrapper with *args accepts anything, so it does not show what the wrapped function accepts
         except TypeError as e:
             first = first or f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}"
         else:
@@ -167,7 +183,7 @@ def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: s
 
 
 def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
-    """What of ``self`` is in the way, if anything is."""
+    """Returns a hint if ``self`` is missing or superfluous; else empty."""
     if given[:1] != ("self",):
         return "a static method has no `self`" if next(iter(signature.parameters), "") == "self" else ""
     if "self" in signature.parameters:
@@ -182,7 +198,7 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
     declared: object = cls.config
     found: list[Any] = [] if declared is None else list(declared) if isinstance(declared, (list, tuple)) else [declared]
     named = {id(kind): f"{cls.__name__}.config" for kind in found}
-    for kind in found:  # grows by what each names as older
+    for kind in found:  # the list grows by the older versions of each kind
         where = named[id(kind)]
         if not (isinstance(kind, type) and issubclass(kind, Config)):
             own = isinstance(kind, type) and kind.__module__ != "builtins"
@@ -209,7 +225,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         )
     try:
         fields = msgspec.structs.fields(kind)
-        msgspec.json.Decoder(kind)  # what cannot be told apart in JSON
+        msgspec.json.Decoder(kind)  # raises for types that JSON cannot distinguish
         objects: set[type] = set()
         for custom, where in list(_customs(msgspec.inspect.type_info(kind), objects)):
             if custom not in FORMS:
@@ -239,7 +255,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
 
 
 def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
-    """Of a field, as if a claim gave it."""
+    """Checks the default of a field as if a claim contained it."""
     if f.default is msgspec.NODEFAULT:
         return
     try:
@@ -250,7 +266,10 @@ def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
 
 
 def _try_check(kind: type[Config]) -> None:
-    """With the defaults, which may still be outside of what a claim may give; but what is misspelt is so for every claim."""
+    """Runs ``check()`` with the defaults and reports misspelled names in it.
+
+    It ignores ValueError, because a default may have a value that a claim may not.
+    """
     try:
         converted({}, kind, check=True)
     except ValueError:
@@ -263,7 +282,7 @@ def _try_check(kind: type[Config]) -> None:
 
 
 def _check_shadowed(kind: type[Config]) -> None:
-    """What Config has is no name for a parameter: an annotation makes one of it."""
+    """Rejects a parameter with the name of an attribute of Config: an annotation turns it into a field."""
     for name in kind.__struct_fields__:
         if name in vars(Config):
             way = (
@@ -277,7 +296,7 @@ def _check_shadowed(kind: type[Config]) -> None:
 
 
 def _check_apart(kinds: Sequence[type[Config]]) -> None:
-    """Of kinds that a claim cannot name one by one, all but the first would never be read."""
+    """Rejects kinds that claims cannot distinguish: only the first of them would ever be read."""
     named: dict[tuple[str, str], type[Config]] = {}
     for kind in kinds:
         other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
@@ -303,7 +322,7 @@ def _check_plain(kind: type[Config]) -> None:
     _check_signature(kind, "check", ("self",))
     _check_signature(kind, "convert_from", ("older",))
     for method in ("check", "convert_from"):
-        if inspect.iscoroutinefunction(getattr(kind, method)):  # nobody would wait for it, and everything would pass
+        if inspect.iscoroutinefunction(getattr(kind, method)):  # no code would await it, and all parameters would pass
             raise DriverError(
                 f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
             )
@@ -318,7 +337,7 @@ def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> N
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
-    """Types within that JSON has no form for, each with the field that is of it; objects within are added to ``seen``."""
+    """Yields the types in ``info`` that JSON has no form for, each with its field. Adds the objects within to ``seen``."""
     if isinstance(info, msgspec.inspect.CustomType):
         yield info.cls, where
         return
@@ -339,7 +358,7 @@ def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> It
 
 
 def _is_plain(kind: type[Config], name: str, value: object) -> bool:
-    """A value, that is, no method and nothing declared as the class's own."""
+    """Whether ``value`` is plain data, and neither a method nor declared as a ClassVar."""
     declared = kind.__annotations__.get(name)
     if (
         declared is ClassVar

@@ -1,4 +1,7 @@
-"""The class that an author subclasses. Its docstrings are the contract."""
+"""The base class of all drivers: you subclass :class:`Driver`, and its docstrings are the contract.
+
+For each method they state when it is called, in which process, how often, and what happens when it raises.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from .metadata_update import MetadataUpdate, metadata_update
 from .status import NetworkData
 
 T = TypeVar("T")
-# What `def` answers, `async def` with `yield`, and `async def` without.
+# A method's return value: of `def`, of `async def` with `yield`, and of `async def` without.
 Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
 
 
@@ -29,15 +32,15 @@ class Role(Enum):
     """What a process does for a driver."""
 
     NODE = "node"
-    """The plugin of one node: prepares claims, and publishes the pools of this node."""
+    """The plugin on one node: prepares claims and publishes the pools of this node."""
     CONTROLLER = "controller"
-    """One for the cluster: publishes the pools that belong to no single node, and binds claims."""
+    """The controller, one per cluster: publishes the pools that belong to no single node, and binds claims."""
 
 
-_LAST = 1e11  # seconds; no later time fits into what Go and databases have
+_MAX_SECONDS = 1e11  # seconds; the latest time that Go's and a database's timestamps can hold
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -47,19 +50,21 @@ def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
 
 @dataclass(frozen=True)
 class Health:
-    """A device's health.
+    """The health of one device, as :meth:`Driver.health` reports it.
 
     Args:
-        healthy: None where it is not known.
-        message: shown in the pod's status, for a healthy device too; cut at 1,024 bytes of UTF-8, which is what the kubelet keeps.
-        taint: of this fault; left out, it is :attr:`Driver.unhealthy_taint`. The effect ``"NoExecute"`` evicts the pods that use
-            the device, ``"None"`` only tells. For an unhealthy device only; taints of others belong to :class:`Device`.
-        measured: when, in unix seconds, for a report that is not made while ``health`` is called, such as a monitor's last one:
-            told as if it were of now, it would hide that the monitor hangs. Left out, it is when ``health`` was called.
-        timeout: seconds after which the device counts as unknown, unless it was measured again; above ``HEALTH_INTERVAL``. Left
-            out, the longer of 30 s and three times that interval.
+        healthy: True, False, or None for unknown.
+        message: shown in the pod's status, also for a healthy device. The kubelet keeps 1,024 bytes of UTF-8; the rest is cut off.
+        taint: published for this fault in place of :attr:`Driver.unhealthy_taint`. Allowed for an unhealthy device only; a taint of a
+            healthy device belongs to :class:`Device`. The effect ``"NoExecute"`` evicts the pods that use the device; ``"None"`` only
+            informs.
+        measured: unix time in seconds of the measurement; by default, the time when ``health`` was called. Set it when you report an
+            older measurement, such as the last report of a monitor: otherwise a monitor that hangs looks alive.
+        timeout: seconds after ``measured`` when the device becomes unknown unless a new report arrives. It must be longer than
+            ``HEALTH_INTERVAL``. By default the longer of 30 s and three times that interval.
 
-    Raises :class:`DriverError` for a taint of a device that is not unhealthy, and for times that are none.
+    Raises:
+        DriverError: a taint of a device that is not unhealthy, or a time out of range.
     """
 
     healthy: bool | None
@@ -72,7 +77,7 @@ class Health:
         for name, least in (("measured", 0.0), ("timeout", 1e-3)):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and least <= value < _LAST):
+            if value is not None and not (number and least <= value < _MAX_SECONDS):
                 raise DriverError(
                     f"Health.{name} is {printable(value)}: give seconds, {'unix time' if not least else 'above 0'}"
                 )
@@ -83,59 +88,65 @@ class Health:
 
 
 class Driver:
-    """Base class of all drivers. Subclass it, set ``name``, write ``devices`` and ``prepare``, and pass it to ``run``.
+    """Base class of all drivers. Subclass it, set ``name``, write ``devices`` and ``prepare``, and pass the class to ``run``.
 
-    Methods may be ``async def``, which run on the event loop and must not block, or plain ``def``, which run in a thread and
-    may. Both may ``yield`` what they answer; it is read to its end within the call. Each call of an ``async def`` has a task of
-    its own: what must be entered and left in one task (a cancel scope) cannot span two methods.
+    Only ``devices`` (or ``pools``) and ``prepare`` are required.
 
-    What a method raises is the fault of that call alone, whatever it is, ``SystemExit`` included. A method that does not return
-    holds up its own claim and nothing else, until 256 plain ones hang: then further calls fail, and say so. No method is ever
-    stopped in its thread; an ``async def`` is cancelled when the plugin ends before it, or gives up on it. While a method
-    runs, other processes leave its claim alone, because it may still touch the hardware.
+    A method may be ``async def`` or plain ``def``. An ``async def`` method runs on the event loop and must not block. A plain method
+    runs in a thread and may block. Both kinds may ``yield`` their results; the framework reads them to the end within the call. Each
+    call of an ``async def`` method runs in its own task, so a cancel scope cannot begin in one method and end in another.
 
-    The framework keeps what a driver would otherwise have to: records of what is prepared, the guard against double use, CDI
-    files, sockets, slices. One object lives for the whole process; during a rolling update two processes have one each.
+    An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim. At
+    most 256 plain methods run at once; while 256 of them hang, further calls fail with an error. The framework never stops a method in
+    its thread. It cancels an ``async def`` method when the plugin stops or when the caller gives up. While a method runs, other plugin
+    processes do not touch its claim, because the method may still use the hardware.
+
+    The framework keeps the records of prepared claims, prevents two claims from getting the same device, and writes CDI files, sockets
+    and slices. One driver object lives as long as the process. During a rolling update two plugin processes run, each with its own.
 
     A subclass sets:
-        name: DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain.
-        config: subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None where there are none.
-        options: an object of a frozen dataclass, whose fields are the driver's own options with their defaults: each is a flag of
-            ``dra run`` and a variable. ``self.options`` has what was given, in ``__init__`` too. Left out where there are none.
-        unhealthy_taint: put on unhealthy devices; None for no taint. ``NoExecute`` would also evict the pods that use them.
-        metadata: whether programs in containers find their devices described in files, see :mod:`dra_kubeletplugin.metadata`.
-        subsystems: kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``.
+        name: DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``.
+        config: a subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None if the driver takes none.
+        options: an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
+            variable, with the field's value as default. ``self.options`` holds the values of this process, already in ``__init__``.
+            Omit it if the driver has no options.
+        unhealthy_taint: the taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them.
+        metadata: whether programs in containers get files that describe their devices, see :mod:`dra_kubeletplugin.metadata`.
+        subsystems: kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``.
 
-    The framework sets, after ``__init__``, which takes no arguments, and before any method is called:
-        host: the machine.
-        settings: the options of this process, such as ``settings.node_name``.
-        log: a logger of the driver's own.
+    The framework calls ``__init__`` without arguments. Then, before any other method, it sets:
+        host: the machine: its devices and files.
+        settings: the options of this process, e.g. ``settings.node_name``.
+        log: the driver's logger.
         role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
-        gates_off: feature gates that the API server was found to have off; ``pools`` is called again when that changes.
-
-    Only ``devices`` (or ``pools``) and ``prepare`` are needed.
+        gates_off: feature gates that the API server has off. When the set changes, ``pools`` is called again.
     """
 
     name: ClassVar[str] = ""
-    """DNS subdomain of at most 63 bytes, e.g. ``gpu.example.com``; the vendor's own domain."""
+    """DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``."""
     config: ClassVar[type[Config] | Sequence[type[Config]] | None] = None
-    """Kinds of opaque parameters; None where there are none."""
+    """The kinds of opaque parameters; None if the driver takes none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
-    """Put on unhealthy devices; None for no taint. NoExecute would also evict the pods that use them."""
+    """The taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them."""
     metadata: ClassVar[bool] = False
-    """Whether containers get device metadata files (KEP-5304): the attributes of their devices, and what
-    ``AllocatedDevice.prepared(metadata=...)`` adds."""
+    """Whether containers get device metadata files (KEP-5304).
+
+    The files contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
+    """
     subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
-    """Kernel subsystems whose events are a reason to call ``devices`` again, e.g. ``("pci", "infiniband")``."""
+    """Kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
     settings: Settings
     log: logging.Logger
     role: Role = Role.NODE
     gates_off: frozenset[Gate] = frozenset()
-    """Feature gates that the API server was found to have off. It drops what depends on them, so partitions, for example, are
-    withheld then. ``pools`` is called again when this changes, and may answer a plainer layout, such as whole devices."""
-    _look_again: Callable[[], None] = staticmethod(_nobody)
+    """Feature gates that the API server has off, as far as the framework has found out.
+
+    The API server drops fields whose gate is off, so the framework withholds, for example, partitions. When this set changes, ``pools``
+    is called again and may return a simpler layout, such as whole devices.
+    """
+    _look_again: Callable[[], None] = staticmethod(_do_nothing)
     _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,7 +159,7 @@ class Driver:
         if not isinstance(cls.name, str):
             raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
         if type(cls.name) is not str:
-            cls.name = str.__str__(cls.name)  # of a class derived from str it could not be sent
+            cls.name = str.__str__(cls.name)  # an instance of a subclass of str cannot be sent to the API server
         if cls.name and (len(cls.name.encode()) > MAX_DRIVER_NAME or not DNS_SUBDOMAIN.fullmatch(cls.name)):
             raise DriverError(
                 f"{cls.__name__}.name {cls.name!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: "
@@ -160,12 +171,17 @@ class Driver:
         host: Host,
         settings: Settings,
         role: Role = Role.NODE,
-        look_again: Callable[[], None] = _nobody,
+        look_again: Callable[[], None] = _do_nothing,
         update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
     ) -> None:
-        """Called once by the framework, before anything else.
+        """Connects the driver to this process. The framework calls it once, before any other method.
 
-        ``look_again`` is what :meth:`changed` does, ``update`` what :meth:`update_metadata` does; both from any thread.
+        Args:
+            host: the machine.
+            settings: the options of this process.
+            role: what the process does for the driver.
+            look_again: requests a rescan; :meth:`changed` calls it. Safe from any thread.
+            update: writes a metadata update; :meth:`update_metadata` calls it. Safe from any thread.
         """
         self.host = host
         self.settings = settings
@@ -175,12 +191,14 @@ class Driver:
         self._update = update
 
     def changed(self) -> None:
-        """Says that the devices, or their health, may have changed: they are looked at soon, once for many calls. From any thread
-        or method.
+        """Requests a new call of ``devices`` (or ``pools``) and ``health``, because devices or their health may have changed.
 
-        For drivers that know first, from a vendor's event or a fabric manager; without it a change is seen with the next
-        event of the kernel, or after ``rescan_interval`` seconds, and one of their health after ``health_interval``. The kubelet
-        is told what :meth:`health` answers then at once.
+        You call it, from any thread and any method. The framework merges calls that follow closely. The kubelet gets the new result of
+        :meth:`health` at once.
+
+        Use it if the driver learns of changes first, e.g. from a vendor's event or a fabric manager. Otherwise the framework sees a
+        changed device with the next kernel event or after ``rescan_interval`` seconds, and changed health after ``health_interval``
+        seconds.
         """
         self._look_again()
 
@@ -193,25 +211,32 @@ class Driver:
         attributes: Mapping[str, Attribute | None] | None = None,
         device: str = "",
     ) -> Awaitable[int]:
-        """Tells the containers of a prepared claim what was not known when it was prepared, such as addresses (KEP-5304).
+        """Updates the metadata files of a prepared claim with facts that were unknown at prepare, such as addresses (KEP-5304).
 
-        It goes on record and into the metadata file of the request, which running containers see change; its generation grows by
-        one, unless it says all this already. Awaited on the event loop; in any other thread it is done when this returns.
-        Answers the generation. May be called while the claim is still being prepared, and then waits for that: not within
-        ``prepare`` itself, where ``prepared(metadata=..., status=...)`` says the same.
+        You call it, from the event loop or from any thread. On the event loop, await the result. In another thread the update is done
+        when the call returns. The update is written to the claim's record and to the metadata file of the request; running containers
+        see the file change.
+
+        You may call it while the claim is being prepared; it then waits until prepare ends. Do not call it within ``prepare``: there,
+        use ``prepared(metadata=..., status=...)``.
 
         Args:
             claim: the claim, or its UID.
-            request: name of its request, with or without the alternative that was chosen.
-            network_data: replaces what is there; None leaves it.
-            attributes: besides those that are there, at most 32 in all; None for one that goes.
-            device: its name, where the request has several; ``pool/name`` where that is not enough.
+            request: name of the claim's request, with or without the chosen alternative.
+            network_data: replaces the present network data; None keeps it.
+            attributes: added to the present attributes, at most 32 in all; the value None removes an attribute.
+            device: name of the device, if the request has several; ``pool/name`` if the name alone is ambiguous.
 
-        Raises :class:`DriverError` for what no file may say, for a request or device that the claim does not have, and where
-        :attr:`metadata` is off; :class:`~dra_kubeletplugin.errors.MetadataUpdateError` where the claim is not prepared (any more);
-        :class:`~dra_kubeletplugin.errors.ClaimBusyError` where it is worked on for too long;
-        :class:`~dra_kubeletplugin.errors.RecordsError` where it cannot be written. Where only the file cannot, it is on
-        record, and is written as soon as that is possible.
+        Returns:
+            The file's generation: one higher than before, or the same if the file contains all of this already.
+
+        Raises:
+            DriverError: a value that a metadata file cannot contain, a request or device that the claim does not have, or
+                :attr:`metadata` is off.
+            MetadataUpdateError: the claim is not prepared, or no longer.
+            ClaimBusyError: another operation works on the claim for too long.
+            RecordsError: the record cannot be written. Nothing is raised if only the file cannot be written: the record contains the
+                update, and the framework retries the file.
         """
         if not self.metadata:
             raise DriverError(
@@ -220,29 +245,41 @@ class Driver:
         return self._update(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
-        """Opens what lives as long as the process, such as a vendor's library. An exception ends the process, non-zero."""
+        """Opens what lives as long as the process, such as the vendor's library.
+
+        Called once, in both roles, before any other method except ``__init__``. If it raises, or does not return within
+        ``START_TIMEOUT``, the process exits with a non-zero code and :meth:`stop` is not called.
+        """
 
     def stop(self) -> Awaitable[None] | None:
-        """Closes it again, after the last call that returned in time. Not called when the process is killed."""
+        """Closes what :meth:`start` opened.
+
+        Called once when the process stops, after the calls that ended in time. The process waits at most 3 s for it and logs an
+        exception. Not called when the process is killed.
+        """
 
     def devices(self) -> Answer[Device]:
-        """All devices of this node that claims may get, in the order in which they should be given out.
+        """Returns all devices of this node that claims may get, in the order in which the scheduler should allocate them.
 
-        The simple case of :meth:`pools`: one pool, named like the node. Called at start, after hardware events and
-        :meth:`changed`, and every ``rescan_interval`` seconds; never twice at once. Must be quick to repeat and must answer the
-        same names for the same hardware: claims refer to devices by name, over reboots too. A device that is left out is not
-        given to new claims. An exception is logged, and the last answer stays in force.
+        This is the simple form of :meth:`pools`: one pool, with the node's name. Called in the node role: at start, after kernel
+        events, after :meth:`changed`, and every ``rescan_interval`` seconds. Two calls never overlap.
+
+        A call must be cheap to repeat. It must return the same names for the same hardware, also after a reboot, because claims refer
+        to devices by name. New claims do not get a device that you leave out. If the method raises, the framework logs the error, keeps
+        the last result and calls again.
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
     def pools(self) -> Answer[Pool]:
-        """All pools of this driver that this process knows of, as one answer; ``devices`` is not called where it is overridden.
+        """Returns all pools that this process knows of. If you override it, ``devices`` is not called.
 
-        For counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called as
-        :meth:`devices` is, in both roles: as :attr:`role` says, the plugin publishes what is of ``Nodes.this()`` and the
-        controller the rest; what is the other's is ignored. A pool that is answered no more is deleted, except for devices that
-        claims still have. A device that breaks a rule is left out alone; where a name comes twice the whole answer is
-        refused, and the last one stays in force.
+        Use it for counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called in both
+        roles, at the same times as :meth:`devices`. Depending on :attr:`role`, the plugin publishes the pools with ``Nodes.this()`` and
+        the controller publishes all others; each ignores the other's pools.
+
+        The publisher deletes a pool that you no longer return, except for devices that claims still hold. If a device breaks a rule of
+        the API server, only that device is not published. If a name occurs twice, or the method raises, the framework rejects the whole
+        result and keeps the last one.
         """
         if self.role is Role.CONTROLLER:
             return []
@@ -256,79 +293,93 @@ class Driver:
         return [Pool(self.settings.node_name, devices)]
 
     def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
-        """Makes the claim's devices ready for containers, and answers one :class:`PreparedDevice` for each.
+        """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.
 
-        Called when the first pod of a claim is about to start. Before the call a record is on disk and the devices are held for
-        this claim; another claim's exclusive hold is refused without a call, and so are partitions of one counter set, or shares
-        of one device, that together would have more than there is. Several claims are prepared at once. The call may
-        take as long as it must: the kubelet is answered before its 45 s end, and its retry joins this call.
+        Called in the node role, before the first pod of the claim starts. Calls for several claims run at once. Before the call, the
+        framework writes a record to disk and reserves the devices for this claim. It refuses, without a call, a device that another
+        claim holds exclusively. It also refuses partitions of a counter set, or shares of a device, that together exceed what exists.
 
-        Devices of pools that another process publishes (the controller, another instance of the plugin) come as their slices
-        describe them, with ``device.data`` None.
+        The call may take as long as necessary. The kubelet waits at most 45 s; the framework replies earlier, and the kubelet's retry
+        joins the same call. After success the framework keeps the result. It calls again only after a failed prepare that was rolled
+        back, or after a reboot of the node.
 
-        It is repeated only when an earlier one failed and was undone, or the node was rebooted; the answer is kept, so other
-        repetitions never reach the driver. The process may die anywhere within: then ``unprepare`` is called, with
-        ``complete=False``, and so are the steps registered with ``claim.on_undo``.
+        Another process (the controller, another plugin instance) may publish a device's pool. Then ``device`` has the content of its
+        slice, and ``device.data`` is None.
 
-        Raise :class:`RetryableError` for what may pass and :class:`PermanentError` for what will not; their text is the pod's
-        event. Keep it the same for the same fault, without counts or times: each new text is a new event.
+        The process may die at any point of the call. Then ``unprepare`` is called with ``complete=False``, and after it the steps
+        that were registered with ``claim.on_undo``. The same happens when the call raises.
+
+        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The exception's text
+        becomes an event of the pod. Use the same text for the same fault, without counts or times: each new text is a new event.
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
 
     def unprepare(self, claim: PreparedClaim) -> Awaitable[None] | None:
-        """Reverses ``prepare``, after the claim's last pod has stopped.
+        """Reverses :meth:`prepare`, after the last pod of the claim has stopped or after a failed prepare.
 
-        Idempotent: may be called again after success, for a claim whose prepare never began or broke off
-        (``claim.complete`` is False), by another process than prepare, and after a reboot. The ResourceClaim object may be gone.
-        Nothing else uses the devices until it returns. An exception keeps them held, and the call is repeated.
+        Called in the node role. It must be idempotent. It may be called again after success, in another process than prepare, and after
+        a reboot. It may also be called for a claim whose prepare never began or did not finish (``claim.complete`` is False). The
+        ResourceClaim object may be gone; ``claim`` comes from the framework's record.
+
+        No other claim uses the devices until it returns. If it raises, the devices stay reserved and the call is repeated.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
         """Makes devices with binding conditions ready for the node where they were allocated, while the scheduler waits (KEP-5007).
 
-        Called in the controller role, for each allocation whose devices have binding conditions that are not all true;
-        ``claim.devices`` are these, ``claim.node`` is where. When it returns, all binding conditions become True and the pod is
-        bound. Raise :class:`PermanentError` where it cannot be: a binding failure condition becomes True with the text as
-        message, the scheduler takes the allocation back and tries again. Anything else that is raised is tried again with
-        growing pauses, until the scheduler's own timeout (10 minutes by default).
+        Called in the controller role, for each allocation with devices whose binding conditions are not all true. ``claim.devices``
+        contains these devices, and ``claim.node`` the node. When the method returns, the framework sets all binding conditions to True
+        and the scheduler binds the pod.
 
-        Idempotent: called again for the same allocation after a crash, when the leader changes, and after an error. Never twice
-        at once for a claim, nor for a device that another claim still has: that one's :meth:`unbind` comes first.
-        ``claim.report`` adds data to the claim. Plain ``def`` methods run on in their thread when the process loses its lead,
-        for at most a few seconds, and then the process ends.
+        Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets a binding failure condition to True
+        with the exception's text as message; the scheduler deallocates the claim and tries again. After any other exception the
+        framework calls again, with backoff, until the scheduler's own timeout (10 minutes by default).
+
+        It must be idempotent: it is called again for the same allocation after a crash, a change of the leader, or an error. Calls for
+        one claim never overlap. If another claim still has a device, that claim's :meth:`unbind` runs first. ``claim.report`` adds data
+        to the claim's status. When the process loses its lead, a plain ``def`` method continues in its thread for a few seconds, until
+        the process ends.
         """
         raise DriverError(
             f"{type(self).__name__} has no `bind` method, and a claim has devices with binding conditions"
         )
 
     def unbind(self, claim: BoundClaim) -> Awaitable[None] | None:
-        """Reverses :meth:`bind`, once the claim has been deallocated or allocated anew, or has gone.
+        """Reverses :meth:`bind`, after the claim was deallocated, allocated again or deleted.
 
-        Called in the controller role. Idempotent: may be called again after success, and for a claim whose bind never began,
-        failed or broke off. Nobody else is given the devices' bind until it returns. An exception is tried again with growing
-        pauses.
+        Called in the controller role. It must be idempotent: it may be called again after success, and for a claim whose bind never
+        began, failed or was interrupted. Until it returns, the framework calls :meth:`bind` for no other claim with these devices. If
+        it raises, the framework calls again, with backoff. The ResourceClaim object may be gone.
         """
 
     def health(self) -> Mapping[str, Health] | Awaitable[Mapping[str, Health]]:
-        """Health by device name, asked every ``health_interval`` seconds, in the node role. Devices that are left out count as healthy.
+        """Returns the health of devices by name. A device that you leave out counts as healthy.
 
-        A name stands for the devices of that name in all pools of this node; ``pool/name`` for one of them.
+        Called in the node role, every ``health_interval`` seconds and after :meth:`changed`. Two calls never overlap. If it raises or
+        hangs, the last reports expire and their devices become unknown.
 
-        An unhealthy device is published with the report's taint, or :attr:`unhealthy_taint`, and not prepared unless the operator
-        allows it (``UNHEALTHY_POLICY``). The operator also says how many reports in a row it takes (``UNHEALTHY_AFTER``,
-        ``HEALTHY_AFTER``), and which effect taints have (``UNHEALTHY_EFFECT``). The first report of a device that this process gets
-        counts at once, so a restart ends any run of reports; one that is not known (None) leaves a fault in force. Devices of a
-        controller's pools have the taints that :meth:`pools` gives them.
+        A key ``name`` refers to the devices of that name in all pools of this node; a key ``pool/name`` refers to one device.
+
+        An unhealthy device is published with the report's taint or :attr:`unhealthy_taint`. It is not prepared, unless the operator
+        allows it (``UNHEALTHY_POLICY``). The operator also sets how many consecutive reports are needed (``UNHEALTHY_AFTER``,
+        ``HEALTHY_AFTER``), and the effect of taints (``UNHEALTHY_EFFECT``). The first report of a device in this process counts at
+        once, so a restart ends a count of reports. A report of None (unknown) does not clear a fault.
+
+        For devices of a controller's pools, :meth:`pools` sets the taints.
         """
         return {}
 
     def recover(self) -> Answer[RecoveredClaim]:
-        """What the hardware itself knows to be in use, with the request and ``admin_access`` of each device if it knows them.
+        """Returns the claims that use the hardware, as far as the hardware itself knows.
 
-        Called whenever the record database had to be made anew: after damage or loss, and at the first start on a node, where
-        nothing is in use yet. What is answered is held for those claims until they are unprepared; what the CDI files tell is
-        held without it. How much a claim takes only the files tell: of what is answered alone, a share counts as its whole
-        device, a partition as what it draws now, and a device that is not there any more as all counters of its pool.
+        Called in the node role after the records were damaged or lost. It is also called at the first start on a node, where nothing is
+        in use yet. If it raises, the framework calls it again.
+
+        Set the request and ``admin_access`` of each device if the hardware knows them. The framework reserves the returned devices for
+        these claims until they are unprepared. It does the same for claims in its CDI files, without your help.
+
+        Only the files know how much of a device a claim uses. For a claim that only this method returns, a share counts as the whole
+        device. A partition counts as what it consumes now. A device that no longer exists counts as all counters of its pool.
         """
         return ()
 

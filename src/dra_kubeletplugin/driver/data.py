@@ -1,4 +1,4 @@
-"""What a driver may leave on record with a claim: plain JSON, so that it comes back as it went."""
+"""Checks the JSON that a driver stores with a claim, so that it is read back equal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ MAX_DATA_BYTES = 65_536
 _DEPTH = 32
 _LEAVES = frozenset(
     {str, int, bool, type(None)}
-)  # encoding to JSON refuses lone surrogates and integers of more than 64 bits
+)  # without float, which needs a check for NaN; msgspec rejects lone surrogates and integers above 64 bits
 _INTEGERS = range(-(2**63), 2**64)
 
 
 def plain_json(value: object, path: str = "data") -> JSON:
-    """A copy of ``value`` in JSON's own types; tuples become lists, and enumerations of texts or numbers their values.
+    """Returns a copy of ``value`` in JSON's types. Tuples become lists; enumerations of texts or numbers become their values.
 
-    No code of the value's classes is run. Raises ``ValueError`` with the path of what JSON does not have: bytes, sets, other
-    objects, keys that are no text, NaN and infinities, integers of more than 64 bits, text that is no valid Unicode; and of
-    what is nested deeper than 32 or is larger than 64 KiB.
+    Runs no code of the value's classes.
+
+    Raises:
+        ValueError: with the path of a value that JSON does not have: bytes, a set, another object, or a key that is not text; NaN, an
+            infinity, an integer above 64 bits, or invalid Unicode. Also for a value nested deeper than 32, or larger than 64 KiB.
     """
     copy = _plain(value, path, _DEPTH)
     size = len(msgspec.json.encode(copy))
@@ -34,9 +36,9 @@ def plain_json(value: object, path: str = "data") -> JSON:
 
 
 def is_plain_json(value: object, size: int) -> bool:
-    """Whether :func:`plain_json` returns an equal copy of a value whose JSON has ``size`` bytes.
+    """Whether :func:`plain_json` returns an equal copy of ``value``, whose JSON has ``size`` bytes.
 
-    It takes a twentieth of the time, and says nothing of the cause of a fault.
+    It takes a twentieth of the time, but does not report the cause of a fault.
     """
     if size > MAX_DATA_BYTES:
         return False

@@ -1,4 +1,4 @@
-"""Finds a driver class: in a file, in the folder of a package, or by ``module:Class``."""
+"""Loads a driver class from a file, from the folder of a package, or from ``module:Class``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ _importing: ContextVar[bool] = ContextVar("importing", default=False)
 
 
 def load_driver(target: str) -> type[Driver]:
-    """The driver class that ``target`` names: a file, the folder of a package, or a module, each with ``:Class`` where it has several.
+    """Imports and returns the driver class that ``target`` names. Nothing has to be installed.
 
-    A folder has its driver in ``src/PACKAGE/driver.py``, as ``dra new`` makes it, or in ``driver.py``; nothing has to be installed.
-    Raises :class:`DriverError` with what was looked for and what was found.
+    Args:
+        target: a file, the folder of a package, or a module, each followed by ``:Class`` if it contains several drivers. A folder
+            contains its driver in ``src/PACKAGE/driver.py``, as ``dra new`` creates it, or in ``driver.py``.
+
+    Raises:
+        DriverError: the message contains the searched and the found names.
     """
     head, colon, class_name = target.rpartition(":")
     if not colon:
@@ -51,7 +55,7 @@ def load_driver(target: str) -> type[Driver]:
         names = " or ".join(f"{head}:{c.__name__}" for c in classes)
         raise DriverError(f"{target} has {len(classes)} subclasses of Driver: name one, {names}")
     if not classes:
-        raise DriverError(f"{target} defines no subclass of Driver{_instead(module, head)}")
+        raise DriverError(f"{target} defines no subclass of Driver{_missing_driver_hint(module, head)}")
     return classes[0]
 
 
@@ -59,8 +63,8 @@ def _is_driver(value: object) -> TypeGuard[type[Driver]]:
     return inspect.isclass(value) and issubclass(value, Driver) and value is not Driver
 
 
-def _instead(module: ModuleType, head: str) -> str:
-    """What the author may have meant, in a file without a driver."""
+def _missing_driver_hint(module: ModuleType, head: str) -> str:
+    """Returns a hint for a module without a driver: what the author probably meant."""
     for name, value in vars(module).items():
         if _is_driver(value):
             return f": it imports one, {head}:{name}"
@@ -92,7 +96,7 @@ def _from_file(path: Path) -> ModuleType:
         raise DriverError(f"{path} is not a file: give a driver's file, its package's folder, or module:Class{hint}")
     if (names := _names_in_package(path)) is not None:
         return _from_package(path, *names)
-    name = re.sub(r"\W", "_", f"driver_{path.parent.name}_{path.stem}")  # with a dot it would be in a package
+    name = re.sub(r"\W", "_", f"driver_{path.parent.name}_{path.stem}")  # a name with a dot would belong to a package
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise DriverError(f"{path} is no file of Python's: give a driver's file, its package's folder, or module:Class")
@@ -102,13 +106,13 @@ def _from_file(path: Path) -> ModuleType:
         with _importable(path.parent):
             _imported(path, functools.partial(spec.loader.exec_module, module))
     except BaseException:
-        del sys.modules[name]  # half a module is none
+        del sys.modules[name]  # a partly imported module must not stay
         raise
     return module
 
 
 def _imported(what: str | Path, load: Callable[[], T]) -> T:
-    """What ``load`` imports from a file or a module; meanwhile :func:`importing` is true."""
+    """Calls ``load``, which imports a file or a module, and returns its result. Meanwhile :func:`importing` is True."""
     token = _importing.set(True)
     try:
         return called(f"importing {what}", load, functools.partial(_hint, what))
@@ -117,12 +121,12 @@ def _imported(what: str | Path, load: Callable[[], T]) -> T:
 
 
 def importing() -> bool:
-    """Whether a driver's file is being imported: it is not the one to be run then."""
+    """Whether a driver's file is being imported, and therefore is not run as the main program."""
     return _importing.get()
 
 
 def _hint(what: str | Path, e: BaseException) -> str:
-    """What helps where a driver cannot be imported."""
+    """Returns a hint for an import that failed; empty if there is none."""
     if is_a(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
     if isinstance(what, Path) and is_a(e, ImportError) and "no known parent package" in str(e):
@@ -134,12 +138,13 @@ def _hint(what: str | Path, e: BaseException) -> str:
 
 
 def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
-    """The folder above the outermost package of a file, and its names from there; None where no import could have these names.
+    """Returns the folder above the outermost package of a file, and the module's names from there. None if no import could use these
+    names.
 
-    Links are not followed: where a mounted ConfigMap, or a build tool, keeps a file is nothing that its author named.
+    Links are not followed: the author did not choose the name under which a mounted ConfigMap or a build tool keeps the file.
     """
     names = [] if path.name == "__init__.py" else [path.stem]
-    above = Path(os.path.abspath(path)).parent  # noqa: PTH100 - links are not to be followed
+    above = Path(os.path.abspath(path)).parent  # noqa: PTH100 - must not follow links
     if not (above / "__init__.py").is_file():
         return None
     while above.name and (above / "__init__.py").is_file():
@@ -149,26 +154,27 @@ def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
 
 
 def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
-    """Under its name in the package, so that it can import what is beside it."""
-    if where := _taken(above / names[0], path):
+    """Imports a file under its name in its package, so that it can import the package's other modules."""
+    if where := _other_module(above / names[0], path):
         raise DriverError(f"{path}: Python has another module {names[0]} already ({where}): rename this package")
     with _importable(above):
         return _imported(path, functools.partial(importlib.import_module, ".".join(names)))
 
 
-def _taken(package: Path, file: Path) -> str:
-    """Where there is another module of the name of a ``package``, imported or not: whoever imports that must not get this one.
+def _other_module(package: Path, file: Path) -> str:
+    """Returns the origin of another module with the name of ``package``, imported or not; empty if there is none.
 
-    An installed copy of the same package, which has a module like ``file`` in its place, is no other.
+    Code that imports the other module must not get this one. An installed copy of the same package, which has a module at the place of
+    ``file``, does not count as another one.
     """
     loaded = sys.modules.get(package.name)
     if loaded is not None or package.name in sys.stdlib_module_names:
         is_it = _is_in(getattr(loaded, "__path__", ()), package)
         return "" if is_it else getattr(loaded, "__file__", None) or "Python itself"
     spec = importlib.util.find_spec(package.name)
-    if spec is None or spec.origin is None:  # only a folder
+    if spec is None or spec.origin is None:  # a folder without __init__.py
         return ""
-    within = Path(os.path.abspath(file)).relative_to(package)  # noqa: PTH100 - as above
+    within = Path(os.path.abspath(file)).relative_to(package)  # noqa: PTH100 - must not follow links
     places = spec.submodule_search_locations or ()
     is_it = _is_in(places, package) or any((Path(entry) / within).is_file() for entry in places)
     return "" if is_it else spec.origin
@@ -180,7 +186,7 @@ def _is_in(places: Iterable[str], folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    importlib.invalidate_caches()  # what is there may be newer than what Python has seen of the folder
+    importlib.invalidate_caches()  # Python may have cached the folder before its files were written
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -198,7 +204,11 @@ def _from_name(name: str, target: str) -> ModuleType:
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is a module to import; the packages above it are imported for that. Raises :class:`DriverError` where one fails."""
+    """Whether the module ``name`` exists. Imports the packages above it.
+
+    Raises:
+        DriverError: the import of a package failed.
+    """
     package, _, last = name.rpartition(".")
     if not last or (package and not _is_there(package)):
         return False
@@ -208,11 +218,11 @@ def _is_there(name: str) -> bool:
             return False
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):  # no name of a module, or one that was made by hand
+    except (ImportError, ValueError, AttributeError):  # not a module's name, or a module that code created by hand
         return name in sys.modules
 
 
 def _modules_in(package: str) -> list[str]:
-    """Names of the modules in a package that was imported, or of all that are in none."""
+    """Returns the names of the modules in an imported package, or of all top-level modules."""
     where = getattr(sys.modules.get(package), "__path__", ()) if package else None
     return [m.name for m in pkgutil.iter_modules(where)]

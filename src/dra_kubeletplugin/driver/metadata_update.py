@@ -1,4 +1,4 @@
-"""What a driver says later of a prepared device, for the metadata file that its containers have (KEP-5304)."""
+"""An update of a prepared device's metadata file, which its containers read (KEP-5304)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ JSON = Any
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataUpdate:
-    """One update as the record takes it.
+    """One update in the form of the record.
 
-    ``attributes`` are as on the wire, None for one that goes; ``network_data`` too, None to leave what is there; ``device`` is a
-    name, ``pool/name``, or empty for the only one of the request.
+    Attributes:
+        uid, request: of the claim, and the name of its request.
+        device: the device's name, ``pool/name``, or empty for the request's only device.
+        attributes: in API form; None for an attribute that is removed.
+        network_data: in API form; None keeps the present data.
     """
 
     uid: str
@@ -36,7 +39,7 @@ def metadata_update(
     attributes: Mapping[str, Attribute | None] | None,
     device: str,
 ) -> MetadataUpdate:
-    """What an author gave, checked. Raises :class:`DriverError` with what to give instead."""
+    """Checks the arguments of :meth:`Driver.update_metadata`. Raises :class:`DriverError` with the correct form."""
     uid = claim if isinstance(claim, str) else getattr(claim, "uid", "")
     if not (isinstance(uid, str) and uid and isinstance(request, str) and isinstance(device, str)):
         raise DriverError("update_metadata(): give the claim or its UID, the name of its request, and names as text")
@@ -48,7 +51,7 @@ def metadata_update(
     try:
         wire = {n: None if v is None else attribute_json(v, n) for n, v in (attributes or {}).items()}
         faults = attribute_faults({n: v for n, v in wire.items() if v is not None})
-    except (TypeError, ValueError) as e:  # a text that is no Unicode, too
+    except (TypeError, ValueError) as e:  # ValueError also for invalid Unicode
         raise DriverError(f"{shown}: {printable(e)}") from None
     if faults:
         raise DriverError(f"{shown}: {faults}")
@@ -57,7 +60,7 @@ def metadata_update(
 
 
 def attribute_faults(wire: Mapping[str, JSON]) -> str:
-    """Why no slice, and so no metadata file, may have such attributes; empty where they may. Their number is another matter."""
+    """Returns why a slice, and so a metadata file, cannot contain these attributes; empty if it can. Does not check their number."""
     return printable(
         "; ".join(
             fault for name, value in wire.items() for fault in device_faults({"name": "d", "attributes": {name: value}})

@@ -1,6 +1,6 @@
-"""The types that a driver's option may have, and how each is read from text.
+"""The types that a driver's option may have, and the parser of each.
 
-What reads a text raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...", as :mod:`..settings.values` has it.
+A parser raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...", as in :mod:`..settings.values`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ _FLAG = "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in word
 
 @dataclass(frozen=True)
 class OptionType:
-    """``holds`` says whether a value is of it, and ``wrong`` ends the sentence where it is not; ``metavar`` stands for a text.
+    """One type of options.
 
-    ``form`` is what texts of it look like: a regular expression that Python, Go and JSON Schema read alike, or all that there are.
+    Attributes:
+        read: parses a text.
+        holds: whether a value has this type.
+        wrong: the end of the sentence "VALUE is ..." for a value of another type.
+        metavar: placeholder for a text in ``--help``.
+        form: the form of its texts: a regular expression with one meaning in Python, Go and JSON Schema, or all allowed texts.
     """
 
     read: Callable[[str], Any]
@@ -40,7 +45,7 @@ class OptionType:
 
 
 def option_type(hint: Any) -> OptionType:
-    """Raises ``ValueError`` with the end of the sentence "FIELD is ..."."""
+    """Returns the option type of an annotation. Raises ``ValueError`` with the end of the sentence "FIELD is ..."."""
     if get_origin(hint) in {Union, types.UnionType}:
         inner = [one for one in get_args(hint) if one is not type(None)]
         if len(inner) == 1:

@@ -1,7 +1,8 @@
-"""A driver's own options: what its class declares, and their values from flags, environment and defaults.
+"""A driver's own options: the declaration in its class, and their values from flags, environment and defaults.
 
-``options`` of a driver is an object of a frozen dataclass: its fields are the options, its values their defaults, and a text in
-``Annotated`` is what ``--help`` says. ``shelf_count`` is ``--shelf-count`` and ``SHELF_COUNT``, as with our own options::
+``options`` of a driver is an instance of a frozen dataclass. Its fields are the options, its values their defaults, and a text in
+``Annotated`` is the help of ``--help``. As with the framework's options, ``shelf_count`` becomes ``--shelf-count`` and
+``SHELF_COUNT``::
 
     @dataclass(frozen=True)
     class NpuOptions:
@@ -37,18 +38,19 @@ COMMANDS = frozenset({
     "api_address", "api_cert", "api_key", "apply", "containers", "controller", "feature_gates", "help", "host", "image",
     "kubernetes", "nodes", "no_reload", "output", "record", "runtime_config", "state", "version",
 })  # fmt: skip
-"""Flags of the commands that take a driver's options, besides settings."""
+"""Flags, other than settings, of the commands that accept a driver's options."""
 _MACHINE = frozenset({
     "DISPLAY", "EDITOR", "HOME", "HOSTNAME", "LANG", "LOGNAME", "MAIL", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "TZ",
     "USER",
 })  # fmt: skip
-_OTHERS = ("DRA_", "KUBERNETES_", "LC_", "LD_", "PYTHON", "SSL_")  # variables that begin so are read by others
+_OTHERS = ("DRA_", "KUBERNETES_", "LC_", "LD_", "PYTHON", "SSL_")  # prefixes of variables that other programs read
 
 
 def declared(cls: type) -> list[Field[Any]]:
-    """The options of a driver's class, in the form that our own have; none where it declares none.
+    """Returns the options of a driver's class as settings fields; an empty list if it declares none.
 
-    Raises :class:`DriverError` with the field and the rule where one cannot be given.
+    Raises:
+        DriverError: a field that cannot be an option; the message names the field and the rule.
     """
     defaults = getattr(cls, "options", None)
     if defaults is None:
@@ -82,7 +84,7 @@ def declared(cls: type) -> list[Field[Any]]:
 def _hints(kind: type) -> dict[str, Any]:
     try:
         return typing.get_type_hints(kind, include_extras=True)
-    except Exception as e:  # whatever stands in an annotation is evaluated
+    except Exception as e:  # get_type_hints evaluates annotations, which may raise anything
         there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
         hint = did_you_mean(e.name, there) if is_a(e, NameError) and e.name else ""
         raise DriverError(f"the types of {kind.__name__} cannot be read: {printable(e)}{hint}") from None
@@ -93,13 +95,13 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
     if not _NAME.fullmatch(f.name) or not f.init:
         raise DriverError(f"{where} can be no flag: name it in lower case with single _, and leave `init` as it is")
     flag, env = f"--{f.name.replace('_', '-')}", f.name.upper()
-    if taken := _taken(f.name, flag, env):
+    if owner := _owner_of(f.name, flag, env):
         own = f"{driver.partition('.')[0].replace('-', '_') or 'my'}_{f.name}"
-        raise DriverError(f"{where}: {taken}: name it otherwise, such as {own}")
-    said = ""
+        raise DriverError(f"{where}: {owner}: name it otherwise, such as {own}")
+    help_text = ""
     if typing.get_origin(hint) is typing.Annotated:
         hint, *notes = typing.get_args(hint)
-        said = next((note for note in notes if isinstance(note, str)), "")
+        help_text = next((note for note in notes if isinstance(note, str)), "")
     try:
         of = option_type(hint)
     except ValueError as e:
@@ -107,18 +109,18 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
     if not of.holds(default):
         raise DriverError(f"{where} = {shown(default)} is {of.wrong}, which is its type")
     out: Field[Any] = setting(
-        flag, env, default, said, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
+        flag, env, default, help_text, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
     )
     out.name = f.name
     return out
 
 
-def _taken(name: str, flag: str, env: str) -> str:
-    """Who has the flag or the variable already; empty where nobody has."""
-    beside = [f for role in (Settings, ControllerSettings) for f in role.options()]
-    if name in COMMANDS or any(flag == f.metadata["flag"] for f in beside):
+def _owner_of(name: str, flag: str, env: str) -> str:
+    """Returns a sentence with the owner of the flag or the variable; empty if both are free."""
+    own_options = [f for role in (Settings, ControllerSettings) for f in role.options()]
+    if name in COMMANDS or any(flag == f.metadata["flag"] for f in own_options):
         return f"{flag} is an option of `dra` itself"
-    if any(env == f.metadata["env"] for f in (*beside, *WebhookSettings.options())):  # its pod has the same variables
+    if any(env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())):  # its pod has the same
         return f"{env} is a variable of the framework's"
     if env in _MACHINE or env.startswith(_OTHERS):
         return f"{env} is a variable that others set"
@@ -126,14 +128,17 @@ def _taken(name: str, flag: str, env: str) -> str:
 
 
 def read_options(cls: type, given: object = None, environ: Mapping[str, str] | None = None) -> object:
-    """The options of one process; None where the class declares none.
+    """Reads the options of one process. Returns None if the class declares none.
 
     Args:
-        given: by name, as text of the command line or as values; what it lacks is in the environment, or has its default. Or an
-            object of the options' own class, which is taken as it is.
-        environ: of this process, where left out.
+        cls: the driver's class.
+        given: values by name, as command-line text or typed. A missing option comes from the environment or has its default. Or an
+            instance of the options' own class, which is used unchanged.
+        environ: the environment; by default that of this process.
 
-    Raises :class:`SettingsError` with all that is wrong at once, :class:`DriverError` as :func:`declared`.
+    Raises:
+        SettingsError: with all faults at once.
+        DriverError: as :func:`declared`.
     """
     options = declared(cls)
     defaults: Any = getattr(cls, "options", None)
@@ -158,13 +163,13 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
 
 
 def _unknown(cls: type, name: object, known: Iterable[str]) -> str:
-    said, there = printable(name), list(known)
-    hint = did_you_mean(said, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
-    return f"options: {cls.__name__} has no option {said!r}{hint}"
+    shown_name, there = printable(name), list(known)
+    hint = did_you_mean(shown_name, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
+    return f"options: {cls.__name__} has no option {shown_name!r}{hint}"
 
 
 def _made(cls: type, defaults: Any, values: Mapping[str, Any]) -> object:
-    """With the author's own checks, in ``__post_init__``."""
+    """Creates the options object; the author's ``__post_init__`` runs here."""
     try:
         return dataclasses.replace(defaults, **values)
     except ValueError as e:
@@ -174,7 +179,9 @@ def _made(cls: type, defaults: Any, values: Mapping[str, Any]) -> object:
 
 
 def as_flags(cls: type, given: object) -> list[str]:
-    """What ``given``, as of :func:`read_options`, is on a command line. Raises :class:`SettingsError` for what no text can say."""
+    """Returns command-line flags for ``given`` (see :func:`read_options`). Raises :class:`SettingsError` for a value without a text
+    form.
+    """
     out, faults = [], []
     for f in declared(cls):
         value = given.get(f.name) if isinstance(given, Mapping) else getattr(given, f.name, None)

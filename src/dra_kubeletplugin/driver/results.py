@@ -1,4 +1,4 @@
-"""From what the scheduler wrote into a claim to what a driver is given: the same on a node and in the controller."""
+"""Converts the allocation results in a claim to the devices that a driver gets, on a node and in the controller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN = Device("unknown")
 
 
 class AllocationResult(msgspec.Struct, rename="camel"):
-    """One allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim, the same in every version."""
+    """One allocated device, as in ``status.allocation.devices.results`` of a ResourceClaim. All API versions have the same form."""
 
     request: str
     driver: str
@@ -29,7 +29,7 @@ class AllocationResult(msgspec.Struct, rename="camel"):
     tolerations: list[JSON] | None = None
 
     def consumed(self) -> dict[str, quantity.Quantity]:
-        """Raises ``ValueError`` for what is no quantity."""
+        """Returns the consumed capacity by name. Raises ``ValueError`` if a value is not a quantity."""
         return {k: quantity.parse(str(v)) for k, v in (self.consumed_capacity or {}).items()}
 
     def allocated(
@@ -39,7 +39,14 @@ class AllocationResult(msgspec.Struct, rename="camel"):
         source: str = "",
         consumed: Mapping[str, quantity.Quantity] | None = None,
     ) -> AllocatedDevice:
-        """As the driver sees it, with what the inventory and the configuration add where they can."""
+        """Returns the device as the driver gets it.
+
+        Args:
+            device: the device in the inventory; by default an unknown device without attributes.
+            config: the parameters of its request.
+            source: ``FromClass``, ``FromClaim`` or empty.
+            consumed: the consumed capacity, parsed.
+        """
         return AllocatedDevice(
             request=self.request,
             pool=self.pool,

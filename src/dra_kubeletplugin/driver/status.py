@@ -1,4 +1,4 @@
-"""What a driver tells of an allocated device in ``status.devices[]`` of its ResourceClaim (KEP-4817)."""
+"""The status of an allocated device, which a driver reports into ``status.devices[]`` of its ResourceClaim (KEP-4817)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of a device, as ``metav1.Condition`` has it. When it last changed is kept by the framework.
+    """One condition of a device, as ``metav1.Condition``. The framework maintains ``lastTransitionTime``.
 
     Attributes:
         type: e.g. ``Ready`` or ``example.com/Attached``; unique in one status.
         status: True, False, or None for unknown.
         reason: one word in CamelCase, for programs.
-        message: a sentence for people; what is above 32 KiB is cut.
+        message: a sentence for people; cut at 32 KiB.
 
-    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    Raises:
+        InvalidObjectError: the API server would reject the condition.
     """
 
     type: str
@@ -52,7 +53,12 @@ class Condition:
             )
 
     def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:
-        """As in the claim; ``before`` is the same condition as it is there now, ``time`` the time of now."""
+        """Returns the condition as the claim contains it.
+
+        Args:
+            before: the same condition in the claim now; None if there is none.
+            time: the current time, as RFC 3339 text. It becomes the transition time if the status changed.
+        """
         status = {True: "True", False: "False", None: "Unknown"}[self.status]
         same = before is not None and before.get("status") == status
         return {
@@ -66,14 +72,15 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkData:
-    """Of a network device, as consumers of the claim may use it.
+    """Network data of a device, for consumers of the claim.
 
     Attributes:
-        interface_name: in the pod, of at most 256 bytes.
-        ips: at most 16 addresses with their prefix, each once and in canonical form, e.g. ``10.0.0.2/24``.
-        hardware_address: e.g. a MAC address, of at most 128 bytes.
+        interface_name: name of the interface in the pod, at most 256 bytes.
+        ips: at most 16 addresses with prefix length, distinct and in canonical form, e.g. ``10.0.0.2/24``.
+        hardware_address: e.g. a MAC address, at most 128 bytes.
 
-    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    Raises:
+        InvalidObjectError: the API server would reject the data.
     """
 
     interface_name: str = ""
@@ -81,7 +88,7 @@ class NetworkData:
     hardware_address: str = ""
 
     def __post_init__(self) -> None:
-        from ..resourceapi.validation.claim_status import network_data  # only network drivers need it
+        from ..resourceapi.validation.claim_status import network_data  # imported here: only network drivers need it
 
         ips = tuple(self.ips) if isinstance(self.ips, Iterable) and not isinstance(self.ips, str) else (None,)
         if not all(isinstance(ip, str) for ip in ips):
@@ -106,14 +113,15 @@ class NetworkData:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """All that one writer says of one device; what it said of that device before is replaced.
+    """The complete status that one writer reports for one device. It replaces the writer's previous status of that device.
 
     Attributes:
-        conditions: at most 8, together with those of other writers.
-        data: the driver's own JSON of at most 10 KiB, for whoever reads the claim.
-        network_data: of a network device.
+        conditions: at most 8, together with the conditions of other writers.
+        data: the driver's own JSON object, at most 10 KiB, for readers of the claim.
+        network_data: for a network device.
 
-    Raises :class:`InvalidObjectError` where the API server would refuse it.
+    Raises:
+        InvalidObjectError: the API server would reject the status.
     """
 
     conditions: Sequence[Condition] = ()
@@ -141,7 +149,12 @@ class DeviceStatus:
                 raise InvalidObjectError("DeviceStatus: data is a dictionary: the API server takes JSON objects only")
 
     def json(self, before: Mapping[str, Any], time: str) -> dict[str, Any]:
-        """The fields of an entry of ``status.devices[]``, besides those that say which device; ``before`` as it is now."""
+        """Returns the status fields of an entry of ``status.devices[]``, without those that identify the device.
+
+        Args:
+            before: the entry in the claim now; empty if there is none.
+            time: the current time, as RFC 3339 text.
+        """
         known = {c.get("type"): c for c in before.get("conditions") or []}
         out: dict[str, Any] = {}
         if self.conditions:
@@ -154,7 +167,7 @@ class DeviceStatus:
 
 
 class StatusSink:
-    """How a claim's statuses leave; made by the framework."""
+    """Sends the reported statuses of a claim. The framework replaces it with its own subclass."""
 
     def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
         raise DriverError("report(): this claim was made by hand: only one of the framework's is in a cluster")
@@ -162,8 +175,10 @@ class StatusSink:
 
 @dataclass(frozen=True, eq=False)
 class ReportedStatus:
-    """A report under way. Awaited, or asked with :meth:`wait` by a plain method in its thread, it answers whether the status is
-    in the claim now: False after 5 s, when it goes on by itself, or where the claim is gone. Nothing is raised.
+    """A report that is being written. ``await`` it, or call :meth:`wait` in a thread.
+
+    The result is True if the status is in the claim. It is False after 5 s, while the write continues in the background, or if the
+    claim is gone. Nothing is raised.
     """
 
     until_written: Callable[[], Awaitable[bool]] = field(repr=False)
@@ -173,7 +188,7 @@ class ReportedStatus:
         return self.until_written().__await__()
 
     def wait(self) -> bool:
-        """As awaiting it, for code that runs in a thread; never on the event loop."""
+        """Waits for the write like ``await``, for code that runs in a thread. Never call it on the event loop."""
         return self.block()
 
 

@@ -1,4 +1,4 @@
-"""Threads in which plain methods of a driver block: made when needed, few or none at rest, and no hindrance to the process's end."""
+"""A pool of daemon threads for a driver's plain methods: threads start on demand, end when idle and never delay the process's exit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 Job = Callable[[], None]  # must not raise
-_REST = 10.0  # seconds that a thread without work stays, for a vendor's library with state for each thread
+_REST = 10.0  # seconds that an idle thread lives on, because vendors' libraries keep state for each thread
 
 
 class Threads:
-    """At most ``limit`` daemon threads; a job beyond that waits in a queue, from which it can be taken back."""
+    """At most ``limit`` daemon threads. Further jobs wait in a queue, from which they can be withdrawn."""
 
     def __init__(self, limit: int, name: str) -> None:
         self.limit = limit
@@ -22,7 +22,7 @@ class Threads:
         self._resting = 0
 
     def submit(self, job: Job) -> None:
-        """Runs ``job`` in a thread, at once where one is free or may be made."""
+        """Runs ``job`` in a thread: at once if a thread is idle or a new one is allowed, else when one becomes idle."""
         with self._change:
             self._jobs.append(job)
             if self._resting >= len(self._jobs):
@@ -31,16 +31,16 @@ class Threads:
             if self._alive >= self.limit:
                 return
             self._alive += 1
-        # A daemon: the interpreter would wait for ever for a library that hangs.
+        # Daemon threads, because the interpreter would wait forever at exit for a library that hangs.
         thread = threading.Thread(target=self._work, name=self.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no thread left: one of ours that ends its job takes this one
+        except RuntimeError:  # the machine has no thread left; a running thread takes the job when its own ends
             with self._change:
                 self._alive -= 1
 
     def withdraw(self, job: Job) -> bool:
-        """Takes a job out of the queue; False where it has begun."""
+        """Removes a job from the queue. Returns False if it has begun."""
         with self._change:
             try:
                 self._jobs.remove(job)
@@ -60,4 +60,4 @@ class Threads:
                         return
                 job = self._jobs.popleft()
             job()
-            del job  # what it holds must not live on in a thread at rest
+            del job  # frees the objects that it refers to while the thread is idle

@@ -1,4 +1,4 @@
-"""Which of several living instances of a plugin on one node publishes slices: the one that started last.
+"""Decides which living instance of a plugin on a node publishes slices: the one that started last.
 
 A rolling update runs two instances for a while. Each instance keeps a locked file for its life, see
 :mod:`dra_kubeletplugin.claims.instances`; the kernel releases the lock of an instance that was killed.
@@ -13,6 +13,6 @@ def is_newest(own: InstanceLock) -> bool:
     """Returns whether no other living instance started after ``own``.
 
     Raises:
-        OSError: The files of the other instances cannot be read.
+        OSError: the files of the other instances cannot be read.
     """
     return all((other.since, other.id) < (own.since, own.id) for other in own.others())

@@ -1,5 +1,7 @@
-"""What the plugin of a node and the controller of a cluster have in common: probes, a start and a stop in bounded time, and
-background work whose end is the process's."""
+"""The common parts of the node plugin and the controller: probes, start and stop with time limits, and background tasks.
+
+The process ends when a background task ends.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from ..driver.calls import Calls
 from ..errors import DraError, DriverError, SettingsError, describe
 
 log = logging.getLogger(__name__)
-STOP = 3.0  # seconds that each part of a stop may take, the calls in flight apart
+STOP = 3.0  # seconds that each part of a stop may take, except the calls in flight
 Job = Callable[[], Awaitable[object]]
 Lines = Callable[[], Awaitable[Sequence[str]]]
 PAGES = frozenset({"/", "/overview.json"})
 
 
 def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
-    """Registers a part of the stop, which may hang or fail without keeping the others from theirs."""
+    """Registers a part of the stop. If it hangs or fails, the other parts still run."""
 
     async def limited() -> None:
         task = asyncio.ensure_future(stop())
@@ -41,9 +43,11 @@ def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callabl
 
 
 async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: Calls, timeout: float) -> None:
-    """Calls the driver's ``start``, and registers its ``stop``.
+    """Calls the driver's ``start`` and registers its ``stop``.
 
-    Raises what ``start`` does, and :class:`DriverError` where it has not returned after ``timeout`` seconds.
+    Raises:
+        DriverError: ``start`` has not returned after ``timeout`` seconds.
+        Exception: anything that ``start`` raises.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -58,7 +62,7 @@ async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: 
 
 @contextlib.asynccontextmanager
 async def unwrap_single_error() -> AsyncIterator[None]:
-    """What failed in a task group says why, and nothing else, where it is one thing."""
+    """Raises the only exception of a task group itself, so that the message states the cause and nothing else."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -68,7 +72,7 @@ async def unwrap_single_error() -> AsyncIterator[None]:
 
 
 def start_tasks(tasks: asyncio.TaskGroup, jobs: Mapping[str, Job]) -> list[asyncio.Task[None]]:
-    """Starts background work by name; where one part of it ends, all does: there are no zombies."""
+    """Starts background tasks by name. When one of them ends, all end, so that the process never runs without one."""
     return [tasks.create_task(_supervised(name, job), name=name) for name, job in jobs.items()]
 
 
@@ -82,12 +86,14 @@ async def _supervised(name: str, job: Job) -> None:
 
 
 class Probes:
-    """``/metrics``, ``/healthz`` and ``/readyz``, and a page for people where there is one.
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz``, and optionally a status page.
 
     Args:
-        measure: called before metrics are shown.
-        not_ready, notes: lines for ``/readyz``: what is in the way, and what should be known.
-        page: answers for :data:`PAGES`.
+        metrics: the metrics that ``/metrics`` shows.
+        measure: updates the metrics; called before they are shown.
+        not_ready: returns lines for ``/readyz``: why the process is not ready.
+        notes: returns further lines for ``/readyz``, which do not affect readiness.
+        page: handles the paths in :data:`PAGES`.
     """
 
     def __init__(
@@ -102,16 +108,17 @@ class Probes:
         self._judged = SharedRun(self._judge)
 
     async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
-        """Serves until the stack is left; answers the URL, empty where ``address`` is.
+        """Serves until the stack is closed. Returns the URL; empty if ``address`` is empty.
 
-        Raises :class:`SettingsError` where nothing can listen there.
+        Raises:
+            SettingsError: the server cannot listen at ``address``.
         """
         if not address:
             return ""
         server = HttpServer(self._answer, address, limits=PROBES)
         try:
             url = await server.start()
-        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+        except (OSError, UnicodeError) as e:  # UnicodeError if the host name is invalid
             raise SettingsError(f"--http-address (HTTP_ADDRESS) {address}: {describe(e)}") from None
         port = urlsplit(url).port
         assert port is not None
@@ -129,7 +136,7 @@ class Probes:
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
                 faults, notes = await self._judged()
-                if notes and not is_from_here(request):  # they name claims, which are not everybody's to know
+                if notes and not is_from_here(request):  # they name claims, which must not be public
                     notes = [f"{len(notes)} more, over the loopback alone: kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
@@ -142,5 +149,5 @@ class Probes:
         return self._metrics.text()
 
     async def _judge(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Why the process is not ready, and what else should be known."""
+        """Returns why the process is not ready, and the further lines."""
         return await self._not_ready(), await self._notes()

@@ -1,8 +1,8 @@
-"""One plugin: a single lifespan that starts and stops everything below it, in order.
+"""The node plugin: one object that starts and stops all its parts in order.
 
-Records and what must be undone first, then the DRA socket, then the registration socket, then slices in the background. Nothing
-that the kubelet needs waits for the API server, nor for a driver that does not say which devices there are. Faults from outside
-end no task; a task that fails all the same is a broken promise of ours and ends the plugin: there are no zombies.
+Start order: the claim records and their rollbacks, the DRA socket, the registration socket, and then slices in the background. Nothing
+that the kubelet needs waits for the API server, or for a driver whose ``devices()`` hangs. External failures never end a task; if a
+task ends anyway, that is a bug, and it ends the plugin.
 """
 
 from __future__ import annotations
@@ -50,12 +50,19 @@ log = logging.getLogger(__name__)
 
 
 class Plugin:
-    """A driver with everything around it.
+    """A driver and all parts that run it on a node.
 
-    Making one has no effects; :meth:`running` starts it. ``api`` replaces what settings say about the API server.
+    Creating one has no effects; :meth:`running` starts it.
 
-    Raises :class:`SettingsError` where the API server's address or credentials are wrong, :class:`SocketError` where no name of a
-    socket fits, :class:`DriverError` where the driver's class is wrong.
+    Args:
+        driver: the driver.
+        settings: the options of the process.
+        api: replaces the API server's address and credentials in ``settings``.
+
+    Raises:
+        SettingsError: the API server's address or credentials are wrong.
+        SocketError: no socket name is short enough.
+        DriverError: the driver's class is wrong.
     """
 
     def __init__(self, driver: Driver, settings: Settings, api: ApiConfig | None = None) -> None:
@@ -63,12 +70,12 @@ class Plugin:
         self.settings = settings
         self.metrics = Metrics()
         self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
-        driver.attach(self.host, settings, Role.NODE, self._look_again, self._update_metadata)
+        driver.attach(self.host, settings, Role.NODE, self._request_rescan, self._update_metadata)
         self.calls = Calls()
         self.client = KubeClient(
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
         )
-        # A device that may be tainted one day needs a slice that may have taints: none has to move then.
+        # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
         full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
         policy = HealthPolicy(
             taint=driver.unhealthy_taint,
@@ -122,7 +129,7 @@ class Plugin:
         self.stopping = False
         self.http_url = ""
 
-    def _look_again(self) -> None:
+    def _request_rescan(self) -> None:
         self.health.request()
         self.scan.request()
 
@@ -140,10 +147,14 @@ class Plugin:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Plugin]:
-        """The lifespan. What was started is stopped in reverse, each part in bounded time, also when a later step fails to start.
+        """Starts the plugin, and stops it at the end: all parts in reverse order, each with a time limit, also if the start fails.
 
-        Raises :class:`SettingsError`, :class:`SocketError` and what ``Driver.start`` raises; inside, a failing background task
-        cancels the body and is raised at its end.
+        If a background task fails, the body is cancelled, and the task's exception is raised at its end.
+
+        Raises:
+            SettingsError: a setting is wrong.
+            SocketError: a socket cannot be served.
+            Exception: anything that ``Driver.start`` raises.
         """
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
@@ -167,7 +178,7 @@ class Plugin:
                     self.serving = True
                     yield self
                 finally:
-                    # The kubelet loses the registration first, then what is under way may end.
+                    # The kubelet loses the registration first; then calls in flight may end.
                     self.stopping = True
                     self._registrar.unlink()
                     self.registration.left()
@@ -176,7 +187,10 @@ class Plugin:
                         job.cancel()
 
     def _lock_process(self, stack: contextlib.AsyncExitStack) -> None:
-        """The mark of life, and an end to what dead instances left. It lasts until no thread can touch hardware any more."""
+        """Takes this instance's lock file, and removes what dead instances left.
+
+        The lock is held until no thread of the driver can touch the hardware any more.
+        """
         try:
             self.process.acquire()
             for left in self.process.bury():
@@ -190,12 +204,12 @@ class Plugin:
         stack.callback(self.calls.when_idle, self.process.release)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        """The DRA socket, then the registration socket: the kubelet must find the first answering when it sees the second."""
-        # Noted before they are made: the next instance removes what one that is killed in between leaves.
+        """Starts the DRA socket, then the registration socket: when the kubelet sees the second, the first must already accept calls."""
+        # Recorded before they are created: if the process is killed in between, the next instance removes them.
         self._own([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
-            # Registered callbacks run in reverse: the kubelet loses the registration first.
+            # Callbacks run in reverse order, so the kubelet loses the registration first.
             stop_with_timeout(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
         self._own([OwnedSocket(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
@@ -203,11 +217,11 @@ class Plugin:
     def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.own(sockets)
-        except OSError as e:  # a full disk costs a stale socket after a kill, and no service
+        except OSError as e:  # if the disk is full, a kill leaves a stale socket; the service still works
             log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
 
     def _background(self) -> dict[str, Job]:
-        """Tasks by name; the plugin ends when one of them does."""
+        """Returns the background tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
             "publisher": self.publisher.run,
             "notices": self.notices.run,
@@ -220,12 +234,13 @@ class Plugin:
             jobs["health"] = self.health.run
         return jobs
 
-    # --- what is so now -------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     async def ready(self, timeout: float | None = None) -> None:
-        """Waits until the kubelet has registered us and slices are published.
+        """Waits until the kubelet has registered the plugin and slices are published.
 
-        Raises :class:`NotReadyError` with all that is in the way after ``timeout`` seconds.
+        Raises:
+            NotReadyError: with all reasons, after ``timeout`` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -236,9 +251,10 @@ class Plugin:
             raise NotReadyError(f"the plugin is not ready after {timeout:g} s: {why}") from None
 
     async def published(self, timeout: float | None = None) -> PublisherStatus:
-        """Waits until the API server has what the driver said last; answers what is published, and what is not.
+        """Waits until the API server has the driver's last devices. Returns what is published and what is not.
 
-        Raises :class:`NotReadyError` with the reason after ``timeout`` seconds.
+        Raises:
+            NotReadyError: with the reason, after ``timeout`` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -248,10 +264,11 @@ class Plugin:
             raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
-        """Why the plugin is not ready now; empty when it is."""
+        """Returns why the plugin is not ready now; empty if it is."""
         if self.stopping:
             return ["stopping"]
-        out = [self.scan.fault] if self.scan.fault else []  # the author's own first: what follows may follow from it
+        # the driver's fault first, because the others may be its effects
+        out = [self.scan.fault] if self.scan.fault else []
         if not self.serving:
             return [*out, "starting"]
         out += [s.fault for s in (self._dra, self._registrar) if s.fault]
@@ -263,7 +280,7 @@ class Plugin:
         return out + await self.claims.faults()
 
     async def notes(self) -> list[str]:
-        """What keeps the plugin from nothing and should be known."""
+        """Returns facts for the operator that do not affect readiness."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         out += [self.scan.note] if self.scan.note else []
         out += self.inventory.lessened()
@@ -272,7 +289,7 @@ class Plugin:
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:
-        from .status_page import answer  # nobody may ever look
+        from .status_page import answer  # imported on demand, because the page is rarely used
 
         lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
         settings = self.settings

@@ -1,7 +1,7 @@
-"""What a node's plugin knows by itself, for people: its devices, their health, prepared claims, what is left out and why.
+"""Serves the state of a node's plugin as a page: devices, health, prepared claims, and devices that are not published with the reasons.
 
-The API server is not asked, and nothing of a claim's configuration nor of a driver's own data is shown. This module is loaded
-when somebody first looks.
+It does not query the API server, and shows neither a claim's configuration nor a driver's data. This module is imported at the first
+request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..resourceapi.usage.usage import count_usage
 from . import usage_page
 
 JSON = dict[str, Any]
-# Anybody in a cluster's network reaches the port, and whose claims are where is not for everybody.
-_ELSEWHERE = (
+# Any pod in the cluster can reach the port, and the names of claims must not be public.
+_LOCAL_ONLY = (
     "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
     "/metrics, /healthz and /readyz are for everybody\n"
 )
@@ -37,9 +37,9 @@ _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.
 async def answer(
     request: Request, node: str, driver: str, inventory: Inventory, store: RecordStore, notes: Sequence[str]
 ) -> Response:
-    """``/`` and ``/overview.json``; ``notes`` are lines to show with them."""
+    """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them."""
     if not is_from_here(request):
-        return usage_page.text(_ELSEWHERE, 403)
+        return usage_page.text(_LOCAL_ONLY, 403)
     if refused := usage_page.refusal(request):
         return refused
     if request.path == "/":
@@ -55,14 +55,14 @@ async def answer(
 def overview(
     node: str, driver: str, inventory: Inventory, records: Sequence[Row], notes: Iterable[str] = ()
 ) -> Overview:
-    """The rows of :func:`dra_kubeletplugin.analysis.overview`, as far as a plugin can tell them."""
+    """Returns the rows of :func:`dra_kubeletplugin.analysis.overview`, as far as a plugin knows them."""
     readable = [r for r in records if isinstance(r, Record)]
     found = count_usage(_slices(node, driver, inventory), [_claim(r, driver) for r in readable])
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
     devices = tuple(_with_health(row, known) for row in found.devices)
     held = sum(1 for d in devices if d.use is not DeviceUse.FREE and d.use is not DeviceUse.BLOCKED)
-    odd = [
+    unreadable = [
         f"the record of claim {r.shown} cannot be read, and its devices stay held"
         for r in records
         if isinstance(r, UnreadableRecord)
@@ -73,13 +73,13 @@ def overview(
         sets=found.sets,
         nodes=(NodeRow(node, len(devices), held),),
         count=counted(devices, None),
-        notes=tuple(map(printable, (*notes, *found.notes, *odd))),
+        notes=tuple(map(printable, (*notes, *found.notes, *unreadable))),
         at=time.time(),
     )
 
 
 def _slices(node: str, driver: str, inventory: Inventory) -> Iterator[JSON]:
-    """Each pool as one slice."""
+    """Yields each pool as one slice."""
     for content in inventory.contents():
         where = content.nodes.where
         place: JSON = {"nodeName": node} if where is Where.THIS else {"allNodes": True} if where is Where.ALL else {}
@@ -96,7 +96,7 @@ def _slices(node: str, driver: str, inventory: Inventory) -> Iterator[JSON]:
 
 
 def _claim(record: Record, driver: str) -> JSON:
-    """A record as the claim that it was made from, with its state."""
+    """Converts a record to the claim that it was created from, with its state."""
     results = []
     for d in record.devices:
         result = {"driver": driver, "pool": d["pool"], "device": d["device"], "request": d.get("request") or "?"}
@@ -113,10 +113,10 @@ def _claim(record: Record, driver: str) -> JSON:
 
 
 def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[HealthRow, str]]) -> DeviceRow:
-    """The plugin knows more than a taint says: who is well too, and what the driver said."""
+    """Adds the health and the driver's message, which a slice does not contain."""
     health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "no slice has it any more"))
     if (
         row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY
-    ):  # nothing new goes there, however well it is
+    ):  # a taint blocks new claims, also if the device is healthy
         health = HealthRow.TAINTED
     return replace(row, health=health, message=row.message or message)

@@ -1,6 +1,6 @@
-"""The rows in a browser: one file without anything from elsewhere, which asks for the rows as JSON.
+"""The status page: one HTML file without external parts, which fetches its rows as JSON.
 
-Nothing is kept between requests: a plugin that nobody looks at pays nothing for it.
+Nothing is kept between requests, so an unused page costs nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 def page() -> Response:
-    """The page itself, which holds no data. It may run its own script and style, and ask this server, and nothing else."""
+    """Returns the page, which contains no data. Its policy allows its own script and style, and requests to this server only."""
     text = FILE.read_text(encoding="utf-8")
     hashes = {kind: f"'sha256-{_digest(body)}'" for kind, body in _INLINE.findall(text)}
     policy = (
@@ -45,23 +45,24 @@ def _digest(text: str) -> str:
 
 
 def rows(request: Request, found: Overview) -> Response:
-    """The rows as JSON; 304 where the page has the same already."""
+    """Returns the rows as JSON; 304 if the page already has them."""
     tag = f'"{hashlib.sha256(msgspec.json.encode(replace(found, at=0.0))).hexdigest()[:32]}"'
     if request.headers.get("if-none-match") == tag:
         return Response(304, headers={**_HEADERS, "ETag": tag})
     return Response(200, msgspec.json.encode(found), headers={**_HEADERS, "ETag": tag})
 
 
-def text(told: str, status: int = 200) -> Response:
-    return Response(status, told.encode(), "text/plain; charset=utf-8", dict(_HEADERS))
+def text(message: str, status: int = 200) -> Response:
+    return Response(status, message.encode(), "text/plain; charset=utf-8", dict(_HEADERS))
 
 
 def refusal(request: Request, names: Collection[str] = (), *, writes: bool = False) -> Response | None:
-    """Where the request is a foreign page's, or under a foreign name; or one that would write.
+    """Returns an error response for a request of another web page, for another host name, or with a forbidden method; else None.
 
     Args:
-        names: by which the server is known besides the machine's own.
-        writes: whether a POST is all right.
+        request: the request.
+        names: host names of the server in addition to the machine's own.
+        writes: the request must be a POST; else a GET or HEAD.
     """
     if request.method not in ({"POST"} if writes else {"GET", "HEAD"}):
         return text("this page only reads: GET\n", 405)

@@ -1,4 +1,4 @@
-"""ResourceSlices: packing devices into them, and keeping the API server's copy as it should be."""
+"""ResourceSlices: packs devices into slices, and keeps the API server's slices equal to the inventory."""
 
 from .pack import SliceContent, pack
 from .publisher import Publisher

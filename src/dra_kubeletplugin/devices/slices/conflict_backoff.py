@@ -1,31 +1,31 @@
-"""How soon to answer somebody who undoes our work: at once when it is an accident, ever more slowly when it is another writer."""
+"""Computes the pause before slices are written again that another writer changed: none after an accident, longer for a conflict."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-_FIRST = 5.0  # seconds from a write of ours to the next, when the one between was another's; doubles
+_FIRST = 5.0  # seconds from our write to the next if another writer wrote in between; doubles
 _LONGEST = 60.0
-_ACCIDENTS = 3  # deletions in a row that are made good at once
-_CALM = 120.0  # seconds after which it is no row any more
+_ACCIDENTS = 3  # consecutive deletions that are repaired at once
+_CALM = 120.0  # seconds after our last write after which the count restarts
 
 
 class WriterConflict(Enum):
-    """What became of what we wrote."""
+    """What another writer did to our slices."""
 
     MISSING = "slices were deleted"
     CHANGED = "slices were changed or added"
 
 
 class ConflictBackoff:
-    """Counts how often our slices were undone. Times are those of a monotonic clock, in seconds."""
+    """Counts how often another writer changed our slices. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.count = 0
         self._written = float("-inf")
 
     def delay(self, undone: WriterConflict, now: float) -> float:
-        """Seconds to wait before the answer."""
+        """Returns the seconds to wait before the slices are written again."""
         if now - self._written > _CALM:
             self.count = 0
         paid = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
@@ -35,10 +35,10 @@ class ConflictBackoff:
         return max(0.0, self._written + pause - now)
 
     def forgive(self) -> None:
-        """Forgets what was undone so far: a known cause explains it."""
+        """Forgets the conflicts so far, because a known cause explains them."""
         self.count = 0
 
     def written(self, now: float, *, answer: bool) -> None:
-        """We wrote; as an ``answer``, or because our own devices changed."""
+        """Records a write at ``now``. ``answer`` is True if it repairs another writer's change, False if our devices changed."""
         self.count += answer
         self._written = now

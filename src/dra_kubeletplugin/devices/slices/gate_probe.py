@@ -1,4 +1,4 @@
-"""Which feature gates the API server has on: asked with a slice that is sent and not kept, before anything depends on it."""
+"""Finds out which feature gates the API server has off: creates a slice with dryRun and compares the response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODES = ("nodeName", "nodeSelector", "allNodes")
 
 
 class GateProbe:
-    """Asks once for each gate that devices depend on, and again after :meth:`forget` or in another version of the API."""
+    """Probes each gate that devices depend on once, and again after :meth:`forget` or with another API version."""
 
     def __init__(self, client: KubeClient, inventory: Inventory, scope: Scope) -> None:
         self._client = client
@@ -28,14 +28,16 @@ class GateProbe:
         self._version = ""
 
     def forget(self) -> None:
-        """The server may have been configured anew."""
+        """Forgets the results, because the API server may have been reconfigured."""
         self._known = frozenset()
 
     async def look(self, resource: Resource) -> frozenset[Gate]:
-        """The gates that are off, as far as it matters.
+        """Returns the gates that are off, of those that the devices depend on.
 
-        Raises :class:`ApiError` where the server cannot be asked. A server that refuses the question says nothing by it: the
-        answer to what is really written will.
+        If the API server rejects the probe, no gate counts as off; the response to the real slices will show it.
+
+        Raises:
+            ApiError: the API server cannot be reached.
         """
         samples = [(gates, d) for kinds in self._inventory.samples().values() for gates, d in kinds.items()]
         options = self._inventory.options()
@@ -77,12 +79,12 @@ class GateProbe:
             if e.status not in REFUSED:
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
-                return frozenset({Gate.PARTITIONS})  # what is left of it names no nodes
+                return frozenset({Gate.PARTITIONS})  # the remaining fields name no nodes
             bare = [without(d, {Gate.LISTS}) for d in named]
             plain = [dict(d) for d in bare if not isinstance(d, str)]
             if not refused_devices(e, obj) or plain == named:
                 return frozenset()
-            # An attribute of which nothing is left is refused.
+            # It rejects an attribute without any value left.
             return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)
         found = (gate_of(path) for path in lost(obj["spec"], kept))
         return frozenset(gate for gate in found if gate)

@@ -1,8 +1,8 @@
-"""Devices in, slices out: a pure function.
+"""Packs devices into slices, as a pure function.
 
-A device stays in its slice when others come and go, so that a change touches as few objects as it can; where all slices are
-written anyway, :func:`pack` is given none of them and the author's order is kept throughout. Limits are those of Kubernetes
-1.36, and a size in bytes: a slice of the worst case would come near to what etcd takes.
+A device stays in its slice when others come and go, so that a change writes few objects. If all slices are written anyway, :func:`pack`
+gets no previous slices and keeps the author's order throughout. Limits are those of Kubernetes 1.36, and a size in bytes, because the
+largest valid slice would come close to the limit of etcd.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_
 from ..validation import EncodedDevice
 
 MAX_BYTES = 512 * 1024
-_LOOKS = 8  # slices with room that a device is offered before a new one is made
+_LOOKS = 8  # slices with free capacity that are tried for a device before a new one is created
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """What a slice had before: names of devices, or of counter sets."""
+    """The previous content of a slice: names of devices, or of counter sets."""
 
     devices: Sequence[str] = ()
     counter_sets: Sequence[str] = ()
@@ -29,7 +29,7 @@ class PublishedDevice:
 
 @dataclass(slots=True)
 class SliceContent:
-    """What one slice carries: devices, or counter sets; never both (since 1.35). ``key`` is the slice it was in before."""
+    """The content of one slice: devices or counter sets, never both (since 1.35). ``key`` is the name of the existing slice, if any."""
 
     devices: list[EncodedDevice] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
@@ -39,7 +39,7 @@ class SliceContent:
     _consumed: int = 0
 
     def take(self, device: EncodedDevice) -> bool:
-        """Adds a device if the slice stays within its limits."""
+        """Adds a device if the slice stays within its limits; returns whether it did."""
         limit = device.most if device.most < self.limit else self.limit
         if (
             len(self.devices) >= limit
@@ -60,15 +60,15 @@ def pack(
     before: Mapping[str, PublishedDevice] | None = None,
     full: int = MAX_DEVICES,
 ) -> list[SliceContent]:
-    """Slices for a pool, those of counter sets first.
+    """Returns the slices of a pool, slices with counter sets first.
+
+    An empty pool is one slice without devices, which means that the driver runs and has none.
 
     Args:
-        devices: in the author's order, which they keep within a slice.
+        devices: in the author's order, which is kept within a slice.
         counter_sets: shared counters of the pool.
-        before: what slices had, in the order in which the allocator looks at them.
-        full: devices that a slice may have at most.
-
-    An empty pool is one slice with no devices: "the driver is up and has nothing".
+        before: the previous content of slices, in the order in which the allocator reads them.
+        full: maximum number of devices in a slice.
     """
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}
@@ -87,7 +87,7 @@ def pack(
 
 
 def on_to(contents: Sequence[SliceContent], before: Mapping[str, PublishedDevice]) -> None:
-    """Gives contents that were packed without ``before`` its slices, in order: counters stay where counters are."""
+    """Assigns existing slices to contents that were packed without ``before``, in order; counter sets stay in slices with counter sets."""
     sets = iter([k for k, h in before.items() if h.counter_sets])
     devices = iter([k for k, h in before.items() if not h.counter_sets])
     for content in contents:
@@ -97,7 +97,7 @@ def on_to(contents: Sequence[SliceContent], before: Mapping[str, PublishedDevice
 def _stay(
     devices: Sequence[EncodedDevice], before: Mapping[str, PublishedDevice], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
-    """Puts devices where they were; answers the names of those that cannot stay, or are new."""
+    """Puts devices into their previous slices. Returns the names of new devices and of those that cannot stay."""
     home: dict[str, str] = {}
     for slice_, held in before.items():
         for name in held.devices:
@@ -119,7 +119,7 @@ def _stay(
 
 
 def _moving(group: Sequence[EncodedDevice], limit: int) -> Collection[str]:
-    """The few devices of a slice that would cost its many others their place: one that got a taint, say."""
+    """Returns the few devices that would force most others out of their slice, e.g. because they got a taint."""
     least = min(d.most for d in group)
     if least >= limit or len(group) <= least:
         return ()
@@ -134,9 +134,9 @@ def _place(
     spare: Sequence[SliceContent],
     full: int,
 ) -> list[SliceContent]:
-    """Puts the ``rest`` into as few slices as possible; answers those that were added, taken from ``spare`` first.
+    """Puts the devices in ``rest`` into as few slices as possible. Returns the slices that were added, first those from ``spare``.
 
-    Each is offered the slice of the one before it, where the author's order would have it, then a few that have room.
+    Each device is tried in the slice of the device before it, which keeps the author's order, then in a few with free capacity.
     """
     where = {d.name: content for content in filled for d in content.devices}
     open_ = [c for c in filled if len(c.devices) < c.limit]
@@ -155,7 +155,7 @@ def _place(
             again = [c for c in looked if len(c.devices) < c.limit]
             open_ = open_ + again if content is None else again + open_
         if content is None:
-            # An emptied slice is filled again before a new one is made.
+            # Reuse an emptied slice before creating a new one.
             content = unused.pop() if unused else SliceContent(limit=full)
             content.take(device)
             added.append(content)

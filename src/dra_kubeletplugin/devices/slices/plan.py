@@ -1,4 +1,4 @@
-"""From the slices that exist to the slices that are wanted: which to delete, update and create. Pure."""
+"""Plans which slices of a pool to delete, update and create, as pure functions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .pack import PublishedDevice, SliceContent
 JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
-_MAX_PREFIX = 240  # bytes; with what the server adds a name stays below 253
+_MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingSlice:
-    """What is remembered of a slice of the server's while others are looked at: its devices are not."""
+    """A listed slice without its devices, which are not kept in memory."""
 
     metadata: JSON
     pool: str
     generation: int
     count: int
     held: PublishedDevice  # names of devices or of counter sets, in order
-    timed: Mapping[str, list[JSON]]  # device → its taints, where one has a time
+    timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
     digest: bytes
 
     @property
@@ -46,9 +46,10 @@ class ExistingSlice:
 
 
 def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
-    """A slice in v1, whose digest may be ``known``.
+    """Reads a slice in v1. ``known`` is its digest, if the caller has it.
 
-    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` where it has not what we read of one.
+    Raises:
+        KeyError, TypeError, AttributeError: the object lacks a field that we read.
     """
     spec, meta = obj["spec"], obj["metadata"]
     pool = spec["pool"]
@@ -73,7 +74,7 @@ def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
 
 @dataclass(frozen=True, slots=True)
 class PoolFrame:
-    """What the slices of a pool have in common. ``fields`` say where its devices are, and what holds for all of them."""
+    """The common fields of a pool's slices. ``fields`` contains the nodes and the options of all devices."""
 
     driver: str
     pool: str
@@ -86,19 +87,21 @@ class PoolFrame:
         return {"driver": self.driver, **self.fields, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
-        """Of the spec that ``content`` would be sent as. One device is decoded at a time."""
+        """Returns the digest of the spec that ``content`` is sent as. Decodes one device at a time."""
         devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
         return spec_digest(self._head(), devices, content.counter_sets)
 
     def mark(self, content: SliceContent) -> bytes:
-        """Equal for two contents that would be sent as the same text; quicker than :meth:`digest`, which looks at what it means."""
+        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`, which compares the
+        meaning.
+        """
         out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
         for device in content.devices:
             out.update(device.encoded)
         return out.digest()
 
     def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
-        """As it is sent. A taint that stays keeps the time at which it was added, as ``timed`` has it."""
+        """Returns the spec that is sent. A taint that stays keeps the time when it was added, which ``timed`` contains."""
         if content.counter_sets:
             return {**self._head(), "sharedCounters": content.counter_sets}
         devices = [msgspec.json.decode(d.encoded) for d in content.devices]
@@ -110,19 +113,20 @@ class PoolFrame:
 
 @dataclass(frozen=True, slots=True)
 class SliceWrite:
-    """A slice to send: over ``over``, or as a new one. ``index`` is its number in the order of the pool."""
+    """A slice to send: an update of ``over``, or a new slice. ``index`` is its number in the order of the pool."""
 
     content: SliceContent
     over: ExistingSlice | None
     index: int
 
     def object(self, frame: PoolFrame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
-        """The whole slice, made when it is sent: one is held at a time.
+        """Returns the whole slice. It is built when it is sent, so that only one is in memory.
 
         Args:
-            middle: part of a new slice's name, behind the driver.
-            metadata: what it has besides its name; labels of others stay.
-            timed: device → taints with the times at which they were added.
+            frame: the common fields.
+            middle: part of a new slice's name, after the driver.
+            metadata: its metadata without the name; labels of other writers are kept.
+            timed: device → taints with the times when they were added.
         """
         if self.over is None:
             prefix = f"{self.index:05x}-{frame.driver}-" + (f"{middle}-" if middle else "")
@@ -136,14 +140,14 @@ class SliceWrite:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Writes that turn what exists of a pool into what is wanted, in this order: ``first``, ``writes``, ``last``."""
+    """The writes that turn a pool's existing slices into the wanted ones, in this order: ``first``, ``writes``, ``last``."""
 
     frame: PoolFrame
     first: Sequence[ExistingSlice]  # to delete
     writes: Sequence[SliceWrite]
     last: Sequence[ExistingSlice]  # to delete
     devices: int
-    anew: bool = False  # every slice is written, in a new generation
+    rewrites_all: bool = False  # every slice is written, in a new generation
 
     @property
     def count(self) -> int:
@@ -158,7 +162,7 @@ def first_frame(
     nodes: JSON,
     least_generation: int = 1,
 ) -> PoolFrame:
-    """With the generation that stays where few slices change: what exists is compared with this."""
+    """Returns the frame with the current generation, which stays if few slices change; existing slices are compared with it."""
     return PoolFrame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
 
 
@@ -169,15 +173,17 @@ def make_plan(
     changed: Collection[str],
     touch: Collection[str] = (),
 ) -> WritePlan:
-    """Pure. At no moment in between is the newest generation complete with anything but what is wanted, or what was there.
+    """Plans the writes. Between any two of them, a complete newest generation contains exactly the old or the wanted devices.
 
-    The generation stays where one slice changes and none is new. It also stays, and is continued, while it has not all its
-    slices: nobody uses an unfinished one, whether a writer broke off or somebody deleted from it. Otherwise it grows on every slice.
+    The generation stays if one slice changes and none is new. It also stays, and is completed, while slices of it are missing: readers
+    ignore an incomplete generation, left by an interrupted writer or a deletion. Otherwise every slice is written in a new generation.
 
     Args:
-        frame: of :func:`first_frame`.
-        changed: the slices that are not as ``contents`` would make them in this frame.
-        touch: slices whose metadata alone is not as wanted.
+        contents: the wanted slices.
+        existing: the pool's existing slices.
+        frame: the result of :func:`first_frame`.
+        changed: slices that differ from ``contents`` in this frame.
+        touch: slices of which only the metadata differs.
     """
     by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
@@ -196,34 +202,35 @@ def make_plan(
     touched = [i for i, c in enumerate(contents) if c.key in touch and c.key in current and i not in bad]
     if _stays(len(contents), current, frame, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
-        if len(current) > len(contents):  # two of some slices: as long as they are too many they count as unfinished
+        # duplicates; while there are too many slices, the generation counts as incomplete
+        if len(current) > len(contents):
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
     if (
         newest(existing) >= _LAST_GENERATION
-    ):  # somebody else's: nothing comes after it, so it goes, and the count begins anew
+    ):  # written by another writer: no higher generation exists, so all slices are deleted and the count restarts
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
-        return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, anew=True)
-    anew = replace(frame, generation=max(newest(existing) + 1, frame.generation))
-    # What is there is written over before anything is made, as the order of slices says.
+        return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
+    new_frame = replace(frame, generation=max(newest(existing) + 1, frame.generation))
+    # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.over is None)
-    return WritePlan(anew, obsolete, every, [], devices, anew=True)
+    return WritePlan(new_frame, obsolete, every, [], devices, rewrites_all=True)
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a slice's name begins with its place in the order, as all that we make do."""
+    """Whether a slice's name begins with its place in the order, as all names that we create."""
     return bool(_NUMBERED.match(name))
 
 
 def in_order_of_names(contents: Sequence[SliceContent]) -> list[SliceContent]:
-    """As names sort them; one that is made has its number for a name."""
+    """Returns the slices in the order of their names; a new slice's name begins with its number."""
     names = [c.key or f"{n:05x}-" for c, n in zip(contents, _numbers(contents), strict=True)]
     return [contents[i] for i in sorted(range(len(names)), key=names.__getitem__)]
 
 
 def _numbers(contents: Sequence[SliceContent]) -> list[int]:
-    """A number for each slice that sorts it, if it is made, behind the one before it."""
+    """Returns a number for each slice, so that the name of a new slice sorts after the slice before it."""
     out, last = [], -1
     for content in contents:
         match = _NUMBERED.match(content.key or "")
@@ -240,19 +247,19 @@ def _stays(
     missing: Sequence[int],
     extra: Sequence[ExistingSlice],
 ) -> bool:
-    """Whether the writes can be made in the generation that there is."""
+    """Whether the writes can be made in the present generation."""
     if not current or not (bad or missing):
         return True
     if any(s.generation != frame.generation for s in current.values()):
-        return False  # a higher one was asked for
+        return False  # a higher generation was requested
     if len(bad) == 1 and not missing and not extra:
         return len(current) == count
-    # What there is of an unfinished generation is all as wanted, or nothing of it is used.
+    # An incomplete generation is completed only if all its existing slices are as wanted.
     return not bad and all(s.count == count for s in current.values())
 
 
 def newest(existing: Sequence[ExistingSlice]) -> int:
-    """The newest generation among the slices of a pool; 0 where it has none."""
+    """Returns the newest generation among the slices of a pool; 0 if it has none."""
     return max((s.generation for s in existing), default=0)
 
 
@@ -263,7 +270,7 @@ def is_complete(existing: Sequence[ExistingSlice]) -> bool:
 
 
 def _cut(prefix: str) -> str:
-    """A ``generateName`` that the server takes, however long driver and node are."""
+    """Shortens a ``generateName`` that is too long for the API server."""
     return prefix if len(prefix) <= _MAX_PREFIX else prefix[:_MAX_PREFIX].rstrip("-.") + "-"
 
 

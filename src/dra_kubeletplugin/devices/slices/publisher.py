@@ -1,8 +1,8 @@
-"""Keeps the API server's slices of this driver and node, or of no node, as the inventory says.
+"""Keeps the API server's slices of a driver equal to the inventory, for one node or for pools of no single node.
 
-Level-triggered: list, compare, write; then watch, and do it again whenever either side changes. No cache decides anything,
-so slices that somebody deletes (the kubelet does at its start) come back at once. Of several instances on a node only the
-newest writes. No fault from outside ends it: each is told once, counted, and tried again with growing pauses.
+Level-triggered: list, compare, write; then watch, and repeat whenever either side changes. No cache decides anything, so deleted slices
+come back at once (the kubelet deletes them at its start). Of several instances on a node only the newest writes. External failures do
+not stop it: each is logged once, counted, and retried with backoff.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .watch import SliceWatch
 from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
-_RESYNC = 600.0  # seconds between looks at the server without any event
-_SETTLE = 0.02  # seconds to gather events before a sync
-_FOLLOW = 2.0  # seconds between looks whether the instance that publishes is gone
-_REFUSED = 300.0  # seconds before the same objects are sent again to a server that refuses them
+_RESYNC = 600.0  # seconds between synchronisations without any event
+_SETTLE = 0.02  # seconds to collect events before a synchronisation
+_FOLLOW = 2.0  # seconds between checks whether the publishing instance is gone
+_REFUSED = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0
 
 
@@ -44,14 +44,14 @@ class Publisher:
     """Publishes the pools of an inventory.
 
     Args:
-        scope: whose slices these are.
-        leader: whether this instance is the one to publish, the newest that lives on the node. Where it is not, nothing is
-            written, and ``published`` is set once the other's slices are complete.
-        generation: the least one to use.
-        times: the file in which times of taints are kept; None for memory alone.
-        instances: a folder that all instances on this node share; None where there are no others that may write at once.
-        token: names this instance in temporary names.
-        gates_off: told which feature gates the API server was found to have off, whenever that changes.
+        scope: decides which slices belong to this publisher.
+        leader: whether this instance publishes, i.e. is the newest that lives on the node. If not, it writes nothing, and ``published``
+            is set when the other instance's slices are complete.
+        generation: the lowest generation to use.
+        times: the file for times of taints; None for memory only.
+        instances: a folder that all instances on this node share; None if no other instance may write.
+        token: names this instance in temporary file names.
+        gates_off: called with the feature gates that the API server has off, when they change.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Publisher:
         self.leader = leader
         self.published = asyncio.Event()
         self.leads = True
-        self._tell_gates_off = gates_off
-        self._told_off: frozenset[Gate] = frozenset()
+        self._on_gates_off = gates_off
+        self._reported_off: frozenset[Gate] = frozenset()
         self._syncer = Syncer(
             client,
             inventory,
@@ -89,34 +89,36 @@ class Publisher:
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
-        self._refused: tuple[int, float] | None = None  # the inventory's version that was refused, and until when
+        # the rejected version of the inventory, and the time until which it is not sent again
+        self._refused: tuple[int, float] | None = None
         self._contention = ConflictBackoff()
         self._dirty = asyncio.Event()
-        self._doubted = False  # whether the server may be another than the one that was asked what it keeps
-        self._ended = asyncio.Condition()  # an attempt
+        self._reconnected = False  # the API server may be another one than the one whose gates were probed
+        self._ended = asyncio.Condition()  # notified after each attempt
         self._pools: tuple[PoolStatus, ...] = ()
-        self._current_at = -1  # the inventory's version that the server has
+        self._current_at = -1  # the inventory's version that the API server has
         self._published_at = 0.0
-        self._pause: asyncio.Timeout | None = None  # before the next attempt
-        self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._doubt)
+        self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
+        self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
         metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leader()))
-        metrics.measure("publish_fault", lambda: float(bool(self.fault)))  # the watch dies without a write of ours
+        # measured, because the watch may fail although no write failed
+        metrics.measure("publish_fault", lambda: float(bool(self.fault)))
 
     @property
     def fault(self) -> str:
-        """Why the slices are not as they should be now, or may not be for long; empty where they are."""
+        """Why the slices are not as wanted, or may not stay so; empty if they are."""
         return self._fault or self._watch.fault
 
     def not_ready(self) -> list[str]:
-        """What is in the way of readiness; nothing where slices are published and up to date."""
+        """Returns why the publisher is not ready; empty if slices are published and up to date."""
         if not self.published.is_set():
             return [f"slices are not published{': ' + self.fault if self.fault else ''}"]
         return [f"slices are not up to date: {self.fault}"] if self.fault else []
 
     @property
     def status(self) -> PublisherStatus:
-        """What is published now."""
+        """The state of publication now."""
         return PublisherStatus(
             pools=self._pools,
             left_out=dict(self.inventory.left_out),
@@ -132,13 +134,13 @@ class Publisher:
         return self.inventory.known and self._current_at == self.inventory.version and not self._fault
 
     async def current(self) -> PublisherStatus:
-        """Waits until the API server has what the driver said last."""
+        """Waits until the API server has the driver's last devices."""
         async with self._ended:
             await self._ended.wait_for(self._is_current)
         return self.status
 
     async def run(self) -> None:
-        """Never returns."""
+        """Publishes. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_inventory())
             tasks.create_task(self._watch.run())
@@ -151,16 +153,18 @@ class Publisher:
             self._dirty.set()
 
     def kubelet_came(self) -> None:
-        """A kubelet accepted the plugin. One that restarts deletes all slices of its node, so the deletion is no other writer's, and
-        the next attempt need not wait."""
+        """Reacts to a kubelet that accepted the plugin: forgets conflicts and ends the pause before the next attempt.
+
+        A kubelet that restarts deletes all slices of its node, so this deletion is no conflict with another writer.
+        """
         self._contention.forgive()
         if self._pause is not None and not self._pause.expired():
             self._pause.reschedule(0)
 
     # --- when to write --------------------------------------------------------------------------
 
-    def _doubt(self) -> None:
-        self._doubted = True
+    def _note_reconnect(self) -> None:
+        self._reconnected = True
         self._dirty.set()
 
     async def _sync_forever(self) -> None:
@@ -168,21 +172,21 @@ class Publisher:
             await self._wait()
             await asyncio.sleep(_SETTLE)
             self._dirty.clear()
-            if self._doubted:
-                self._doubted, self._refused = False, None
+            if self._reconnected:
+                self._reconnected, self._refused = False, None
                 self._syncer.distrust()
                 await self._forget()
             if not self.inventory.known:
-                continue  # the driver has not answered yet: publishing nothing would be a lie
+                continue  # the driver has not returned its devices yet: an empty pool would be wrong
             version = self.inventory.version
             pause = await self._attempt()
             async with self._ended:
                 self._ended.notify_all()
             if pause:
-                # Our own devices are told at once, however long another writer is left alone.
+                # A change of our own devices is published at once, also during the pause after a conflict.
                 try:
                     async with asyncio.timeout(pause) as self._pause:
-                        await self.inventory.changed(version)  # what changed during the attempt counts too
+                        await self.inventory.changed(version)  # also counts changes during the attempt
                 except TimeoutError:
                     pass
                 finally:
@@ -190,7 +194,7 @@ class Publisher:
                 self._dirty.set()
 
     async def _wait(self) -> None:
-        """Until something happened, or it is time to look again; a follower looks whether it leads now."""
+        """Waits for an event or the next resync. An instance that does not publish also checks whether it does now."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (left := until - time.monotonic()) > 0:
             if not self.leads and self._is_leader():
@@ -205,13 +209,13 @@ class Publisher:
             await self._forget()
 
     async def _forget(self) -> None:
-        """The server may have learned since, and the Node may have been made anew."""
+        """Forgets probed gates and rejections: the API server may have been upgraded, and the Node created again."""
         self._probe.forget()
         self._syncer.forget()
         await self.inventory.forgive()
 
     async def _attempt(self) -> float:
-        """One sync, whatever it meets; answers after how many seconds to try again, 0 for when something happens."""
+        """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
         version = self.inventory.version
         try:
             self.leads = self._is_leader()
@@ -226,16 +230,21 @@ class Publisher:
             return 0.0
         except ApiError as e:
             return self._failed(e, version)
-        except Exception as e:  # an odd answer must not end the plugin
-            return self._later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+        except Exception as e:  # an unexpected response must not end the plugin
+            return self._retry_later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
 
     async def _publish(self) -> float:
-        """Raises :class:`ApiError` and :class:`SupersededError`."""
+        """Plans and writes. Returns the seconds until the next attempt; 0 to wait for an event.
+
+        Raises:
+            ApiError: a request failed.
+            SupersededError: plan again.
+        """
         resource = await self._resource()
         sync = await self._syncer.plan(resource)
         undone = self._undone(sync)
         if undone and (delay := self._contention.delay(undone, time.monotonic())):
-            self._tell(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
+            self._set_fault(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
@@ -245,50 +254,52 @@ class Publisher:
             PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
         )
         self.metrics.set("pools", len(self._pools))
-        self._well(sync.version)
+        self._mark_current(sync.version)
         return 0.0
 
     async def _resource(self) -> Resource:
-        """Slices as the server has them now, once it is known what it drops. Raises :class:`ApiError`."""
+        """Returns the slices' resource after probing which fields the API server drops. Raises :class:`ApiError`."""
         resource = await self.client.dra("resourceslices")
         await self._note_gates(await self._probe.look(resource))
         return resource
 
     async def _note_gates(self, off: frozenset[Gate]) -> None:
         await self.inventory.set_gates_off(off)
-        if off != self._told_off:
+        if off != self._reported_off:
             names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
             log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
             log_sample(log, logging.WARNING, "%s", self.inventory.lessened())
-            self.metrics.inc("dropped_fields_total", len(off - self._told_off))
+            self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
                 self.metrics.set("gate_off", int(gate in off), gate=gate.value)
-            self._told_off = off
-            self._tell_gates_off(off)
+            self._reported_off = off
+            self._on_gates_off(off)
 
     def _is_leader(self) -> bool:
         try:
             return self.leader()
-        except OSError as e:  # it looks at files; a node without a publisher is worse than one with two
+        except OSError as e:  # it reads files; a node with two publishers is better than a node without one
             log.warning("which instance publishes cannot be told: %s", describe(e))
             return True
 
     async def _follow_leader(self) -> float:
-        """Another instance publishes: its slices count as ours.
+        """Checks the slices of the instance that publishes; they count as this instance's.
 
-        Raises :class:`ApiError` and :class:`SupersededError`.
+        Raises:
+            ApiError: a request failed.
+            SupersededError: try again.
         """
         resource = await self._resource()
         version, contents, existing = await self._syncer.look(resource)
         if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
             self._failures = 0
-            self._well(version)
+            self._mark_current(version)
             return 0.0
-        self._tell("the newest instance on this node publishes, and its slices are not complete yet")
+        self._set_fault("the newest instance on this node publishes, and its slices are not complete yet")
         return _FOLLOW
 
     def _undone(self, sync: Sync) -> WriterConflict | None:
-        """What somebody did to our slices since they were as wanted; None where our own devices changed."""
+        """Returns what another writer did to our slices since they were as wanted; None if our own devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
         now = {s.name: s.version for s in sync.existing}
@@ -298,30 +309,30 @@ class Publisher:
 
     def _failed(self, e: ApiError, version: int) -> float:
         if e.status in REFUSED:
-            # The same objects would be refused again; wait for others.
+            # The same objects would be rejected again, so wait for a change.
             self._refused = (version, time.monotonic() + _REFUSED)
-            self._later(
+            self._retry_later(
                 f"the API server refuses our slices, devices of this node cannot be scheduled: {e}", logging.ERROR
             )
             return 0.0
         if e.status == 403:
-            return self._later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
-        return self._later(
+            return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
+        return self._retry_later(
             f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
         )
 
-    def _later(self, fault: str, level: int, error: Exception | None = None) -> float:
+    def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:
         self._failures += 1
         self.metrics.inc("publish_errors_total")
-        self._tell(fault, level, error)
+        self._set_fault(fault, level, error)
         return _pause(self._failures)
 
-    def _tell(self, fault: str, level: int = logging.WARNING, error: Exception | None = None) -> None:
+    def _set_fault(self, fault: str, level: int = logging.WARNING, error: Exception | None = None) -> None:
         if fault != self._fault:
             log.log(level, "%s", fault, exc_info=error)
         self._fault = fault
 
-    def _well(self, version: int) -> None:
+    def _mark_current(self, version: int) -> None:
         self._fault = ""
         self._current_at, self._published_at = version, time.time()
         self.published.set()

@@ -1,4 +1,4 @@
-"""Whose slices are ours: the rule by which two roles of one driver never touch each other's."""
+"""Decides which slices belong to a publisher, so that two roles of one driver never change each other's slices."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from ...resourceapi.nodes import Nodes
 JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
 _CONTROLLER = "controller"
-_NAMESPACE = "dra-kubeletplugin.dev/namespace"  # of the controller: each has a Lease, and so a leader, of its own
+# of the controller; controllers in two namespaces have two Leases and so two leaders
+_NAMESPACE = "dra-kubeletplugin.dev/namespace"
 
 
 class Scope(Protocol):
-    """Of one publisher. ``selector`` are the field selectors of its list and watch; ``middle`` stands in the slices' names.
+    """The scope of one publisher.
 
-    ``exact`` is whether a slice that was its own stays so as long as nobody changes it.
+    Attributes:
+        driver: the driver's name.
+        selector: field selectors of its list and watch.
+        exact: whether a slice in its scope stays there until a writer changes the slice.
+        middle: part of the slices' names.
     """
 
     driver: str
@@ -28,32 +33,34 @@ class Scope(Protocol):
     middle: str
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
-        """Whether a slice (v1) is this publisher's to change or delete; ``pools`` are those that it publishes.
+        """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that it publishes.
 
-        Raises ``KeyError``, ``TypeError`` or ``AttributeError`` for what is no slice.
+        Raises:
+            KeyError, TypeError, AttributeError: the object is no slice.
         """
 
     def rival(self, obj: Mapping[str, Any]) -> str:
-        """Who else publishes the pool of a slice (v1) that is not this publisher's; empty where nobody does.
+        """Returns a message about another publisher of the slice's (v1) pool; empty if there is none.
 
-        Raises as :meth:`owns` does.
+        Raises as :meth:`owns`. Call it for slices outside this scope.
         """
 
     def nodes(self, nodes: Nodes) -> JSON:
-        """The fields of a slice that say on which nodes its devices are."""
+        """Returns the fields of a slice that name the nodes of its devices."""
 
     def somewhere(self) -> JSON:
-        """The same for a slice of which it does not matter where its devices are."""
+        """Returns the same fields for a slice whose nodes do not matter."""
 
     async def metadata(self, client: KubeClient) -> JSON:
-        """What each slice's metadata has besides its name.
+        """Returns the metadata of each slice, without its name.
 
-        Raises :class:`ApiError`.
+        Raises:
+            ApiError: a request failed.
         """
 
 
 class NodeScope:
-    """The plugin of one node: every slice of the driver that names this node, and none else."""
+    """The plugin of one node: exactly the driver's slices that name this node."""
 
     exact = True
 
@@ -64,7 +71,7 @@ class NodeScope:
         self.middle = node
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
-        # A server that ignores field selectors must not make us touch what is not ours.
+        # An API server that ignores field selectors must not make us change other slices.
         spec = obj["spec"]
         return bool(spec["driver"] == self.driver and spec.get("nodeName") == self.node)
 
@@ -85,10 +92,14 @@ class NodeScope:
 
 
 class ClusterScope:
-    """The controller in one namespace: the driver's slices that name no node and carry its labels, or are of its pools and carry
-    nobody's.
+    """The controller in one namespace: the driver's slices without a node that carry its labels.
 
-    ``owner`` is an owner reference for what is published, so that it goes when the controller is removed.
+    Slices of its pools without any controller's labels belong to it too.
+
+    Args:
+        driver: the driver's name.
+        namespace: the controller's namespace.
+        owner: an owner reference for the slices, so that they are deleted when the controller is removed.
     """
 
     exact = False
@@ -97,7 +108,7 @@ class ClusterScope:
         self.driver = driver
         self.namespace = namespace
         self.owner = owner
-        self.selector = f"spec.driver={driver},spec.nodeName="  # those that name none: not all nodes of a large cluster
+        self.selector = f"spec.driver={driver},spec.nodeName="  # excludes the slices of all nodes of a large cluster
         self.middle = ""
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
@@ -127,6 +138,6 @@ class ClusterScope:
 
 
 def _controller_of(obj: Mapping[str, Any]) -> str:
-    """The namespace of the controller that published a slice; empty where none did."""
+    """Returns the namespace of the controller that published a slice; empty if none did."""
     labels = obj["metadata"].get("labels") or {}
     return str(labels.get(_NAMESPACE) or "") if labels.get(_PUBLISHER) == _CONTROLLER else ""

@@ -1,4 +1,4 @@
-"""What the API server made of what was sent: fields that it dropped, devices that it refused."""
+"""Interprets the API server's response to a slice: fields that it dropped, and devices that it rejected."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ REFUSED = {400, 422}
 
 
 def in_v1(obj: JSON, resource: Resource) -> JSON:
-    """An item of ``resource`` as an object in v1. Raises ``ValueError`` where its own version is none that is known."""
+    """Converts an item of ``resource`` to v1. Raises ``ValueError`` if its version is unknown."""
     whole = {"apiVersion": resource.api_version, "kind": "ResourceSlice", **obj}
     return whole if whole["apiVersion"] == f"{GROUP}/v1" else convert(whole, "v1")
 
 
 def as_sent(obj: JSON, resource: Resource) -> JSON:
-    """A slice in v1 in the version that the server has."""
+    """Converts a slice in v1 to the version that the API server serves."""
     return obj if resource.version == "v1" else convert(obj, resource.version)
 
 
 def lost(sent: JSON, echo: JSON) -> set[str]:
-    """Paths of a spec's fields that the server dropped, with empty brackets for indexes. Only what differs is looked at."""
+    """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes.
+
+    Compares only devices that differ.
+    """
     pairs = zip(sent.get("devices") or [], echo.get("devices") or [], strict=False)
     found = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
     rest = {k: v for k, v in sent.items() if k != "devices" or k not in echo}
@@ -34,7 +37,7 @@ def lost(sent: JSON, echo: JSON) -> set[str]:
 
 
 def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
-    """The devices of a slice that a refusal is about, each with what is wrong with it; none where it does not say."""
+    """Returns the devices of a slice that a rejection names, each with the reason; empty if it names none."""
     if e.status not in REFUSED:
         return {}
     details = e.details.get("details")
@@ -46,6 +49,6 @@ def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
         match = re.match(r"spec\.devices\[(\d{1,4})\]", field) if isinstance(field, str) else None
         if match and isinstance(field, str) and int(match[1]) < len(devices):
             name = devices[int(match[1])]["name"]
-            told = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
-            out[name] = f"{out[name]}; {told}" if name in out else told
+            reason = f"{field[match.end() :].lstrip('.')}: {cause.get('message')}"
+            out[name] = f"{out[name]}; {reason}" if name in out else reason
     return out

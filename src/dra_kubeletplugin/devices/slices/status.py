@@ -1,4 +1,4 @@
-"""What is published now, for readiness, metrics and authors."""
+"""The state of publication, for readiness, metrics and authors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...resourceapi.gated_fields import Gate
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """One pool as the API server has it."""
+    """One pool as the API server stores it."""
 
     name: str
     generation: int
@@ -20,16 +20,18 @@ class PoolStatus:
 
 @dataclass(frozen=True)
 class PublisherStatus:
-    """Of a publisher. Made when slices were last as wanted, but for ``current``, ``leads`` and ``fault``, which are of now.
+    """The state of a publisher.
+
+    ``fault``, ``current`` and ``leads`` are of now; the other fields date from the last time when the slices were as wanted.
 
     Attributes:
-        pools: what was published.
+        pools: the published pools.
         left_out: pools, devices and counter sets that are not published, each with the reason.
-        gates_off: feature gates that the API server was found to have off.
+        gates_off: feature gates that the API server has off.
         dropped: other fields that it dropped.
-        fault: why slices are not, or may not stay, as they should be; empty where all is well.
-        current: whether the server has what the driver said last.
-        leads: whether this instance is the one that publishes on its node.
+        fault: why slices are not, or may not stay, as wanted; empty if there is no fault.
+        current: whether the API server has the driver's last devices.
+        leads: whether this instance publishes on its node.
         at: when slices were last as wanted, in unix seconds; 0 for never.
     """
 

@@ -1,4 +1,4 @@
-"""One look at the API server: list, compare, write. What is remembered from one to the next only saves writes."""
+"""One synchronisation with the API server: list, compare, write. State that is kept between two only saves writes."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_MANY = 1024  # devices that are packed in a thread, so that others have their turn
+_MANY = 1024  # more devices than this are packed in a thread, so that other tasks run
 
 
-_Age = tuple[str, str]  # time and UID of a slice: the smaller is the older
+_Age = tuple[str, str]  # creation time and UID of a slice; the smaller is the older
 
 
 class SupersededError(Exception):
-    """What is written turned out to be wrong, or another's to write: it must be planned again."""
+    """The plan became wrong during the writes, or this instance may no longer write: plan again."""
 
 
 @dataclass(frozen=True)
 class Sync:
-    """What one look at the server asks for; ``version`` is the inventory's from which that was made.
+    """The writes of one synchronisation. ``version`` is the inventory's version that they were planned from.
 
-    The first ``giving`` of the plans take devices away from their pools.
+    The first ``giving`` plans remove devices from their pools.
     """
 
     plans: Sequence[WritePlan]
@@ -67,7 +67,7 @@ class Sync:
 
 
 class Syncer:
-    """Compares and writes; see :class:`Publisher` for when."""
+    """Compares and writes; :class:`Publisher` decides when."""
 
     def __init__(
         self,
@@ -78,62 +78,68 @@ class Syncer:
         times: TaintTimes,
         leads: Callable[[], bool],
         generation: int = 1,
-        turn: WriteLock | None = None,
+        lock: WriteLock | None = None,
     ) -> None:
         self.settled: Mapping[str, str] = {}
-        """Slice → its resource version when all was as wanted."""
+        """Slice → its resource version when all slices were as wanted."""
         self.settled_at = -1
-        """The inventory's version then."""
+        """The inventory's version at that time."""
         self.dropped: set[str] = set()
-        """Fields without a known gate that the server dropped."""
+        """Fields without a known gate that the API server dropped."""
         self._client = client
         self._inventory = inventory
         self._scope = scope
         self._metrics = metrics
         self._times = times
         self._leads = leads
-        self._turn = turn or WriteLock()
+        self._write_lock = lock or WriteLock()
         self._least_generation = generation
-        # slice → digests of what was sent, and what the server made of it
-        self._echoes: dict[str, tuple[bytes, bytes]] = {}
-        self._layout: dict[str, dict[str, PublishedDevice]] = {}  # pool → slice → what it had when all was as wanted
+        # slice → digests of the spec that was sent, and of the spec that the API server stored
+        self._stored_digests: dict[str, tuple[bytes, bytes]] = {}
+        # pool → slice → its content when all slices were as wanted
+        self._layout: dict[str, dict[str, PublishedDevice]] = {}
         self._metadata: JSON | None = None
-        self._found: dict[str, ExistingSlice] = {}  # as the server had them last
-        self._rivals: Mapping[str, str] = {}  # pools of which another publishes slices, each with what to say
-        self._good: dict[str, tuple[str, bytes]] = {}  # slice → its version, and what it was found to be as wanted for
+        self._found: dict[str, ExistingSlice] = {}  # slices as last listed
+        # pools of which another publisher has slices, each with a message
+        self._other_publishers: Mapping[str, str] = {}
+        # slice → its version, and the mark of the content that it was found equal to
+        self._known_equal: dict[str, tuple[str, bytes]] = {}
 
     def forget(self) -> None:
-        """What is remembered of objects that are not ours, such as the Node, may have changed."""
+        """Forgets the metadata of other objects, such as the Node, which may have changed."""
         self._metadata = None
 
     def distrust(self) -> None:
-        """What the server was seen to keep and to drop may be otherwise now: slices are read and judged anew."""
-        self._found, self._good, self._echoes = {}, {}, {}
+        """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
+        self._found, self._known_equal, self._stored_digests = {}, {}, {}
         self.dropped.clear()
-        self.settled_at = -1  # a write that follows answers nobody
+        self.settled_at = -1  # so the next write does not count as a conflict with another writer
 
     async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
-        """What is wanted, with the inventory's version, and our slices as the server has them.
+        """Returns the inventory's version, the wanted pools, and our slices in the API server.
 
-        Raises :class:`ApiError`, and :class:`SupersededError` where the server has pools of ours that another publishes.
+        Raises:
+            ApiError: the slices cannot be listed.
+            SupersededError: another publisher publishes some of our pools.
         """
         pools = frozenset(self._inventory.pools)
-        async with self._turn.taken():
-            pass  # who led before has nothing under way any more
+        async with self._write_lock.taken():
+            pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
         existing = await self._existing(resource, {c.name for c in contents})
-        taken = {p: why for p, why in self._rivals.items() if p in pools}
+        taken = {p: why for p, why in self._other_publishers.items() if p in pools}
         if await self._inventory.set_taken(taken):
             raise SupersededError
         return version, contents, existing
 
     async def _existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
-        """Our slices as the server has them. They are decoded one at a time, and others have their turn between.
+        """Lists our slices. Decodes them one at a time, and lets other tasks run in between.
 
-        Raises :class:`ApiError`.
+        Raises:
+            ApiError: the slices cannot be listed, or the response is malformed.
         """
         out: list[ExistingSlice] = []
-        rivals: dict[str, tuple[_Age, str]] = {}
+        others: dict[str, tuple[_Age, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
             try:
@@ -147,34 +153,34 @@ class Syncer:
                     out.append(existing_slice(obj))
                 elif by := self._scope.rival(obj):
                     pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
-                    rivals[pool] = min(rivals.get(pool, (age, by)), (age, by))
+                    others[pool] = min(others.get(pool, (age, by)), (age, by))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
                 raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
-        # The older publication stays: each of two decides alike, so that never both go.
-        ours: dict[str, _Age] = {}
+        # The older publication stays. Both publishers decide by the same rule, so one of them always remains.
+        own_ages: dict[str, _Age] = {}
         for slice_ in out:
             age = _age(slice_.metadata)
-            ours[slice_.pool] = min(ours.get(slice_.pool, age), age)
-        self._rivals = {p: by for p, (age, by) in rivals.items() if p not in ours or age < ours[p]}
+            own_ages[slice_.pool] = min(own_ages.get(slice_.pool, age), age)
+        self._other_publishers = {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
         return out
 
-    # --- what to write --------------------------------------------------------------------------
+    # --- planning -------------------------------------------------------------------------------
 
     async def plan(self, resource: Resource) -> Sync:
-        """Raises :class:`ApiError` and :class:`SupersededError`."""
+        """Plans the writes of all pools. Raises :class:`ApiError` and :class:`SupersededError`."""
         if self._metadata is None:
             self._metadata = await self._scope.metadata(self._client)
         version, contents, existing = await self.look(resource)
         self._times.learn(existing)
         names = {s.name for s in existing}
-        self._echoes = {n: e for n, e in self._echoes.items() if n in names}
-        self._good = {n: g for n, g in self._good.items() if n in names}
+        self._stored_digests = {n: e for n, e in self._stored_digests.items() if n in names}
+        self._known_equal = {n: g for n, g in self._known_equal.items() if n in names}
         wanted = {c.name for c in contents}
         plans = []
-        # What is answered no more, and pools that lose a device, go first: it may have moved to another pool.
+        # Removed pools, and pools that lose a device, come first, because the device may have moved to another pool.
         for pool in sorted({s.pool for s in existing} - wanted):
             frame = PoolFrame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
             plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
@@ -192,12 +198,12 @@ class Syncer:
         before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
         slices = await self._packed(pool, before)
         if not all(is_numbered(name) for name in before) and not _in_order(pool, slices):
-            # Names of another writer, in no order: made anew, once, with names that sort.
+            # Names of another writer sort differently: all slices are created again, once, with names that sort.
             slices = await self._packed(pool, {})
             before = {}
         for slice_ in slices:
             if slice_.key in gone:
-                slice_.key = None  # made again, as it was
+                slice_.key = None  # create it again with the same content
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
         fields = {**nodes, **pool.options}
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
@@ -211,14 +217,14 @@ class Syncer:
                     touch.add(slice_.key)
                 await asyncio.sleep(0)
         plan = make_plan(slices, existing, frame, changed, touch)
-        if not plan.anew or not before:
+        if not plan.rewrites_all or not before:
             return plan
-        # All slices are written: the author's order costs nothing now.
+        # All slices are written anyway, so the author's order costs no further write.
         slices = await self._packed(pool, {})
         on_to(slices, {name: held for name, held in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
-        return ordered if ordered.anew and ordered.count <= plan.count else plan
+        return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
     async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
         if len(pool.devices) < _MANY:
@@ -226,14 +232,14 @@ class Syncer:
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
 
     def _as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
-        """Whether a slice's spec needs no write. One that came out different from what we sent is left alone."""
+        """Whether a slice's spec needs no write. A spec that the API server stored differently from what we sent counts as wanted."""
         mark = (have.version, frame.mark(content))
-        if self._good.get(have.name) == mark:
+        if self._known_equal.get(have.name) == mark:
             return True
         want = frame.digest(content)
-        if want != have.digest and self._echoes.get(have.name) != (want, have.digest):
+        if want != have.digest and self._stored_digests.get(have.name) != (want, have.digest):
             return False
-        self._good[have.name] = mark
+        self._known_equal[have.name] = mark
         return True
 
     def _has_metadata(self, have: ExistingSlice) -> bool:
@@ -246,10 +252,13 @@ class Syncer:
     # --- writing --------------------------------------------------------------------------------
 
     async def carry_out(self, sync: Sync, resource: Resource) -> None:
-        """What was done stays done. A pool that the server refuses keeps no other from its devices.
+        """Carries out the writes. A pool that the API server rejects does not prevent the writes of other pools.
 
-        Raises :class:`ApiError` at the first write that fails, or, where it was refused, after the other pools; and
-        :class:`SupersededError`.
+        Completed writes are not undone on an error.
+
+        Raises:
+            ApiError: a write failed; if it was rejected, after the writes of the other pools.
+            SupersededError: the plan became wrong.
         """
         settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
@@ -259,7 +268,7 @@ class Syncer:
             try:
                 await self._carry_out_pool(plan, resource, settled)
             except ApiError as e:
-                # A device that a pool should have lost may be in another one: that must wait.
+                # A device that this pool should lose may be in another pool of the plan, which must wait.
                 if e.status not in {*REFUSED, 403} or i < sync.giving:
                     raise
                 refused = refused or e
@@ -303,8 +312,10 @@ class Syncer:
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncIterator[None]:
-        """A newer instance may have come in the middle: two that write at once would make one generation of two answers."""
-        async with self._turn.taken():
+        """Holds the write lock for one write. A newer instance may have started: two writers at once would mix two results in one
+        generation.
+        """
+        async with self._write_lock.taken():
             if not self._leads():
                 raise SupersededError
             yield
@@ -321,10 +332,10 @@ class Syncer:
             raise
         del sent
         self._metrics.inc("slice_writes_total", verb="update" if write.over else "create")
-        echo = in_v1(answer, resource)
-        meta = echo["metadata"]
+        stored = in_v1(answer, resource)
+        meta = stored["metadata"]
         await asyncio.sleep(0)
-        await self._check_echo(obj, echo, write.content, frame)
+        await self._check_stored(obj, stored, write.content, frame)
         return meta["name"], meta["resourceVersion"]
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
@@ -336,16 +347,16 @@ class Syncer:
             if e.status != 404:
                 raise
 
-    async def _check_echo(self, sent: JSON, echo: JSON, content: SliceContent, frame: PoolFrame) -> None:
-        """A server drops fields silently that it does not know; say so once, and do not fight it."""
-        want, same = frame.digest(content), sent["spec"] == echo["spec"]
-        has = want if same else digest(echo["spec"])
-        have = existing_slice(echo, has)
-        self._echoes[have.name], self._found[have.name] = (want, has), have
-        self._good[have.name] = (have.version, frame.mark(content))
+    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
+        """Compares the stored spec with the one sent. The API server silently drops fields that it does not know; each is logged once."""
+        want, same = frame.digest(content), sent["spec"] == stored["spec"]
+        has = want if same else digest(stored["spec"])
+        have = existing_slice(stored, has)
+        self._stored_digests[have.name], self._found[have.name] = (want, has), have
+        self._known_equal[have.name] = (have.version, frame.mark(content))
         if same:
             return
-        paths = lost(sent["spec"], echo["spec"])
+        paths = lost(sent["spec"], stored["spec"])
         off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
         fresh = sorted(path for path in paths - self.dropped if not gate_of(path))
         if fresh:
@@ -365,7 +376,7 @@ def _age(metadata: Mapping[str, Any]) -> _Age:
 
 
 def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
-    """Whether the allocator, which looks at slices by name, meets the devices as the author ordered them."""
+    """Whether the allocator, which reads slices in the order of their names, meets the devices in the author's order."""
     place = {d.name: i for i, d in enumerate(pool.devices)}
     met = [place[d.name] for s in in_order_of_names(slices) for d in s.devices]
     return met == sorted(met)
@@ -374,10 +385,10 @@ def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
 def _before(
     existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedDevice]
 ) -> tuple[dict[str, PublishedDevice], set[str]]:
-    """What slices had, and the names of those that are gone: they are made again as they were.
+    """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
 
-    Where two slices have a device, that of the newer generation counts; then the one that had it when all was well. One of which
-    nothing is left then is not needed.
+    If two slices contain a device, the newer generation counts, then the slice that had it when all slices were as wanted. A slice
+    without remaining content is left out.
     """
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
     mine = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}

@@ -1,7 +1,7 @@
-"""When taints were added: the server says it once, and a slice that is deleted takes it along.
+"""Keeps the times when taints were added, in memory and in a small file.
 
-A pod that tolerates a NoExecute taint for an hour has that hour from the first time, also where the kubelet wiped the slices
-while the plugin was away. So the times are kept, in memory and in a small file.
+A pod that tolerates a NoExecute taint for an hour has that hour from the first time. The API server keeps the time in the slice only,
+and the kubelet deletes the slices while the plugin is away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 
 
 def _is_timed(taint: JSON) -> bool:
-    """Whether a taint of the file has a time that the server takes: one that it does not would cost the whole slice."""
+    """Whether a taint in the file has a valid time; the API server rejects the whole slice for an invalid one."""
     time = taint.get("timeAdded")
     if not isinstance(time, str) or not _TIME.fullmatch(time):
         return False
@@ -38,9 +38,11 @@ def _is_timed(taint: JSON) -> bool:
 
 
 class TaintTimes:
-    """``path`` is the file; None keeps them in memory alone. A file that cannot be read or written costs times, and no more.
+    """The times of one publisher.
 
-    ``token`` names this instance in the name that the file has until it is whole.
+    Args:
+        path: the file; None keeps the times in memory only. If it cannot be read or written, only times are lost.
+        token: names this instance in the temporary file name.
     """
 
     def __init__(self, path: Path | None = None, token: str = "") -> None:
@@ -50,12 +52,12 @@ class TaintTimes:
         self._read = path is None
 
     def of(self, pool: str) -> Mapping[str, list[JSON]]:
-        """The taints of a pool's devices that have a time."""
+        """Returns the taints with a time, by device of a pool."""
         self._load()
         return self._times.get(pool, {})
 
     def learn(self, existing: Iterable[ExistingSlice]) -> None:
-        """Takes what the server has."""
+        """Reads the times in the API server's slices."""
         self._load()
         now: Times = {pool: dict(devices) for pool, devices in self._times.items()}
         for slice_ in existing:
@@ -64,7 +66,7 @@ class TaintTimes:
         self._keep(now)
 
     def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
-        """Only devices that are ``tainted`` (pool → names) stay known: a taint that comes back is a new one."""
+        """Forgets the times of all devices except ``tainted`` (pool → names): a taint that comes back is a new one."""
         self._load()
         now = {
             pool: {n: t for n, t in devices.items() if n in names}

@@ -1,4 +1,4 @@
-"""Notices that somebody changed our slices: the one place where they are watched."""
+"""Watches the slices of one publisher and reports changes by other writers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 from ...kube import KubeClient, Reflector
 
-_PASSING = 5.0  # seconds for which a failing watch is no news: a connection that was cut is soon back
-_SILENT = 180.0  # seconds without a word of the server after which the watch counts as dead
+_PASSING = 5.0  # seconds until a failing watch is reported; a connection that was cut usually recovers sooner
+_SILENT = 180.0  # seconds without any message of the API server until the watch counts as dead
 
 
 class SliceWatch:
-    """Calls ``notify`` after every change of the slices that ``fields`` selects, through changes of the served version too, and
-    ``cut`` when it goes on after a connection that broke: the server may have been upgraded, or configured anew."""
+    """Calls ``notify`` after every change of the slices that the field selector ``fields`` selects, also after a change of the served
+    version.
+
+    It calls ``cut`` when the watch continues after a broken connection, because the API server may have been upgraded or reconfigured.
+    """
 
     def __init__(self, client: KubeClient, fields: str, notify: Callable[[], None], cut: Callable[[], None]) -> None:
         self._reflector = Reflector(client, "resourceslices", fields=fields, copies=False, cut=cut)
@@ -22,7 +25,7 @@ class SliceWatch:
 
     @property
     def fault(self) -> str:
-        """Why changes may go unnoticed now; empty where they do not."""
+        """Why changes may go unnoticed now; empty if they do not."""
         quiet = time.monotonic() - (self._reflector.heard or self._since)
         if self._reflector.fault and (quiet > _PASSING or not self._reflector.heard):
             return f"changes of our slices by others go unnoticed: {self._reflector.fault}"
@@ -31,6 +34,6 @@ class SliceWatch:
         return ""
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Never returns; external failures do not stop it."""
         async for _ in self._reflector.events():
             self._notify()

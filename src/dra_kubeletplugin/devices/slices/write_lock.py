@@ -1,6 +1,7 @@
-"""One instance writes at a time: what an older one has sent has landed before the newest looks, so that it never mixes into its work.
+"""A lock between processes: only one plugin instance writes slices at a time.
 
-A lock on a folder that all instances on a node share; the kernel drops it with the process. Source: flock(2).
+A newer instance never reads slices while an older one's write is in flight. The lock is on a folder that all instances on a node share;
+the kernel releases it when the process ends. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -18,38 +19,39 @@ from ...base import forks
 
 log = logging.getLogger(__name__)
 _LONGEST = (
-    15.0  # seconds that an instance is waited for: one that was stopped in the middle must not silence the others
+    15.0  # seconds to wait; an instance that was stopped while it holds the lock must not block the others forever
 )
-_LOOK = 0.005  # seconds between two tries
+_LOOK = 0.005  # seconds between two attempts
 
 
 class WriteLock:
-    """``folder`` is the one that is locked; None where there are no other instances."""
+    """``folder`` is the locked folder; None if there are no other instances. ``longest`` is the time limit of a wait, in seconds."""
 
     def __init__(self, folder: Path | None = None, longest: float = _LONGEST) -> None:
         self._folder = folder
         self._longest = longest
-        self._told = ""
+        self._reported = ""
 
     @contextlib.asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Within, no other instance writes. Without a lock, which is told once, work goes on: a node needs its slices."""
+        """Holds the lock. If it cannot be taken, logs that once and continues without it, because a node needs its slices."""
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
                 try:
                     fd = forks.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                     stack.callback(forks.close, fd)
                     await self._lock(fd)
-                    self._told = ""
+                    self._reported = ""
                 except OSError as e:
-                    if (fault := str(e)) != self._told:
+                    if (fault := str(e)) != self._reported:
                         log.warning("instances that publish cannot wait for each other at %s: %s", self._folder, fault)
-                    self._told = fault
+                    self._reported = fault
             yield
 
     async def _lock(self, fd: int) -> None:
-        """Raises ``OSError`` where there is no lock in time."""
-        until = time.monotonic() + (0.0 if self._told else self._longest)  # waited for once, not before each write
+        """Takes the lock. Raises ``OSError`` if that fails, or takes too long."""
+        # after a failure, do not wait again before each write
+        until = time.monotonic() + (0.0 if self._reported else self._longest)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

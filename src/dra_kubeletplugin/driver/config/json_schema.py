@@ -1,8 +1,8 @@
-"""The JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
+"""Creates the JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
 
-Source: JSON Schema 2020-12. msgspec's own generator stops at a default that is a :class:`Quantity`, so this walks what
-``msgspec.inspect`` tells of the types. A schema takes more than the kind does: numbers such as 1.0 as integers, dates that no calendar
-has, text that is no Decimal, amounts out of order, all that :meth:`Config.check` refuses.
+Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
+``msgspec.inspect``. A schema accepts more than the kind: 1.0 as an integer, dates that do not exist, text that is no Decimal, and
+amounts out of order. It also accepts all that :meth:`Config.check` rejects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _object(required: list[str], **properties: JSON) -> JSON:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-_FORMS: dict[type, JSON] = {  # what has a form of its own in JSON
+_FORMS: dict[type, JSON] = {  # types with their own JSON form
     Quantity: {
         "anyOf": [
             {"type": "string", "pattern": rf"^[+-]?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"},
@@ -60,7 +60,8 @@ _OFFSET = "([Zz]|[+-][0-9]{2}:?[0-9]{2})"
 _HEX = "[0-9a-fA-F]"
 _AMOUNT = "[0-9]+([.][0-9]+)?"
 _SMALLER = f"({_AMOUNT}[Hh])?({_AMOUNT}[Mm])?({_AMOUNT}[Ss])?"
-_TEXTS: dict[type[inspect.Type], str] = {  # what JSON has as text; formats are no patterns: with them validators differ
+# types that are text in JSON. Patterns and not formats, because validators treat formats differently.
+_TEXTS: dict[type[inspect.Type], str] = {
     inspect.DateType: _DATE,
     inspect.TimeDeltaType: f"[+-]?[Pp](?=[0-9Tt])({_AMOUNT}[Dd])?([Tt](?=[0-9]){_SMALLER})?",
     inspect.UUIDType: f"({_HEX}{{32}}|{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}})",
@@ -73,9 +74,9 @@ _LIMITS = {
 
 
 def json_schema(kind: type[Config]) -> JSON:
-    """The schema of ``opaque.parameters`` of one kind, ``apiVersion`` and ``kind`` included where the class names them.
+    """Returns the schema of ``opaque.parameters`` of one kind, with ``apiVersion`` and ``kind`` if the class sets them.
 
-    Where the kind is layered no field is required, because the rest may stand in the class.
+    For a layered kind no field is required, because the class may contain the rest.
     """
     walk = _Walk(partial=kind.LAYERED)
     schema = walk.struct(inspect.type_info(kind))
@@ -90,15 +91,17 @@ def json_schema(kind: type[Config]) -> JSON:
 
 
 class _Walk:
-    """``definitions`` are the structs within, by their class's name, and a number where two classes have one name.
+    """Walks the types and collects the nested structs.
 
-    ``partial`` is for objects of which another has the rest.
+    Attributes:
+        definitions: the nested structs by class name, with a number if two classes have the same name.
+        partial: no field is required, because another layer may contain the rest.
     """
 
     def __init__(self, *, partial: bool) -> None:
         self.partial = partial
         self.definitions: dict[str, JSON] = {}
-        self._names: dict[int, str] = {}  # by the identity of msgspec's description, which is one for each type
+        self._names: dict[int, str] = {}  # by the identity of msgspec's description; there is one per type
 
     def struct(self, info: Any) -> JSON:
         out: JSON = {"title": info.cls.__name__, "type": "object"}
@@ -164,7 +167,7 @@ class _Walk:
         return {}
 
     def _key(self, info: Any) -> JSON:
-        """The schema of a mapping's keys, which JSON has as text; nothing where any text is one."""
+        """Returns the schema of a mapping's keys, which are text in JSON; empty if any text is allowed."""
         match info:
             case inspect.Metadata():
                 return self._key(info.type)
@@ -179,12 +182,12 @@ class _Walk:
         return {"pattern": f"^({_TEXTS[type(info)]})$"} if type(info) in _TEXTS else {}
 
     def _tagged(self, info: Any) -> JSON:
-        """Alone a struct may leave its tag out; among others it must have it, unless it stands in another layer."""
+        """Requires the tag of a struct in a union, unless another layer may contain it. A struct alone may omit its tag."""
         named = info.tag_field and not info.array_like and not self.partial
         return {"required": [info.tag_field]} if named else {}
 
     def _positions(self, info: Any) -> JSON:
-        """Of what is an object in Python and a list in JSON."""
+        """Returns the schema of a type that is an object in Python and a list in JSON."""
         tag = [{"const": info.tag}] if getattr(info, "tag_field", None) else []
         needed = [f for f in info.fields if f.required]
         closed = isinstance(info, inspect.NamedTupleType) or info.forbid_unknown_fields
@@ -193,7 +196,7 @@ class _Walk:
     def _form(self, cls: type) -> JSON:
         self.definitions |= {
             c.__name__: _FORMS.get(c, {}) for c in (cls, *_WITHIN.get(cls, ()))
-        }  # their names are theirs alone
+        }  # no author's class has one of their names
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
     def _reference(self, info: Any) -> JSON:
@@ -203,7 +206,7 @@ class _Walk:
             taken = self.definitions.keys() | {c.__name__ for c in _FORMS}
             name = next(n for n in chain((own,), (f"{own}{i}" for i in count(2))) if n not in taken)
             self._names[id(info)] = name
-            self.definitions[name] = {}  # one that holds itself ends here
+            self.definitions[name] = {}  # ends the recursion of a type that contains itself
             self.definitions[name] = self.struct(info)
         return {"$ref": f"#/$defs/{name}"}
 

@@ -1,4 +1,4 @@
-"""One object laid over another, what has to be laid over one to make another of it, and which of them a value comes from.
+"""Merges JSON objects, computes the difference of two, and finds the layer that a value comes from.
 
 Source: RFC 7386, JSON Merge Patch.
 """
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from ...base.text import join_names
 
 JSON = Mapping[str, Any]
-_MOST = 6  # fields that are named
+_MOST = 6  # fields that a message names
 
 
 class Layer(NamedTuple):
-    """Where parameters stand, and the fields that they give."""
+    """The fields of one entry, and the place where it stands."""
 
     where: str
     fields: JSON
 
 
 def merge(below: JSON, above: JSON) -> dict[str, Any]:
-    """A copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
+    """Returns a copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
     out: dict[str, Any] = {}
     _copy(out, below)
     lay_over(out, above)
@@ -39,7 +39,7 @@ def _copy(into: dict[str, Any], given: JSON) -> None:
 
 
 def lay_over(below: dict[str, Any], above: JSON) -> None:
-    """As :func:`merge`, into ``below`` itself: the cost is that of ``above``, however much is below."""
+    """Merges ``above`` into ``below`` itself. The cost depends on the size of ``above`` only."""
     for key, value in above.items():
         if value is None:
             below.pop(key, None)
@@ -53,7 +53,7 @@ def lay_over(below: dict[str, Any], above: JSON) -> None:
 
 
 def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
-    """What, laid over ``before``, makes ``after`` of it; and fields that are the same, where ``kept`` has them too."""
+    """Returns the patch that turns ``before`` into ``after``. It also contains unchanged fields that ``kept`` has."""
     out: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         old, keep = before.get(key), kept.get(key)
@@ -66,7 +66,10 @@ def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
 
 
 def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -> str:
-    """`` (a from X, b from Y)``: which layer gives the value at a place, or its fields; of a field that is missing, that none does."""
+    """Returns which layers contain the value, or its fields, at a place: `` (a from X, b from Y)``.
+
+    If ``missing`` names a field, the text says that no layer contains it.
+    """
     if missing:
         return f" (given by none of {', '.join(layer.where for layer in layers)})"
     given: dict[str, list[str]] = {}
@@ -84,12 +87,12 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
         return ""
     if len(given) == 1 and at:
         return f" (from {next(iter(given))})"
-    told = (f"{join_names(names, _MOST)} from {where}" for where, names in reversed(given.items()) if names)
-    return f" ({'; '.join(told)})"
+    parts = (f"{join_names(names, _MOST)} from {where}" for where, names in reversed(given.items()) if names)
+    return f" ({'; '.join(parts)})"
 
 
 def _given_at(fields: Any, at: Sequence[str | int]) -> tuple[Any, bool]:
-    """What a layer has at a place, and whether it has anything there; below what is no object, it has all."""
+    """Returns the value of a layer at a place, and whether it has one. A value that is no object covers all places below it."""
     for step in at:
         if isinstance(fields, Mapping):
             if step not in fields:

@@ -1,4 +1,4 @@
-"""Opaque parameters: typed, strict, with class and claim precedence.
+"""The base class of a driver's opaque parameters: typed and strict, with checks and conversion between versions.
 
 Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices.config`` of a ResourceClaim.
 """
@@ -19,20 +19,22 @@ from ...resourceapi.quantity import Quantity
 from ...resourceapi.version import Version
 from ..diagnostics.author_errors import defined, explained, located
 
-Steps = tuple[str | int, ...]  # keys and positions from the top
+Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MOST_FAULTS = 10
-"""Faults that are reported of all parameters of a claim, class or review together. To find each costs one more judgement, or several."""
-_PLAIN = frozenset({str, int, float, bool, type(None)})  # types of values that contain no object
+"""Faults that are reported for all parameters of a claim, class or review together. Each further fault costs one more validation, or
+several.
+"""
+_PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class _ConfigMeta(NamedStructMeta):
-    """Subclasses of :class:`Config` are frozen and made by keyword as it is, without saying so, for type checkers too."""
+    """Makes subclasses of :class:`Config` frozen and keyword-only, also for type checkers."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         try:
             return super().__new__(mcls, name, bases, namespace, **{"kw_only": True} | options)
-        except TypeError as e:  # msgspec's, which knows what is a field and what is the class's own
+        except TypeError as e:  # msgspec raises it: only msgspec knows which names are fields
             for field in namespace.get("__annotations__", {}):
                 value = namespace.get(field)
                 if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
@@ -57,9 +59,10 @@ class Config(
 ):
     """Base class of a driver's parameters.
 
-    Fields are written in Python's style and read in JSON's (``time_slice`` is ``timeSlice``). An unknown field, a wrong type or
-    a missing one is refused with its path. Fields may be of type :class:`Quantity` (``80Gi``), :class:`Version`, :class:`Capacity` and
-    :class:`RequestPolicy`. Nested objects are Structs, best made with ``Config`` as their base too::
+    You write fields in Python's style; claims contain them in JSON's style (``time_slice`` is ``timeSlice``). An unknown field, a wrong
+    type or a missing field is an error that names its path. Fields may also have the types :class:`Quantity` (``80Gi``),
+    :class:`Version`, :class:`Capacity` and :class:`RequestPolicy`. Nested objects are Structs; best make them subclasses of ``Config``
+    too::
 
         class GpuConfig(Config):
             KIND = "GpuConfig"
@@ -67,17 +70,18 @@ class Config(
             interval: Literal["Short", "Long"] = "Short"
 
             def check(self) -> None:
-                ...  # raise ValueError for what types cannot say
+                ...  # raise ValueError for a rule that types cannot express
 
-    A driver that moves on to another version of its parameters keeps the class of the one before, names it in ``OLDER``, and says in
-    :meth:`convert_from` what it means now: claims that give either are read, and ``prepare`` sees the newest only.
+    To introduce a new version of the parameters, keep the old class, list it in ``OLDER``, and write :meth:`convert_from`. Claims may
+    then use both versions, and ``prepare`` gets the newest only.
 
     Attributes:
-        KIND: of the parameters, as claims give it.
-        API_VERSION: the same, ``group/version``.
-        OLDER: versions of before that claims may still give; each may have older ones itself.
-        LAYERED: fields that a claim leaves out are those of its DeviceClass, where both give this kind; null gives a field its default
-            back (JSON Merge Patch, RFC 7386). Without it the claim's parameters take the place of the class's as a whole.
+        KIND: the ``kind`` that claims give.
+        API_VERSION: the ``apiVersion`` that claims give, ``group/version``.
+        OLDER: older versions that claims may still use. Each of them may list older ones itself.
+        LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
+            7386). Then the class provides the fields that the claim leaves out, and null restores a field's default. If False, the
+            claim's parameters replace the class's parameters entirely.
     """
 
     KIND: ClassVar[str] = ""
@@ -87,22 +91,33 @@ class Config(
 
     @classmethod
     def convert_from(cls, older: Any, /) -> Self:
-        """These parameters for ``older``, which is of one of the classes in ``OLDER`` and was checked. Raise ``ValueError`` with a
-        sentence for what cannot be said in this version."""
+        """Converts parameters of an older version to this one. The framework calls it in a thread or on the event loop, so it must be a
+        plain method and not block.
+
+        Args:
+            older: an object of one of the classes in ``OLDER``; its :meth:`check` has passed.
+
+        Raises:
+            ValueError: a sentence that explains what this version cannot express.
+        """
         raise NotImplementedError(f"{cls.__name__} names older versions in OLDER: write convert_from(cls, older)")
 
     def check(self) -> None:
-        """Called after decoding, of objects within first. Raise ``ValueError`` with a sentence for a value that cannot work."""
+        """Checks rules that types cannot express. Override it and raise ``ValueError`` with a sentence.
+
+        The framework calls it after decoding, for inner objects first, wherever it reads parameters: before prepare, in the webhook and
+        in tools. It must be a plain method, return None and not block.
+        """
 
     def json(self) -> dict[str, Any]:
-        """The parameters as they are written in a claim, API version and kind included where this class names them."""
+        """Returns the parameters as a claim contains them, with API version and kind if this class sets them."""
         head = {"apiVersion": self.API_VERSION, "kind": self.KIND}
         fields: dict[str, Any] = as_json(self)
         return {k: v for k, v in head.items() if v} | fields
 
 
 def as_json(value: object) -> Any:
-    """A value of a field, as a claim gives it."""
+    """Returns a field's value in the JSON form that a claim contains."""
     return msgspec.to_builtins(value, enc_hook=_written)
 
 
@@ -115,7 +130,7 @@ def _written(value: object) -> Any:
 
 
 def read_form(wanted: type, value: Any) -> Any:
-    """What has a form of its own in JSON; ``ValueError`` where it cannot be read."""
+    """Reads a value of one of :data:`FORMS` from JSON. Raises ``ValueError`` if it is malformed."""
     if wanted is Quantity:
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise ValueError(f"Expected a quantity such as `80Gi`, got {value!r}")
@@ -131,16 +146,21 @@ def read_form(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"parameters of type {printable(wanted.__name__)} cannot be read from JSON")
 
 
-FORMS = (Quantity, Version, Capacity, RequestPolicy)  # what has a form of its own in JSON
+FORMS = (Quantity, Version, Capacity, RequestPolicy)  # types with their own JSON form
 
 
 def given_as_default(default: object, wanted: Any) -> None:
-    """Raises ``ValueError`` or ``TypeError`` where a claim that gave this default could not be read."""
+    """Checks that a claim could contain this default. Raises ``ValueError`` or ``TypeError`` otherwise."""
     msgspec.convert(as_json(default), wanted, dec_hook=read_form, str_keys=True)
 
 
 def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
-    """Where the author's own checks run: ``__post_init__`` and :meth:`Config.check`."""
+    """Decodes parameters. The author's ``__post_init__`` runs here, and :meth:`Config.check` if ``check`` is set.
+
+    Raises:
+        ValueError: the parameters are wrong; :class:`ConfigRefused` if ``check`` rejects them.
+        DriverFailedError: the author's code raised something else.
+    """
     try:
         config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
         return checked(config) if check else config
@@ -148,13 +168,13 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
         raise
     except DraError as e:
         raise located(e) from None
-    except BaseException as e:  # no await in between: what is raised here is the author's
+    except BaseException as e:  # there is no await in this block, so the author's code raised it
         hint = ": raise ValueError(...) for what no claim may give" if is_a(e, AssertionError) else ""
         raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
 
 
 class ConfigRefused(ValueError):
-    """What checks say of objects whose types are right: a path and a sentence for each."""
+    """Parameters with the right types that ``check()`` rejected: a path and a sentence for each object."""
 
     def __init__(self, said: Sequence[tuple[Steps, str]]) -> None:
         self.said = said
@@ -162,9 +182,10 @@ class ConfigRefused(ValueError):
 
 
 def checked(config: Config) -> Config:
-    """After :meth:`Config.check` of it and of all within.
+    """Returns ``config`` after calling :meth:`Config.check` of it and of all objects in it.
 
-    Raises :class:`ConfigRefused` where one refuses, with at most one more than :data:`MOST_FAULTS`.
+    Raises:
+        ConfigRefused: a check rejected its object; it contains at most :data:`MOST_FAULTS` + 1 faults.
     """
     if said := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
         raise ConfigRefused(said)
@@ -172,7 +193,7 @@ def checked(config: Config) -> Config:
 
 
 def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
-    """Calls ``check`` of every object within, innermost first, and of those in which nothing is wrong."""
+    """Calls ``check`` of all objects in ``value``, inner objects first. Skips an object if one inside it is wrong."""
     within: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, Config):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
@@ -190,7 +211,7 @@ def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
     if wrong or not isinstance(value, Config):
         return
     try:
-        answer: object = value.check()  # type: ignore[func-returns-value]  # what it must not do
+        answer: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
     except ValueError as e:
         yield at, printable(e)
         return

@@ -1,7 +1,7 @@
-"""Opaque parameters in claims, templates and classes: whether their drivers could read them, before anything is allocated.
+"""Checks the opaque parameters in claims, templates and classes before anything is allocated: whether their drivers can read them.
 
 Source: KEP-4381, "Custom parameters": a driver may check them at admission time. Objects are resource.k8s.io/v1, v1beta2 or v1beta1,
-which have them in the same places.
+which contain them in the same places.
 """
 
 from __future__ import annotations
@@ -27,32 +27,36 @@ _PLACES = {
     "DeviceClass": ("spec",),
 }
 KINDS = frozenset(_PLACES)
-"""Kinds of resource.k8s.io that carry parameters."""
+"""Kinds of resource.k8s.io that contain parameters."""
 
 
 @dataclass(frozen=True)
 class ConfigReader:
-    """Who reads parameters: a driver by its name, and the kinds that it knows."""
+    """A driver that reads parameters: its name and its kinds of parameters."""
 
     driver: str
     kinds: Sequence[type[Config]]
 
     @classmethod
     def of(cls, driver: Driver, name: str = "") -> ConfigReader:
-        """``name`` is the driver's where it is not the class's own."""
+        """``name`` is the driver's name if it differs from the class's."""
         return cls(name or driver.name, driver.config_kinds())
 
     def parameters(self) -> Parameters:
-        """What judges the parameters of one object, or of one and its classes."""
+        """Returns a reader for the parameters of one object, or of one object and its classes."""
         return Parameters(self.kinds, self.driver)
 
 
 def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | None = None) -> list[str]:
-    """A sentence with the path for every fault of an entry that its driver would refuse. Entries for other drivers are not judged.
-    At most ``MOST_FAULTS`` sentences, and then :data:`MORE`: the search stops there.
+    """Returns a sentence with the path for every fault of an entry that its driver would reject.
 
-    Entries that the object had ``before``, wherever they stood in it, are not judged again: one for one, so that a wrong one cannot
-    be written a second time.
+    Entries for other drivers are not checked. At most ``MOST_FAULTS`` sentences, followed by :data:`MORE` if the search stopped there.
+
+    Args:
+        obj: the claim, template or class.
+        readers: the drivers whose entries are checked.
+        before: the object before an update. Entries that it contained, at any place, are not checked again. Each counts once, so a
+            wrong entry cannot be added a second time.
     """
     by_name = {r.driver: r.parameters() for r in readers}
     known = Counter(_content(entry) for _, entry in _entries(before or {}))
@@ -73,10 +77,15 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
 
 
 def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[ConfigReader]) -> list[str]:
-    """A sentence with the path for what a claim's parameters, or a template's, and those of its classes come to together, where its driver
-    would refuse that at prepare. What is wrong with one of the two alone is not told again.
+    """Returns the faults of a claim's (or template's) parameters combined with those of its classes, where the driver would reject them
+    at prepare.
 
-    ``classes`` are by name; of a request whose class is none of them nothing is known.
+    A fault of one of the two alone is not reported again.
+
+    Args:
+        obj: the claim or template.
+        classes: DeviceClasses by name. A request whose class is missing here is not checked.
+        readers: the drivers whose entries are checked.
     """
     if str(obj.get("kind")) not in _PLACES.keys() - {"DeviceClass"}:
         return []
@@ -92,7 +101,7 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
                 return [*list(out)[:MOST_FAULTS], MORE]
             under = [g for g in below if g.opaque.get("driver") == driver]
             over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
-            # An entry for all requests may be for another one's devices: which driver a class leads to, only its own entries tell.
+            # An entry for all requests may be for devices of other drivers: only a class's own entries show which driver it selects.
             if under or any(g.requests or len(requests) == 1 for g in over):
                 at = over[-1].path if over else path
                 out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, parameters)))
@@ -109,7 +118,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
         for entry in entries:
             parameters.judge(entry.parameters, entry.where)
     except DraError:
-        return  # told with the entry itself
+        return  # reported with the entry itself
     try:
         parameters.together(entries)
     except DraError as e:
@@ -117,7 +126,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
 
 
 class _Given(NamedTuple):
-    """An entry of a claim or a class: its path there, and the same with kind and name."""
+    """An entry of a claim or a class: its path there, and its place with kind and name."""
 
     path: str
     where: str
@@ -134,11 +143,11 @@ def _given(obj: JSON) -> Iterator[_Given]:
 
 
 def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
-    """Path, name and class of every request, of alternatives by ``request/alternative``."""
+    """Yields path, name and class of every request; an alternative has the name ``request/alternative``."""
     steps = _PLACES[str(claim["kind"])]
     for path, request in _listed(_at(claim, steps), "requests", ".".join(steps)):
         name, exactly = request.get("name"), request.get("exactly")
-        own = exactly if isinstance(exactly, Mapping) else request  # v1beta1 has the class in the request
+        own = exactly if isinstance(exactly, Mapping) else request  # v1beta1 has the class in the request itself
         if isinstance(own.get("deviceClassName"), str):
             yield path, str(name), own["deviceClassName"]
         for below, other in _listed(request, "firstAvailable", path):
@@ -146,7 +155,7 @@ def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
 
 
 def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
-    """Objects of a list, each with its path. What has another shape is not looked at: the API server judges that."""
+    """Yields the objects of a list, each with its path. Other shapes are skipped: the API server rejects them."""
     items = at.get(name) if isinstance(at, Mapping) else None
     for i, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, Mapping):
@@ -161,8 +170,8 @@ def _at(obj: JSON, steps: Sequence[str]) -> Any:
 
 
 def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
-    """A sentence with the path for every entry whose driver is none of the readers', so that nobody has read its parameters."""
-    import difflib  # for files of users only
+    """Returns a sentence with the path for every entry for a driver without a reader: its parameters were not checked."""
+    import difflib  # only for files of users
 
     names = [r.driver for r in readers]
     out = []
@@ -178,14 +187,14 @@ def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
 
 
 def _content(entry: JSON) -> bytes:
-    """The JSON of an entry, with its keys sorted."""
+    """Returns the JSON of an entry with sorted keys."""
     return msgspec.json.encode(
         {k: from_json(v) if isinstance(v, msgspec.Raw) else v for k, v in entry.items()}, order="sorted"
     )
 
 
 def _entries(obj: JSON) -> Iterator[tuple[str, JSON]]:
-    """Every ``opaque`` of an object with its path."""
+    """Yields every ``opaque`` of an object with its path."""
     return ((path, entry["opaque"]) for path, entry in _config(obj))
 
 

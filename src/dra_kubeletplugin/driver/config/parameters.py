@@ -1,6 +1,6 @@
-"""Which parameters a request has: entries of class and claim, in any version that the driver reads.
+"""Finds the parameters of a request: entries of class and claim, in any version that the driver reads.
 
-The work on a user's text is bounded: :class:`Parameters` judges each distinct entry once and reports at most ``MOST_FAULTS`` faults.
+The work on a user's text is bounded: :class:`Parameters` checks each distinct entry once and reports at most ``MOST_FAULTS`` faults.
 
 Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 """
@@ -30,11 +30,13 @@ JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
 T = TypeVar("T")
 MAX_LAYERED_BYTES = 65_536
-"""JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may combine them."""
+"""Bytes of JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may
+combine them.
+"""
 
 
 class ConfigEntry(NamedTuple):
-    """One entry for a request; ``where`` it stands, for people, and ``source``: ``FromClass`` or ``FromClaim``."""
+    """One entry for a request. ``where`` is its place, for people; ``source`` is ``FromClass`` or ``FromClaim``."""
 
     where: str
     source: str
@@ -42,10 +44,15 @@ class ConfigEntry(NamedTuple):
 
 
 class GivenParameters(NamedTuple):
-    """Fields as one entry, or several laid over each other, give them, and the kind that they are of.
+    """The fields of one entry, or of several merged entries, and their kind.
 
-    ``layers`` are the fields of each, with the place where it stands, the lowest first. ``size`` is the bytes of their JSON, and
-    ``content`` the JSON of a single entry."""
+    Attributes:
+        cls: the kind.
+        fields: the (merged) fields.
+        layers: the fields of each entry with its place, the lowest first.
+        size: bytes of their JSON.
+        content: the JSON of a single entry; None for merged entries.
+    """
 
     cls: type[Config]
     fields: JSON
@@ -55,34 +62,34 @@ class GivenParameters(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Of a sentence as a whole; where there are several, the sentence names them."""
+        """Prefix of an error message; empty for several layers, because the sentence names them."""
         return self.layers[0].where if len(self.layers) == 1 else ""
 
 
 class Parameters:
     """Reads the parameters of one claim, class or review for one driver.
 
-    Each distinct entry is judged once, however many requests it is for. At most :data:`MOST_FAULTS` faults are reported over all
-    entries; the search stops there. An instance lasts as long as the work on one object: it keeps the entries it has read.
+    Each distinct entry is checked once, for any number of requests. At most :data:`MOST_FAULTS` faults are reported over all entries;
+    the search stops there. Create one instance for each object: it keeps the entries that it has read.
     """
 
     def __init__(self, kinds: Sequence[type[Config]], driver: str) -> None:
         self.kinds = kinds
         self.driver = driver
-        self.room = MOST_FAULTS  # faults that are still reported
-        self._stopped = False  # the search has ended before the last entry
+        self.room = MOST_FAULTS  # faults that may still be reported
+        self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
         self._contents: dict[
             int, tuple[object, bytes | None]
-        ] = {}  # by identity; the object is kept, so the identity is its own
+        ] = {}  # by identity; the object is kept so that its identity is not reused
         self._results: dict[tuple[str, bytes], Any] = {}
-        # Of entries that are not layered, by their content: those that were judged, and the configurations of those that apply again.
+        # Entries that are not layered, by their content: the valid ones, and the configurations of those that apply again.
         self._right: set[bytes] = set()
         self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
 
     def content(self, parameters: object) -> bytes | None:
-        """The parameters as JSON; None for a value that JSON does not have."""
+        """Returns the parameters as JSON; None for a value that JSON cannot contain."""
         found = self._contents.get(id(parameters))
         if found is None:
             content: bytes | None
@@ -94,7 +101,7 @@ class Parameters:
         return found[1]
 
     def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
-        """Whether all parameters for the driver have at most ``limit`` bytes of JSON together."""
+        """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
         for entry in entries:
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver:
@@ -104,10 +111,10 @@ class Parameters:
         return True
 
     def resolve(self, entries: Sequence[JSON], request: str) -> Resolved:
-        """The configuration of one ``request`` (``req`` or ``req/sub``) and where it came from.
+        """Returns the configuration of one ``request`` (``req`` or ``req/sub``) and its source.
 
-        ``entries`` are those of the allocation in their order, class before claim, the same in each call. Returns and raises as
-        :meth:`together` does.
+        ``entries`` are the entries of the allocation in their order, class before claim; pass the same ones in each call. Returns and
+        raises as :meth:`together`.
         """
         found = []
         for i, entry in enumerate(entries):
@@ -121,17 +128,22 @@ class Parameters:
         return self._resolved[key]
 
     def together(self, entries: Iterable[ConfigEntry]) -> Resolved:
-        """The parameters that entries for one request make: the last entry applies, laid over those before where its kind says so
-        (``LAYERED``). Without an entry, the default of the first kind where all its fields have defaults. The second value is
-        ``FromClass``, ``FromClaim`` or empty.
+        """Returns the parameters that all entries for one request make.
 
-        Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` where the author's own checks
-        raise something else than ``ValueError``.
+        The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before. Without an entry, the default of the
+        first kind applies if all its fields have defaults.
+
+        Returns:
+            The parameters, and their source: ``FromClass``, ``FromClaim`` or empty.
+
+        Raises:
+            ConfigError: with the path of each wrong field.
+            DriverFailedError: the author's checks raised something other than ``ValueError``.
         """
         found: Config | None = None
         origin = ""
         below: GivenParameters | None = None
-        whole: ConfigEntry | None = None  # the last entry, where its kind is not layered
+        whole: ConfigEntry | None = None  # the last entry, if its kind is not layered
         wrong: list[ConfigError] = []
         for entry in entries:
             if not self.room:
@@ -150,7 +162,7 @@ class Parameters:
                     found, below, whole = self._newest(read), None, entry
                     self._right.update({content} if content else ())
                     continue
-                self._judge_partial(read)  # a field of this entry is reported with this entry
+                self._judge_partial(read)  # so that a fault is reported with its entry
                 if whole:  # an older version, which is not layered
                     below, whole = self._given(whole.parameters, whole.where), None
                 below = self._layer(below, read) if below else read._replace(fields=merge({}, read.fields))
@@ -165,7 +177,7 @@ class Parameters:
         return found or self._applied(below, whole), origin
 
     def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
-        """The configuration of entries that were judged; of no entries, the default."""
+        """Returns the configuration of entries that passed the checks; without entries, the default."""
         if whole:
             content = self.content(whole.parameters) or b""
             if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
@@ -178,11 +190,13 @@ class Parameters:
         return None
 
     def judge(self, parameters: object, where: str) -> None:
-        """Whether one entry of a claim or a class can be right, before anything is allocated.
+        """Checks one entry of a claim or a class before anything is allocated.
 
-        Of layered parameters only the fields that are given are judged, because the rest may stand in the class.
+        For a layered kind only the given fields are checked, because the class may contain the rest.
 
-        Raises :class:`ConfigError` with the path of each wrong field, and :class:`DriverFailedError` as :meth:`together` does.
+        Raises:
+            ConfigError: with the path of each wrong field.
+            DriverFailedError: as for :meth:`together`.
         """
         read = self._given(parameters, where)
         if read is None:
@@ -193,14 +207,14 @@ class Parameters:
             self._newest(read)
 
     def decode(self, parameters: object, where: str) -> Config | None:
-        """The typed parameters of one entry alone; None for an object of another driver's kind. Raises as :meth:`together` does."""
+        """Returns the typed parameters of one entry alone; None for a kind of another driver. Raises as :meth:`together`."""
         read = self._given(parameters, where)
         return None if read is None else self._newest(read)
 
     # --- one entry ------------------------------------------------------------------------------
 
     def _given(self, parameters: object, where: str) -> GivenParameters | None:
-        """None for an object of another driver's kind."""
+        """Reads one entry; None for a kind of another driver."""
         content = self.content(parameters)
 
         def read() -> GivenParameters | None:
@@ -232,7 +246,7 @@ class Parameters:
         return found and found._replace(layers=(Layer(where, found.fields),))
 
     def _newest(self, given: GivenParameters) -> Config:
-        """The typed parameters, converted to the version that the driver's code knows."""
+        """Returns the typed parameters, converted to the version that the driver's code uses."""
 
         def newest() -> Config:
             config = self._decoded(given)
@@ -244,11 +258,11 @@ class Parameters:
             return newest()
         found = self._once("newest", given.content, given.where, newest)
         if not given.cls.LAYERED:
-            del self._results["newest", given.content or b""]  # most are judged only, and apply to no request
+            del self._results["newest", given.content or b""]  # most are only checked and apply to no request
         return found
 
     def _judge_partial(self, given: GivenParameters) -> None:
-        """The fields that are given, by name and type, in objects within too; missing fields may come from another layer."""
+        """Checks names and types of the given fields, also in nested objects. Another layer may contain the missing ones."""
 
         def judge() -> None:
             fields = merge({}, given.fields)
@@ -267,7 +281,7 @@ class Parameters:
         raise _Faults(_sentences(given, found))
 
     def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
-        """The result of ``work`` for this content, which is done once. A refusal is raised again, with the entry's own place."""
+        """Runs ``work`` once for each content and returns its result. A fault is raised again with the place of the present entry."""
         key = (step, content or b"")
         if content is None or key not in self._results:
             try:
@@ -282,9 +296,9 @@ class Parameters:
     # --- versions and layers --------------------------------------------------------------------
 
     def _layer(self, below: GivenParameters, above: GivenParameters) -> GivenParameters:
-        """``above`` over ``below``: in their own version where it is the same, else in the newest, which both are converted to.
+        """Merges ``above`` into ``below``, in their own version if it is the same, else both in the newest.
 
-        The fields of ``below`` are changed: they are a copy that :meth:`together` made.
+        Changes the fields of ``below``, which are a copy that :meth:`together` made.
         """
         size = below.size + above.size
         if below.cls is above.cls:
@@ -292,15 +306,18 @@ class Parameters:
             return GivenParameters(above.cls, below.fields, below.layers + above.layers, size)
         newest = self._line(below.cls)[-1]
         if newest is not self._line(above.cls)[-1]:
-            return above._replace(fields=merge({}, above.fields))  # of another kind
+            return above._replace(fields=merge({}, above.fields))  # another kind
         said = self._said_in_newest(above)
         under = Layer(" and ".join(layer.where for layer in below.layers), self._said_in_newest(below))
         layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, said))
         return GivenParameters(newest, merge(self._as_newest(below), said), layers, size)
 
     def _said_in_newest(self, given: GivenParameters) -> JSON:
-        """The fields of an entry, in the newest version: those with another value than if the entry were empty, and those that it has
-        by the same name. An older version with required fields sets every field."""
+        """Returns the fields that an entry sets, in the newest version.
+
+        These are the fields whose value differs from that of an empty entry, and those that the entry contains under the same name. If
+        the older version has required fields, there is no empty entry, and all fields count as set.
+        """
         if self._line(given.cls)[-1] is given.cls:
             return given.fields
         said = self._as_newest(given)
@@ -311,7 +328,7 @@ class Parameters:
         return difference(unsaid, said, given.fields)
 
     def _as_newest(self, given: GivenParameters) -> JSON:
-        """All fields in the newest version. Its own rules are not applied, because the other layers are not known yet."""
+        """Returns all fields in the newest version, without its checks, because the other layers are not known yet."""
         *_, newest = line = self._line(given.cls)
         if newest is given.cls:
             return given.fields
@@ -326,14 +343,14 @@ class Parameters:
         return self._once("as newest", given.content, given.where, as_newest)
 
     def _line(self, cls: type[Config]) -> list[type[Config]]:
-        """A kind and those that it is converted to, up to the one that the driver's code knows."""
+        """Returns a kind and the kinds that it is converted to in turn, up to the one that the driver's code uses."""
         out = [cls]
         while (target := self._versions[out[-1]]) is not None:
             out.append(target)
         return out
 
     def _choose(self, api_version: str, kind: str) -> type[Config] | None:
-        """The class for an API version and a kind; None for another driver's kind."""
+        """Returns the class for an API version and a kind; None for a kind of another driver."""
         if not self.kinds:
             raise _Faults([f"{self.driver} takes no parameters: remove this entry"])
         if not kind and not api_version and len(self.kinds) == 1:
@@ -351,35 +368,35 @@ class Parameters:
     # --- faults ---------------------------------------------------------------------------------
 
     def _refusal(self, sentences: Sequence[str], where: str) -> ConfigError:
-        """The error for one entry, with as many faults as are still reported."""
+        """Returns the error for one entry, with as many faults as may still be reported."""
         kept = [*sentences[: self.room], *([MORE] if len(sentences) > self.room else [])]
         self.room -= min(len(sentences), self.room)
         return refusal(*kept, at=where)
 
     def _together(self, wrong: Sequence[ConfigError]) -> ConfigError:
-        """One error for several entries."""
+        """Returns one error for several entries."""
         if len(wrong) == 1 and not self._stopped:
             return wrong[0]
         return refusal(*(fault for e in wrong for fault in e.faults), *([MORE] if self._stopped else ()))
 
 
 def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
-    """:meth:`Parameters.resolve` for one request alone."""
+    """Calls :meth:`Parameters.resolve` for one request."""
     return Parameters(kinds, driver).resolve(entries, request)
 
 
 def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
-    """:meth:`Parameters.judge` for one entry alone."""
+    """Calls :meth:`Parameters.judge` for one entry."""
     Parameters(kinds, driver).judge(parameters, where)
 
 
 def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
-    """:meth:`Parameters.decode` for one entry alone."""
+    """Calls :meth:`Parameters.decode` for one entry."""
     return Parameters(kinds, driver).decode(parameters, where)
 
 
 class _Faults(Exception):
-    """Faults of one entry, without its place: the same content may stand in several."""
+    """Faults of one entry, without its place, because several entries may have the same content."""
 
     def __init__(self, sentences: Sequence[str]) -> None:
         self.sentences = sentences
@@ -387,13 +404,13 @@ class _Faults(Exception):
 
 
 class _Wrong(NamedTuple):
-    """The result for an entry that has faults."""
+    """The stored result for an entry with faults."""
 
     sentences: Sequence[str]
 
 
 def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
-    """The faults in words, each with the layer that it comes from where there are several."""
+    """Returns the faults as sentences; if there are several layers, each names its layer."""
     return [
         sentence + (provenance(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
         for fault in found
@@ -402,12 +419,12 @@ def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
 
 
 def applies(requests: Sequence[str], request: str) -> bool:
-    """Whether an entry for ``requests`` is for ``request``: none named means all; a base name covers its alternatives."""
+    """Whether an entry for ``requests`` applies to ``request``. An empty list means all; a base name covers its alternatives."""
     return not requests or request in requests or request.partition("/")[0] in requests
 
 
 def _converted_to(target: type[Config], older: Config, given: GivenParameters, *, check: bool = True) -> Config:
-    """Where the author's ``convert_from`` runs."""
+    """Converts parameters with the author's ``convert_from``."""
     step = f"{name_of(type(older))} as {name_of(target)}"
     try:
         config = target.convert_from(older)
@@ -421,7 +438,7 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
         raise _Faults([f"{step}: {text}{of}" for text in said]) from None
     except (DraError, Interrupted):
         raise
-    except BaseException as e:  # no await in between: what is raised here is the author's
+    except BaseException as e:  # there is no await in this block, so the author's code raised it
         raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
     raise DriverFailedError(
         f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"

@@ -1,6 +1,6 @@
-"""Parameters of which the rest stands elsewhere: the names and types of what is given.
+"""Checks parameters of which another layer contains the rest: only the names and types of the given fields.
 
-Source: RFC 7386, JSON Merge Patch: objects are laid over those below; anything else takes its place as a whole.
+Source: RFC 7386, JSON Merge Patch: objects are merged; any other value replaces the one below.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ JSON = Mapping[str, Any]
 
 
 def judge_partial(given: JSON, cls: type[Config]) -> None:
-    """Whether all that is ``given`` can be a part of parameters of ``cls``, in objects within too; null is no value.
+    """Checks that all fields in ``given`` can be part of parameters of ``cls``, also in nested objects. Null is accepted for any field.
 
-    Raises ``msgspec.ValidationError`` with the path of the first that cannot.
+    Raises:
+        msgspec.ValidationError: with the path of the first field that cannot.
     """
     types = types_of(cls)
     _judge(given, types.info, "$", types)
 
 
 def _judge(given: JSON, info: Any, path: str, kind: ConfigTypes) -> None:
-    """``info`` is of an object with fields."""
+    """Checks one object; ``info`` is the type of a struct."""
     rest = given
     if any(isinstance(value, dict) for value in given.values()):
         types = {f.encode_name: f.type for f in info.fields}
-        rest = _besides_objects(given, types.get, lambda key: f"{path}.{key}", kind)
+        rest = _without_merged_objects(given, types.get, lambda key: f"{path}.{key}", kind)
     try:
         msgspec.convert(rest, _partial(info, kind), dec_hook=read_form, str_keys=True)
     except msgspec.ValidationError as e:
@@ -42,10 +43,10 @@ def _judge(given: JSON, info: Any, path: str, kind: ConfigTypes) -> None:
         raise msgspec.ValidationError(str(e) if path == "$" else f"{e} - at `{path}`") from None
 
 
-def _besides_objects(
+def _without_merged_objects(
     given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str], kind: ConfigTypes
 ) -> dict[str, Any]:
-    """What is left of ``given`` when the objects within that are laid over others have been judged."""
+    """Checks the nested objects that are merged with another layer's. Returns ``given`` without them."""
     rest: dict[str, Any] = {}
     for key, value in given.items():
         found = _laid_over_as(type_of(key), value) if isinstance(value, Mapping) else None
@@ -55,7 +56,7 @@ def _besides_objects(
             _judge(value, found, path_of(key), kind)
         elif isinstance(found, msgspec.inspect.DictType):
             at, inner = path_of(key), found.value_type
-            if left := _besides_objects(
+            if left := _without_merged_objects(
                 value,
                 lambda _, inner=inner: inner,  # type: ignore[misc]
                 lambda key, at=at: f"{at}[{json.dumps(key)}]",  # type: ignore[misc]
@@ -70,12 +71,14 @@ _OBJECTS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
 
 
 def _laid_over_as(info: Any, value: JSON) -> Any:
-    """The struct, or mapping of objects, that an object is a part of at this place; ``_LATER`` where its tag comes from elsewhere;
-    None for what is no such place."""
+    """Returns the struct, or the mapping of objects, that ``value`` is a part of.
+
+    Returns ``_LATER`` if another layer contains its tag, and None if objects of this type are not merged.
+    """
     infos = alternatives(info)
     structs: list[Any] = [i for i in infos if isinstance(i, _OBJECTS) and not getattr(i, "array_like", False)]
     if tagged := [i for i in structs if getattr(i, "tag_field", None)]:
-        given = value.get(tagged[0].tag_field, _LATER)  # one union has one tag field
+        given = value.get(tagged[0].tag_field, _LATER)  # a union has one tag field
         if given is _LATER:
             return _LATER if len(tagged) > 1 else tagged[0]
         return next((i for i in tagged if i.tag == given), None)
@@ -84,7 +87,7 @@ def _laid_over_as(info: Any, value: JSON) -> Any:
 
 
 def _partial(info: Any, kind: ConfigTypes) -> type:
-    """A struct like the one of ``info``, of which no field is required. It is made once for each kind of parameters."""
+    """Returns a struct like that of ``info`` without required fields. It is created once for each kind of parameters."""
     if (found := kind.partial.get(info.cls)) is None:
         found = kind.partial[info.cls] = _made_partial(info)
     return found

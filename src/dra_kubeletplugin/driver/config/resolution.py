@@ -1,4 +1,4 @@
-"""Resolves the parameters of claims without holding up the event loop: a few at once where they are, larger ones in a thread."""
+"""Resolves the parameters of claims without blocking the event loop: small ones at once, larger ones in a thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .parameters import Parameters, Resolved
 
 JSON = Mapping[str, Any]
 _INLINE_BYTES = (
-    4096  # of JSON: the worst text of this size takes a few milliseconds, a hop to a thread about a tenth of one
+    4096  # of JSON: the worst text of this size takes a few milliseconds, a switch to a thread about a tenth of one
 )
 _THREADS = 2
-_SECONDS = 30.0  # for the parameters of one claim, the wait for a thread included
+_SECONDS = 30.0  # for the parameters of one claim, including the wait for a thread
 
 
 class Resolver:
@@ -32,7 +32,7 @@ class Resolver:
         return self._checks.stuck()
 
     async def resolve(self, config: Sequence[JSON], requests: Iterable[str]) -> dict[str, Resolved | DraError]:
-        """The configuration of each request, and where it came from; up to the first request that has a fault, with its error.
+        """Returns the configuration of each request with its source, up to the first request with a fault, which has its error instead.
 
         Args:
             config: ``status.allocation.devices.config`` of the claim.

@@ -1,4 +1,6 @@
-"""The types of a :class:`Config` class, inspected once: ``msgspec.inspect.type_info`` takes longer than judging a whole document."""
+"""Inspects the types of a :class:`Config` class once, because ``msgspec.inspect.type_info`` takes longer than checking a whole
+document.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ _ATTRIBUTE = "_inspected_types"
 
 
 class ConfigTypes:
-    """What :mod:`msgspec.inspect` returns for one class, and the partial structs that :mod:`.partial` makes of it.
+    """The result of :mod:`msgspec.inspect` for one class, and the partial structs that :mod:`.partial` creates for it.
 
-    ``partial`` has an entry for each struct within the class at most.
+    ``partial`` has at most one entry for each struct within the class.
     """
 
     def __init__(self, cls: type[Config]) -> None:
@@ -24,14 +26,14 @@ class ConfigTypes:
 
     @property
     def names(self) -> list[str]:
-        """JSON names of all fields, of objects within too, sorted."""
+        """JSON names of all fields, also of nested objects, sorted."""
         if self._names is None:
             self._names = sorted(_names_within(self.info))
         return self._names
 
 
 def types_of(cls: type[Config]) -> ConfigTypes:
-    """The types of ``cls``. They are kept on the class, so they last as long as the class."""
+    """Returns the types of ``cls``. They are stored on the class, so they live as long as it does."""
     found: ConfigTypes | None = vars(cls).get(_ATTRIBUTE)  # not getattr: a subclass has other fields
     if found is None:
         found = ConfigTypes(cls)
@@ -40,7 +42,7 @@ def types_of(cls: type[Config]) -> ConfigTypes:
 
 
 def alternatives(info: Any) -> tuple[Any, ...]:
-    """The types of a union; the type itself where it is no union."""
+    """Returns the types of a union; for any other type, the type itself."""
     return info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
 
 

@@ -1,4 +1,4 @@
-"""The kinds and versions of parameters that a driver reads, and the message for any other."""
+"""The kinds and versions of parameters that a driver reads, and the error message for any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 80  # bytes of a kind or an API version in a message
 
 
 def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
-    """Every kind that claims may give, with the one that it is converted to; None for what the driver's code knows."""
+    """Returns every kind that claims may use, with the kind that it is converted to; None for the kinds that the driver's code uses."""
     out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
     waiting = list(kinds)
     while waiting:
@@ -25,7 +25,7 @@ def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] |
 
 
 def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[Config]]) -> str:
-    """Which of the two is none of the driver's, or missing, and what it may be."""
+    """Returns the error message for an unknown or missing ``apiVersion`` or ``kind``, with the nearest or all known names."""
     kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
     names = ", ".join(map(name_of, known))
     if meant := did_you_mean(kind, kinds) if kind not in kinds else "":

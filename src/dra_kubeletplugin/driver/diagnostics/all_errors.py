@@ -1,6 +1,7 @@
-"""All that is wrong with parameters, where msgspec tells what it meets first: that is taken out of a copy, and the rest judged again.
+"""Finds all faults of parameters, although msgspec reports only the first.
 
-So msgspec stays the one judge. What is only wrong because something was taken out of it is not told, and taken out in its turn.
+It deletes the reported part from a copy and validates the rest again, so msgspec stays the only validator. A fault that only exists
+because a part was deleted is not reported, and its part is deleted too.
 """
 
 from __future__ import annotations
@@ -17,27 +18,36 @@ from ..config.model import Steps
 
 JSON = Mapping[str, Any]
 Judge = Callable[[JSON], object]
-_SAID = re.compile(r"(?P<text>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
+_MESSAGE = re.compile(r"(?P<text>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)(?P<whole>`?)", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
 class Fault(NamedTuple):
-    """What msgspec says of the value at ``at``, keys and positions from the top; of a field that is unknown or missing, ``at`` is the
-    object that has it or has not."""
+    """msgspec's message for the value at ``at``: keys and positions from the top.
+
+    If a field is unknown or missing, ``at`` is the object.
+    """
 
     at: Steps
     text: str
     unknown: str = ""
     missing: str = ""
-    key: bool = False  # of the last step itself, not of its value
+    key: bool = False  # the message is about the last key itself, not about its value
 
 
 def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
-    """What ``judge`` refuses with ``msgspec.ValidationError``, in the order of the document; at most ``most``.
+    """Returns the faults that ``judge`` reports with ``msgspec.ValidationError``, in the order of the document.
 
-    Each fault costs one more judgement, and about ten where it stands in a long mapping.
-    Raises what else ``judge`` raises of the document as it was given.
+    Each fault costs one more validation, and about ten in a long mapping.
+
+    Args:
+        given: the document.
+        judge: validates a document.
+        most: the maximum number of faults.
+
+    Raises:
+        Exception: anything else that ``judge`` raises for the unchanged document.
     """
     copy = _Copy(given, judge)
     found: list[Fault] = []
@@ -46,14 +56,14 @@ def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
             judge(copy.top)
             break
         except msgspec.ValidationError as e:
-            said = str(e)
-        except DraError:  # an author's own code, which may not bear what was made of the document
+            message = str(e)
+        except DraError:  # author's code, which may fail on a document with deleted parts
             if found:
                 break
             raise
-        fault = copy.located(said)
+        fault = copy.located(message)
         if fault is None:
-            found.append(Fault((), said))
+            found.append(Fault((), message))
             break
         whole, genuine = copy.genuine(fault)
         if genuine:
@@ -66,7 +76,7 @@ def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
 
 
 def _position(given: Any, fault: Fault) -> list[int]:
-    """Where in the document something stands; what is missing comes last in its object."""
+    """Returns the place of a fault in the document, for sorting. A missing field comes last in its object."""
     out = []
     for step in (*fault.at, *([fault.unknown] if fault.unknown else ())):
         out.append(step if isinstance(step, int) else list(given).index(step))
@@ -74,16 +84,16 @@ def _position(given: Any, fault: Fault) -> list[int]:
     return [*out, len(given)] if fault.missing else out
 
 
-class _Alien:
-    """What no type takes."""
+class _Unacceptable:
+    """A value that no type accepts."""
 
 
 class _Copy:
-    """A document from which parts are taken out."""
+    """A copy of a document from which parts are deleted."""
 
     def __init__(self, given: JSON, judge: Judge) -> None:
         self._judge = judge
-        self._before: dict[int, list[int]] = {}  # positions that items of a list had, by the list's identity
+        self._before: dict[int, list[int]] = {}  # original positions of a list's items, by the list's identity
         self._taken: set[Steps] = set()
         self.top = self._copied(given)
 
@@ -97,14 +107,14 @@ class _Copy:
         return value
 
     def genuine(self, fault: Fault) -> tuple[Fault, bool]:
-        """The fault as it is in the document, and whether it is in the document at all."""
+        """Returns the fault with its place in the original document, and whether the original has this fault."""
         at = self._as_given(fault.at)
-        told = fault._replace(at=at)
+        original = fault._replace(at=at)
         if fault.unknown:
-            return told, True
+            return original, True
         if fault.missing:
-            return told, (*at, fault.missing) not in self._taken
-        return told, not any(t[: len(at)] == at for t in self._taken)
+            return original, (*at, fault.missing) not in self._taken
+        return original, not any(t[: len(at)] == at for t in self._taken)
 
     def take_out(self, part: Steps) -> None:
         self._taken.add(self._as_given(part))
@@ -127,24 +137,24 @@ class _Copy:
             node = node[step]
         return tuple(out)
 
-    def located(self, said: str) -> Fault | None:
-        """What msgspec said, at its place; None where nothing is there."""
-        if found := _SAID.fullmatch(said):
-            steps = self._steps(found["path"], said, bool(found["key"]))
-            if steps is not None and (fault := self._told(steps, found["text"], bool(found["key"]))):
+    def located(self, message: str) -> Fault | None:
+        """Parses msgspec's message; None if its place does not exist."""
+        if found := _MESSAGE.fullmatch(message):
+            steps = self._steps(found["path"], message, bool(found["key"]))
+            if steps is not None and (fault := self._fault_at(steps, found["text"], bool(found["key"]))):
                 return fault
-        return self._told((), said)
+        return self._fault_at((), message)
 
-    def _told(self, at: Steps, text: str, key: bool = False) -> Fault | None:
+    def _fault_at(self, at: Steps, text: str, key: bool = False) -> Fault | None:
         unknown, missing = _UNKNOWN.fullmatch(text), _MISSING.fullmatch(text)
-        if unknown:  # whose name may look like the end of such a sentence
+        if unknown:  # a field's name may contain the end of such a sentence
             node, name = self._at(at), unknown["name"]
             there = unknown["whole"] and isinstance(node, dict) and name in node
             return Fault(at, text, unknown=name) if there else None
         return Fault(at, text, missing=missing[1] if missing else "", key=key)
 
-    def _steps(self, path: str, said: str, key: bool) -> Steps | None:
-        """What msgspec's path leads to; None where that is nothing."""
+    def _steps(self, path: str, message: str, key: bool) -> Steps | None:
+        """Returns the steps of msgspec's path; None if it leads nowhere."""
         node: Any = self.top
         out: list[str | int] = []
         rest = path + "[...]" if key else path
@@ -159,7 +169,7 @@ class _Copy:
                 rest = rest[end + 1 :]
             elif isinstance(node, dict) and rest.startswith("[...]"):
                 rest = rest[5:]
-                step = self._entry(node, said, key and not rest)
+                step = self._entry(node, message, key and not rest)
             elif isinstance(node, list) and (number := re.match(r"\[([0-9]+)\]", rest)):
                 step = int(number[1])
                 rest = rest[number.end() :]
@@ -169,22 +179,25 @@ class _Copy:
             node = node[step]
         return tuple(out)
 
-    def _entry(self, node: dict[str, Any], said: str, key: bool) -> str | None:
-        """Which entry of a mapping it was said of, that msgspec does not name: entries are judged in their order, so what no type takes
-        in the place of one shows whether it was said of one before."""
+    def _entry(self, node: dict[str, Any], message: str, key: bool) -> str | None:
+        """Returns the key of the mapping's entry that msgspec's message is about, which the message does not name.
+
+        msgspec validates entries in order. So the search replaces entries by a value that no type accepts: the message changes if that
+        entry comes before.
+        """
         keys = list(node)
         low, high = 0, len(keys)
         while low < high:
             middle = (low + high) // 2
             value = node[keys[middle]]
-            node[keys[middle]] = _Alien()
+            node[keys[middle]] = _Unacceptable()
             try:
                 self._judge(self.top)
                 same = False
             except (msgspec.ValidationError, DraError) as e:
-                same = str(e) == said
+                same = str(e) == message
             finally:
                 node[keys[middle]] = value
             low, high = (low, middle) if same else (middle + 1, high)
-        at = low if key else low - 1  # a key is judged before its value
+        at = low if key else low - 1  # msgspec validates a key before its value
         return keys[at] if 0 <= at < len(keys) else None

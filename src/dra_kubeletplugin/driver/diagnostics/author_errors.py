@@ -1,4 +1,4 @@
-"""A fault in an author's code in words for him: where it stands, the nearest name that there is, and his own lines of it."""
+"""Explains a fault in an author's code: the line in that code, the nearest known name, and the author's frames only."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ from ...errors import (  # fmt: skip
 from .hints import hint
 
 E = TypeVar("E", bound=BaseException)
-_OURS = str(Path(__file__).parents[2]) + os.sep
-_PYTHON = str(Path(os.__file__).parent) + os.sep  # its own library
-_INSTALLED = {"site-packages", "dist-packages"}  # also where an environment is within the driver's folder
-_OUR_WORDS = (DriverError, InvalidObjectError, InvalidSpecError)  # what our classes say of an author's arguments
+_FRAMEWORK = str(Path(__file__).parents[2]) + os.sep
+_PYTHON = str(Path(os.__file__).parent) + os.sep  # the standard library
+_INSTALLED = {"site-packages", "dist-packages"}  # also for an environment within the driver's folder
+_ARGUMENT_ERRORS = (
+    DriverError,
+    InvalidObjectError,
+    InvalidSpecError,
+)  # errors of the framework's classes about an author's arguments
 
 
 def without_frames(e: E) -> E:
-    """The exception itself, without its traceback and those of what it was raised from, or while.
+    """Returns the exception after deleting the tracebacks of it, its causes and its contexts.
 
-    Frames keep every local variable of the work that failed, such as a decoded claim, often in a cycle that only a collection frees.
+    Frames keep every local variable of the failed work, such as a decoded claim, often in a cycle that only a garbage collection frees.
     """
     seen: set[int] = set()
     below: BaseException | None = e
@@ -50,37 +54,41 @@ def without_frames(e: E) -> E:
 
 
 def explained(e: BaseException) -> str:
-    """``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises, as nothing here does."""
-    said, help = describe(e), _hint(e)
-    return f"{said.rstrip('.') if help else said}{help}{_bracketed(place(e))}"
+    """Returns ``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
+    text, suffix = describe(e), _hint(e)
+    return f"{text.rstrip('.') if suffix else text}{suffix}{_bracketed(place(e))}"
 
 
 def located(e: DraError) -> DraError:
-    """What our classes said of an author's arguments, with the line in which he gave them; anything else as it is, but for what
-    nobody could tell further."""
-    if type(e) in _OUR_WORDS and _raised_by(e, _is_ours) and (where := place(e)):
+    """Adds the author's line to an error of the framework's classes about an author's arguments.
+
+    Any other exception is returned unchanged, or as the framework's own class if it cannot be logged.
+    """
+    if type(e) in _ARGUMENT_ERRORS and _raised_by(e, _is_framework) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
-    return e if _can_be_told(e) else _told_as(e)
+    return e if _can_be_logged(e) else _as_own_class(e)
 
 
-def _can_be_told(e: BaseException) -> bool:
-    """Whether an exception of an author's class can be looked at as Python and our own code do."""
+def _can_be_logged(e: BaseException) -> bool:
+    """Whether an exception of an author's class can be printed and hashed, as Python and the framework do."""
     try:
         return not isinstance(e, SyntaxError | BaseExceptionGroup) and bool(repr(e)) and isinstance(hash(e), int)
-    except BaseException:  # an author's object may be anything inside
+    except BaseException:  # an author's object may raise anything
         return False
 
 
-def _told_as(e: DraError) -> DraError:
-    """The same of our own class."""
+def _as_own_class(e: DraError) -> DraError:
+    """Returns the same error as an instance of the framework's class."""
     kind = next(k for k in type(e).__mro__ if k.__module__ == DraError.__module__)
     made: DraError = kind(printable(e)).with_traceback(_slot(e, "__traceback__"))
     return made
 
 
 def place(e: BaseException) -> str:
-    """``folder/file.py:14`` of the author's innermost line, before it went into libraries; empty where there is none, and
-    for a SyntaxError, which says so itself."""
+    """Returns ``folder/file.py:14``: the author's innermost line, before the code entered libraries.
+
+    Empty if there is none, and for a SyntaxError, which contains its place.
+    """
     if is_a(e, SyntaxError):
         return ""
     lines = next((found for one in _chain(e) if (found := list(_own_lines(one)))), [])
@@ -91,7 +99,7 @@ def place(e: BaseException) -> str:
 
 
 def at_work(frame: FrameType | None) -> str:
-    """The same of what an event loop runs now: ``folder/file.py:14 in Card.prepare``."""
+    """Returns the author's line that an event loop or thread runs now: ``folder/file.py:14 in Card.prepare``."""
     stack = []
     while frame is not None and frame.f_code is not asyncio.BaseEventLoop.run_forever.__code__:
         stack.append((frame, frame.f_lineno))
@@ -104,25 +112,25 @@ def at_work(frame: FrameType | None) -> str:
 
 
 def defined(method: Callable[..., Any]) -> str:
-    """``folder/file.py:14`` where a function is written; empty where it is no function of Python's."""
+    """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
     try:
         while isinstance(method, functools.partial):
             method = method.func
         code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
-    except Exception:  # an author's object may be anything inside
+    except Exception:  # an author's object may raise anything
         return ""
     return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
 @contextlib.contextmanager
 def judging(method: Callable[..., Any]) -> Iterator[None]:
-    """What is wrong with an answer is told with the line in which the method is written that gave it; and so is what its objects raise
-    when they are looked at."""
+    """Adds the line where ``method`` is defined to errors about its result, also to errors that the result's objects raise."""
     try:
         yield
     except (DriverError, BadAnswerError, HostPathMissingError) as e:
-        told = next(k for k in (BadAnswerError, HostPathMissingError, DriverError) if is_a(e, k))  # not an author's own
-        raise told(f"{printable(e)}{_bracketed(defined(method))}") from _slot(e, "__cause__")
+        # the framework's class, not an author's subclass
+        own_class = next(k for k in (BadAnswerError, HostPathMissingError, DriverError) if is_a(e, k))
+        raise own_class(f"{printable(e)}{_bracketed(defined(method))}") from _slot(e, "__cause__")
     except (DraError, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as e:
@@ -131,51 +139,54 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def looking_at(what: str) -> Iterator[None]:
-    """What an author's objects raise when they are looked at is told as a fault of his: there is no await within."""
+    """Converts exceptions of an author's objects to :class:`DriverError`. The block must not await."""
     try:
         yield
     except (DraError, KeyboardInterrupt):
         raise
     except BaseException as e:
-        if _raised_by(e, _is_ours):
+        if _raised_by(e, _is_framework):
             raise
         raise DriverError(f"{what} cannot be read: {explained(e)}") from e
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
-    """The exception, its traceback without our frames, where that tells more than :func:`place` does; else None.
+    """Returns the exception with a traceback without the framework's frames, if that adds to :func:`place`; else None.
 
-    An author's one function is in the message already; what it called, his own or a vendor's, is not.
+    If only one function of the author is involved, the message already contains it.
     """
     chain = _chain(e)
     codes = [f.f_code for one in chain for f, _ in _frames(_slot(one, "__traceback__"))]
     functions = {
-        c for c in codes if not (_is_ours(c.co_filename) or _is_python_s(c.co_filename) or c.co_name.startswith("<"))
+        c
+        for c in codes
+        if not (_is_framework(c.co_filename) or _is_standard_library(c.co_filename) or c.co_name.startswith("<"))
     }
     if len(functions) < 2 and not is_a(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
         return None
     try:
         traceback.TracebackException(type(e), e, _slot(e, "__traceback__"))
-    except BaseException:  # an author's object may be anything inside: a log could not write it
+    except BaseException:  # an author's object may raise anything; the log could not write it
         return None
     for one in chain:
-        BaseException.with_traceback(one, _without_ours(_slot(one, "__traceback__")))
+        BaseException.with_traceback(one, _without_framework_frames(_slot(one, "__traceback__")))
     return e
 
 
-def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    """An author's lines, also where he is called by us who were called by him."""
-    his = [t for t in _links(tb) if not _is_ours(t.tb_frame.f_code.co_filename)]
-    for one, following in itertools.zip_longest(his, his[1:]):
+def _without_framework_frames(tb: TracebackType | None) -> TracebackType | None:
+    """Returns the traceback without the framework's frames, also where the framework called back into the author's."""
+    own_links = [t for t in _links(tb) if not _is_framework(t.tb_frame.f_code.co_filename)]
+    for one, following in itertools.zip_longest(own_links, own_links[1:]):
         one.tb_next = following
-    return his[0] if his else None
+    return own_links[0] if own_links else None
 
 
 def _chain(e: BaseException) -> list[BaseException]:
-    """An exception and what it was raised from, or while."""
+    """Returns an exception with its causes and contexts."""
     out: dict[int, BaseException] = {}
     below: BaseException | None = e
-    while below is not None and id(below) not in out:  # two of an author's class may be equal, or refuse to say
+    # by identity: objects of an author's class may be equal or refuse the comparison
+    while below is not None and id(below) not in out:
         out[id(below)] = below
         cause = _slot(below, "__cause__")
         hidden = _slot(below, "__suppress_context__")  # by `from None`
@@ -184,12 +195,15 @@ def _chain(e: BaseException) -> list[BaseException]:
 
 
 def _is_stop(e: BaseException) -> bool:
-    """Whether Python put it in the place of a StopIteration, which no coroutine can raise."""
+    """Whether Python raised it instead of a StopIteration, which no coroutine can raise."""
     return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 
 def replacement_message(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
-    """What an author may have forgotten where he gave ``value`` in place of a list of ``wanted``; ``answered``: by a method."""
+    """Returns a hint for ``value``, which an author supplied instead of a list of ``wanted``.
+
+    ``answered`` is True if a method returned it.
+    """
     if value is None and answered:
         return ": is a `return` missing?"
     if is_a(value, AsyncIterator):
@@ -202,7 +216,7 @@ def replacement_message(value: object, wanted: str, *, of: str = "", answered: b
 
 
 def instead_of_item(value: object, wanted: str) -> str:
-    """The same for one item of a list."""
+    """Returns a hint for a wrong item of a list."""
     if is_a(value, (list, tuple)):
         return ": put what is in it into the one list"
     if is_a(value, type) and value.__name__ == wanted:
@@ -211,7 +225,7 @@ def instead_of_item(value: object, wanted: str) -> str:
 
 
 def forgotten(value: object) -> str:
-    """What is missing where a value is one that nobody gives on purpose."""
+    """Returns a hint if an ``await`` or a call is missing; else empty."""
     if is_a(value, Awaitable):
         return ": is an `await` missing?"
     if is_a(value, (FunctionType, MethodType)):
@@ -233,11 +247,11 @@ def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """Frames in the folder of the first one that is neither ours nor Python's: the driver's own code, not what it calls."""
+    """Yields the driver's own frames: those in the folder of the first frame that is neither the framework's nor Python's."""
     home = ""
     for frame, line in stack:
         name = frame.f_code.co_filename
-        if _is_ours(name) or _is_python_s(name):
+        if _is_framework(name) or _is_standard_library(name):
             continue
         folder = str(Path(name).parent) + os.sep
         home = home or folder
@@ -246,7 +260,7 @@ def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, in
 
 
 def _slot(e: BaseException, name: str) -> Any:
-    """Past whatever an author's class makes of attributes."""
+    """Reads a slot of BaseException, bypassing attributes that an author's class may define."""
     return vars(BaseException)[name].__get__(e)
 
 
@@ -260,11 +274,11 @@ def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     return ((t.tb_frame, t.tb_lineno) for t in _links(tb))
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_OURS)
+def _is_framework(filename: str) -> bool:
+    return filename.startswith(_FRAMEWORK)
 
 
-def _is_python_s(filename: str) -> bool:
+def _is_standard_library(filename: str) -> bool:
     return filename.startswith("<") or (
         filename.startswith(_PYTHON) and not filename.startswith(tuple(_PYTHON + p for p in _INSTALLED))
     )
@@ -282,5 +296,5 @@ def _named(method: Callable[..., Any]) -> str:
 def _hint(e: BaseException) -> str:
     try:
         return hint(e, next(iter(reversed([f for f, _ in _own_lines(e)])), None))
-    except BaseException:  # an author's object may be anything inside
+    except BaseException:  # an author's object may raise anything
         return ""

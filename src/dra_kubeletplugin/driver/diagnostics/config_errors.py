@@ -1,4 +1,4 @@
-"""What is wrong with parameters, in words that name the field, the nearest that there is, and what it may be."""
+"""Writes faults of parameters as sentences with the field, the nearest known name and the allowed values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .all_errors import Fault
 JSON = Mapping[str, Any]
 
 MORE = "more faults were not looked for"
-"""The last of an error's faults, where the search has stopped before the end."""
-_MOST = 12  # fields that are told where none is near
+"""The last of an error's faults, if the search stopped before the end."""
+_MOST = 12  # fields that are listed when none is similar
 _LONGEST = 80  # bytes of a key in a path, and of an unknown field
-_LONGEST_TEXT = 512  # bytes of what msgspec or a check() says of a value, which may quote the value
+_LONGEST_TEXT = 512  # bytes of a message of msgspec or check(), which may quote the value
 
 
 def refusal(*wrong: str, at: str = "") -> ConfigError:
-    """With a sentence for each thing that is wrong, all of them ``at`` one place; its message has as many as an event has room for."""
+    """Creates an error with a sentence for each fault, all at one place. Its message contains as many as fit into an event."""
     head = f"{at}: " if at else ""
     found = [w for w in wrong if w != MORE]
     more = [MORE] if len(found) < len(wrong) else []
@@ -33,7 +33,7 @@ def refusal(*wrong: str, at: str = "") -> ConfigError:
 
 
 def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
-    """The path first, the nearest known name for an unknown field, and what a choice may be; a sentence for each missing field."""
+    """Yields the sentences of one fault, the path first: with the nearest known name, the allowed values, or each missing field."""
     path, here = path_of(cls, fault.at)
     if fault.unknown:
         known = sorted(_names(here)) or types_of(cls).names
@@ -49,7 +49,7 @@ def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
 
 
 def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:
-    """How a place is written, and the types that may stand there, alternatives apart."""
+    """Returns a place in text form, and the types that are allowed there, with unions resolved."""
     path, infos = "parameters", [types_of(cls).info]
     for step in steps:
         fields = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == step]
@@ -66,7 +66,7 @@ def value_at(given: Any, steps: Steps) -> Any:
 
 
 def _required(infos: Sequence[Any], given: Any) -> list[str]:
-    """What else an object must have and has not, where its type is known."""
+    """Returns the other missing required fields of an object, if its type is known."""
     structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
     if len(structs) > 1:
         structs = [i for i in structs if i.tag_field and given.get(i.tag_field) == i.tag]
@@ -82,12 +82,12 @@ def _listed(known: Sequence[str]) -> str:
 
 
 def apart(infos: Sequence[Any]) -> list[Any]:
-    """The types of unions one by one."""
+    """Returns the types with unions replaced by their members."""
     return [t for i in infos for t in alternatives(i)]
 
 
 def _items_of(info: Any, step: str | int) -> list[Any]:
-    """Types of what a list or a mapping has at one of its places."""
+    """Returns the types of a list's or mapping's item at one place."""
     items = list(getattr(info, "item_types", ()))
     if items and isinstance(step, int):
         return items[step : step + 1]
@@ -96,7 +96,7 @@ def _items_of(info: Any, step: str | int) -> list[Any]:
 
 
 def _choices(infos: Sequence[Any]) -> list[Any]:
-    """What a field of these types may be, where they name that."""
+    """Returns the allowed values of these types, if they list them."""
     out: list[Any] = []
     for info in infos:
         if isinstance(info, msgspec.inspect.LiteralType):
@@ -107,5 +107,5 @@ def _choices(infos: Sequence[Any]) -> list[Any]:
 
 
 def _names(infos: Sequence[Any]) -> set[str]:
-    """JSON names of the fields of these types."""
+    """Returns the JSON names of the fields of these types."""
     return {f.encode_name for i in infos for f in getattr(i, "fields", ())}

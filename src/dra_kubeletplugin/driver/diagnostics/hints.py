@@ -1,4 +1,4 @@
-"""What may have been meant where Python says that something cannot be: the nearest name, those that there are, what is missing."""
+"""Hints for an author's exceptions: the nearest name, the known names, or a missing keyword such as ``await``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CALL = re.compile(
 )
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _NO_ITEMS = re.compile(r"'(\w+)' object (?:is not subscriptable|does not support item)")
-_MOST = 12  # names that are told where none is near
-_LINE = 120  # characters of an author's line
-# What Python says of calls in the wrong place, and what to do.
-_SAID = (
+_MOST = 12  # names in a hint when none of them is similar
+_LINE = 120  # characters of a source line in a hint
+# Python's messages for calls in the wrong place, and what to do.
+_MESSAGES = (
     (TypeError, re.compile(r"\bcoroutine\b"), ": is an `await` missing?"),
     (AttributeError, re.compile("'coroutine' object"), ": is an `await` missing?"),
     (TypeError, re.compile("can't be used in 'await'"), ": take the `await` away, it is no coroutine"),
@@ -35,25 +35,33 @@ _SAID = (
 
 
 def hint(e: BaseException, frame: FrameType | None) -> str:
-    """To be put behind what an exception says, or empty. ``frame`` is the author's innermost. Raises what his objects may."""
+    """Returns a hint to append to the message of ``e``, or an empty text.
+
+    Args:
+        e: the exception.
+        frame: the innermost frame of the author's code.
+
+    Raises:
+        Exception: anything that the author's objects raise.
+    """
     text = str(e)
-    if "id you mean" in text:  # newer releases of Python say it themselves
+    if "id you mean" in text:  # newer releases of Python add the hint themselves
         return ""
-    sought = next((_sought for kind, _sought in _SOUGHT if is_a(e, kind)), None)
-    found = sought(e, text, frame) if sought else ""
-    return found or next((do for kind, said, do in _SAID if is_a(e, kind) and said.search(text)), "")
+    finder = next((function for kind, function in _FINDERS if is_a(e, kind)), None)
+    found = finder(e, text, frame) if finder else ""
+    return found or next((do for kind, pattern, do in _MESSAGES if is_a(e, kind) and pattern.search(text)), "")
 
 
 def _attribute(e: Any, text: str, frame: FrameType | None) -> str:
     if not e.name or e.obj is None:
         return ""
     known = [n for n in dir(e.obj) if n.startswith("_") is e.name.startswith("_")]
-    ours = type(e.obj).__module__.partition(".")[0] == _PACKAGE
-    return did_you_mean(e.name, known) or (_listed("it has", known) if ours else "")
+    is_framework_object = type(e.obj).__module__.partition(".")[0] == _PACKAGE
+    return did_you_mean(e.name, known) or (_listed("it has", known) if is_framework_object else "")
 
 
 def _name(e: Any, text: str, frame: FrameType | None) -> str:
-    """Where a name that nobody defined comes from, or the nearest."""
+    """Returns the import that an undefined name needs, or the nearest name."""
     if not e.name:
         return ""
     if e.name in dir(sys.modules[_PACKAGE]):
@@ -68,7 +76,8 @@ def _import(e: Any, text: str, frame: FrameType | None) -> str:
     if not named:
         return ""
     module = sys.modules.get(named[2], ModuleType("none"))
-    return did_you_mean(named[1], getattr(module, "__all__", dir(module)))  # what it offers, where it says so
+    # __all__, if the module has it, are its public names
+    return did_you_mean(named[1], getattr(module, "__all__", dir(module)))
 
 
 def _call(e: Any, text: str, frame: FrameType | None) -> str:
@@ -82,7 +91,7 @@ def _call(e: Any, text: str, frame: FrameType | None) -> str:
 
 
 def _assertion(e: Any, text: str, frame: FrameType | None) -> str:
-    """What an assertion says that has no text."""
+    """Returns the source line of an assertion without a message."""
     tb, line = e.__traceback__, 0
     while tb is not None:
         line = tb.tb_lineno if tb.tb_frame is frame else line
@@ -91,7 +100,7 @@ def _assertion(e: Any, text: str, frame: FrameType | None) -> str:
     return f": {printable(found)[:_LINE]}" if found else ""
 
 
-_SOUGHT: tuple[tuple[type[BaseException], Callable[[Any, str, FrameType | None], str]], ...] = (
+_FINDERS: tuple[tuple[type[BaseException], Callable[[Any, str, FrameType | None], str]], ...] = (
     (AttributeError, _attribute),
     (NameError, _name),
     (ImportError, _import),
@@ -106,10 +115,10 @@ def _listed(what: str, names: Iterable[str]) -> str:
 
 
 def _parameters(called: str, frame: FrameType) -> Iterable[str]:
-    """Names of the parameters of what the author called, by its name in the message."""
+    """Returns the parameters of the function that the author called, found by its name in the message."""
     head, *rest = called.removesuffix(".__init__").split(".")
-    ours = sys.modules[_PACKAGE]
-    found: Any = next((p[head] for p in (frame.f_locals, frame.f_globals) if head in p), None) or getattr(ours, head)
+    package = sys.modules[_PACKAGE]
+    found: Any = next((p[head] for p in (frame.f_locals, frame.f_globals) if head in p), None) or getattr(package, head)
     for name in rest:
         found = getattr(found, name)
     return [n for n in inspect.signature(found).parameters if not n.startswith("_") and n != "self"]

@@ -1,4 +1,4 @@
-"""Names in an author's class that are nearly the framework's: a method that is misspelt is never called, and nobody would say so."""
+"""Finds names in an author's class that are similar to the framework's: a misspelt method would never be called, without an error."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ from ..config.model import Config
 from ..contract import Driver
 
 SET = ("host", "settings", "log", "role", "gates_off")
-"""By the framework, in every driver."""
+"""Attributes that the framework sets in every driver."""
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "subsystems")
-_EITHER = {"devices": "pools", "pools": "devices"}  # who writes the one may use the other's name for what he likes
+_EITHER = {"devices": "pools", "pools": "devices"}  # a driver that implements one may use the name of the other freely
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
-_MEANT = {"validate": "check", "verify": "check"}  # what others call it: unheard, it would let every claim pass
+# names that other libraries use; without an error, no check would run
+_MEANT = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
-_FORMS = ("ed", "ing")  # of a word: prepared() and starting() are no misspelt names, nor is any of _WORDS
+_FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt names, nor are _WORDS
 _WORDS = frozenset({"healthy"})
-_WITHIN: Mapping[type, tuple[str, ...]] = {  # where functions are in what a class has
+_WITHIN: Mapping[type, tuple[str, ...]] = {  # attributes that contain the function
     staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset"),
     functools.cached_property: ("func",),
 }  # fmt: skip
 
 
 def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises :class:`DriverError` for a name that is nearly one of ``called`` (with their arguments) or of what a class sets, and
-    for names that are not the author's to set."""
+    """Rejects names in a driver's class that are misspelt or reserved.
+
+    Args:
+        cls: the driver's class.
+        called: the methods that the framework calls, with their arguments.
+
+    Raises:
+        DriverError: a name is similar to one in ``called`` or to an attribute that a class sets, or only the framework sets it.
+    """
     given = dict(_written(cls, Driver))
     for name in SET:
         if name in given:
@@ -57,12 +65,12 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
 
 
 def near_config_name(kind: type[Config], name: str) -> str:
-    """What of :class:`Config` an author may have meant by an attribute ``name``; empty where nothing is near."""
+    """Returns the attribute of :class:`Config` that an author probably meant by ``name``; empty if none is similar."""
     return _near(_MEANT.get(name, name), [n for n in _OF_CONFIG if n not in vars(kind)])
 
 
 def check_config_names(kind: type[Config]) -> None:
-    """Raises :class:`DriverError` for a method of ``kind`` whose name is nearly one that is called."""
+    """Raises :class:`DriverError` for a method of ``kind`` whose name is similar to that of a method that the framework calls."""
     for name, value in _written(kind, Config, of_base=True):
         if not hasattr(Config, name) and (inspect.isroutine(value) or isinstance(value, classmethod)):
             near = near_config_name(kind, name)
@@ -71,7 +79,7 @@ def check_config_names(kind: type[Config]) -> None:
 
 
 def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[str, object]]:
-    """Public attributes of a class and of those between it and ``base``; ``of_base``: none of a class that knows nothing of it."""
+    """Yields public attributes of a class and of its bases up to ``base``. With ``of_base``, only of subclasses of ``base``."""
     for one in cls.__mro__:
         if one is base:
             return
@@ -83,7 +91,7 @@ def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[
 
 
 def _is_used(name: str, cls: type) -> bool:
-    """Whether the author's own code names it besides: then it is called, or read, as he meant it."""
+    """Whether the author's own code uses the name in another place; then it is intended."""
     own = {one.__module__ for one in cls.__mro__} - {Driver.__module__, Config.__module__, "builtins"}
     places: list[Mapping[str, Any]] = [vars(one) for one in cls.__mro__]
     for module in (vars(sys.modules[m]) for m in own if m in sys.modules):
@@ -106,21 +114,21 @@ def _is_used(name: str, cls: type) -> bool:
 
 
 def _wrapped(function: FunctionType) -> Iterator[CodeType]:
-    """What a decorated function was made of: the functions that it has closed over."""
+    """Yields the code of the functions in a decorated function's closure."""
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty one
+        with contextlib.suppress(ValueError):  # an empty cell
             if isinstance(cell.cell_contents, FunctionType):
                 yield cell.cell_contents.__code__
 
 
 def _near(name: str, known: list[str]) -> str:
-    """The known name that is meant, also in another style of writing; none of what is another form of its word."""
+    """Returns the known name that is similar, also in another style; empty if ``name`` is another form of its word."""
     plain = {_plain(n): n for n in known if n[0].lower() == name[0].lower()}
     if name in _WORDS or any(_plain(name) in {stem.removesuffix("e") + end for end in _FORMS} for stem in plain):
         return ""
     if not plain:
         return ""
-    import difflib  # for the few names of an author's own that begin alike
+    import difflib  # only for the few names of an author that begin alike
 
     found = difflib.get_close_matches(_plain(name), list(plain), 1, _NEAR)
     return plain[found[0]] if found else ""
@@ -131,13 +139,13 @@ def _plain(name: str) -> str:
 
 
 def _callable_with(value: object, arguments: tuple[str, ...]) -> bool:
-    """Whether a method could be called as the framework would: another one is the author's own."""
+    """Whether the framework could call this method; if not, it is the author's own."""
     function: object = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if not callable(function) or isinstance(value, type):
         return False
     given = arguments if isinstance(value, staticmethod) else ("self", *arguments)
     try:
         inspect.signature(function).bind(*given)
-    except Exception:  # an author's object may be anything inside
+    except Exception:  # an author's object may raise anything
         return False
     return True

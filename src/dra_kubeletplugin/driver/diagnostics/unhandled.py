@@ -1,4 +1,4 @@
-"""Threads and tasks of an author's own that raise with nobody to wait for them: told in a sentence, as what his methods raise is."""
+"""Logs exceptions in an author's own threads and tasks that no code awaits, with the same text as exceptions of methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def listen(loop: asyncio.AbstractEventLoop) -> None:
-    """For the life of the process. What no line of an author's raised is told as Python tells it."""
+    """Installs the handlers for the life of the process. Exceptions without a line of the author are logged as Python does it."""
     threading.excepthook = _thread
     loop.set_exception_handler(_task)
 
@@ -23,7 +23,7 @@ def _thread(args: threading.ExceptHookArgs, /) -> None:
     if e is None or issubclass(args.exc_type, SystemExit) or not place(e):
         threading.__excepthook__(args)
     else:
-        _tell(f"thread {args.thread.name if args.thread else 'unknown'}", e)
+        _log(f"thread {args.thread.name if args.thread else 'unknown'}", e)
 
 
 def _task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -31,10 +31,10 @@ def _task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     if e is None or not place(e):
         loop.default_exception_handler(context)
     else:
-        _tell(f"task {task.get_name()}" if isinstance(task, asyncio.Task) else "a callback of the event loop", e)
+        _log(f"task {task.get_name()}" if isinstance(task, asyncio.Task) else "a callback of the event loop", e)
 
 
-def _tell(who: str, e: BaseException) -> None:
+def _log(who: str, e: BaseException) -> None:
     log.error(
         "%s raised %s, and nobody waited for it: what it did is done no more",
         who,

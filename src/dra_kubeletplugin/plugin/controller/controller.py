@@ -1,7 +1,7 @@
-"""One controller: a single lifespan in the cluster, for what belongs to no single node.
+"""The controller: publishes the pools that belong to no single node, and binds claims.
 
-Several replicas may run; the one that holds the driver's Lease publishes the pools of no node and binds claims. Work begins
-when the Lease is held and ends, with the process, when it is lost: what a driver's thread does cannot be stopped otherwise.
+Several replicas may run; the one that holds the driver's Lease works. When it loses the Lease, the process ends, because a driver's
+thread cannot be stopped in any other way.
 """
 
 from __future__ import annotations
@@ -33,14 +33,21 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """A driver with everything around it, in the controller role.
+    """A driver and all parts that run it in the controller role.
 
-    Making one has no effects; :meth:`running` starts it. ``api`` replaces what settings say about the API server.
+    Creating one has no effects; :meth:`running` starts it.
 
-    What it publishes has no owner: a ResourceSlice belongs to the cluster and may not be owned by a Deployment. Slices stay
-    while no controller runs, and the next one takes them over.
+    Its slices have no owner: a ResourceSlice belongs to the cluster, and a Deployment must not own it. Slices stay while no controller
+    runs, and the next one takes them over.
 
-    Raises :class:`SettingsError` where the API server's address or credentials, or the times of the Lease, are wrong.
+    Args:
+        driver: the driver.
+        settings: the options of the process.
+        api: replaces the API server's address and credentials in ``settings``.
+        pauses: pauses between attempts of ``bind`` and ``unbind``.
+
+    Raises:
+        SettingsError: the API server's address or credentials, or the times of the Lease, are wrong.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Controller:
             Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes),
             settings,
             Role.CONTROLLER,
-            self._look_again,
+            self._request_rescan,
         )
         self.calls = Calls()
         self.client = KubeClient(
@@ -94,7 +101,7 @@ class Controller:
         self.stopping = False
         self.http_url = ""
 
-    def _look_again(self) -> None:
+    def _request_rescan(self) -> None:
         self.scan.request()
 
     def _claim_changed(self, uid: str) -> None:
@@ -106,10 +113,14 @@ class Controller:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Controller]:
-        """The lifespan. What was started is stopped in reverse, each part in bounded time; the Lease is given back at the end.
+        """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit. Releases the Lease last.
 
-        Raises :class:`SettingsError` and what ``Driver.start`` raises; inside, :class:`LeaseLostError` where the lead is lost,
-        and what a failing background task raises: each cancels the body.
+        If the lead is lost or a background task fails, the body is cancelled and the exception is raised.
+
+        Raises:
+            SettingsError: a setting is wrong.
+            LeaseLostError: the lead was lost.
+            Exception: anything that ``Driver.start`` or a background task raises.
         """
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
@@ -145,7 +156,7 @@ class Controller:
             start_tasks(tasks, self._work())
 
     def _work(self) -> dict[str, Job]:
-        """Tasks by name; the controller ends when one of them does."""
+        """Returns the background tasks by name; the controller ends when one of them does."""
         jobs: dict[str, Job] = {
             "claims": self.watch.run,
             "devices": self._look,
@@ -157,25 +168,28 @@ class Controller:
         return jobs
 
     async def _look(self) -> None:
-        """A device that vanished is known to be in use or not once the claims are; devices that are there wait for nothing long."""
+        """Calls the driver after the claims are known, which decide whether a vanished device is in use. Waits for them only a limited
+        time.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.scan_timeout):
                 await self.watch.synced.wait()
         await self.scan.run()
 
     async def _release(self) -> None:
-        """Not while a method of the driver still runs: the next leader must not begin beside it."""
+        """Releases the Lease, unless a method of the driver still runs: the next leader must not work at the same time."""
         if self.calls.busy:
             log.warning("the Lease is left to end by itself: %d calls of the driver still run", self.calls.busy)
             return
         await self.elector.release()
 
-    # --- what is so now -------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     async def ready(self, timeout: float | None = None) -> None:
         """Waits until this replica leads and its slices are published.
 
-        Raises :class:`NotReadyError` with all that is in the way after ``timeout`` seconds.
+        Raises:
+            NotReadyError: with all reasons, after ``timeout`` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -186,7 +200,7 @@ class Controller:
             raise NotReadyError(f"the controller is not ready after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
-        """Why the controller is not ready now; empty when it is. One that stands by is ready."""
+        """Returns why the controller is not ready now; empty if it is. A replica on standby is ready."""
         if self.stopping:
             return ["stopping"]
         if not self.serving:
@@ -200,7 +214,7 @@ class Controller:
         return out
 
     async def notes(self) -> list[str]:
-        """What keeps the controller from nothing and should be known."""
+        """Returns facts for the operator that do not affect readiness."""
         if not self.elector.leader.is_set():
             return [f"stands by: {self.elector.holder or 'nobody'} leads"]
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]

@@ -1,6 +1,6 @@
-"""The kubelet's side of the plugin: sockets, registration, node service, health stream."""
+"""The plugin's connection to the kubelet: sockets, registration, node service and health stream."""
 
-from ...base import forks  # noqa: F401 - gRPC reads, when it is imported, what this module sets
+from ...base import forks  # noqa: F401 - sets variables that gRPC reads when it is imported
 from .health import HealthService
 from .node_service import NodeService
 from .path_lock import lock_of, remove_dead, remove_temporary

@@ -1,4 +1,4 @@
-"""The health stream (KEP-4680): the whole list, after every report, and often enough not to go stale."""
+"""The health stream (KEP-4680): sends all devices after every report, and at intervals so that no status expires."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ...errors import clip, printable
 
 log = logging.getLogger(__name__)
 MAX_TEXT = 1024  # bytes of a device's message that the kubelet keeps
-MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC refuses more than 4 MiB
-_SURELY = 0.01  # seconds after which what was about to grow old has
-_BREATH = 256  # devices before others on the event loop have their turn
-_FIELDS = 40  # bytes of an entry besides its texts, at most
+MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC rejects more than 4 MiB
+_SURELY = 0.01  # seconds added to an expiry, so that the report has expired when the stream wakes
+_BREATH = 256  # devices that are processed before other tasks on the event loop run
+_FIELDS = 40  # maximum bytes of an entry without its texts
 
 Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
 Request = v1.NodeWatchResourcesRequest | v1alpha1.NodeWatchResourcesRequest
 
 
 class HealthService:
-    """Streams the inventory's health; any number of streams at once. ``heartbeat`` is in seconds."""
+    """Streams the inventory's health to any number of kubelet streams. ``heartbeat`` is in seconds."""
 
     def __init__(self, inventory: Inventory, heartbeat: float | None = None) -> None:
         self.inventory = inventory
@@ -52,14 +52,14 @@ class HealthService:
                     await self.inventory.health_changed(seen)
 
     def _pause(self) -> float:
-        """Until the next message where nothing changes: a report that grows old is told as soon as it has."""
+        """Returns the seconds until the next message without a change; a report that expires is sent as soon as it has."""
         stale = self.inventory.stale_in()
         return self.heartbeat if stale is None else min(self.heartbeat, stale + _SURELY)
 
     async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
-        """All devices: in one message where they fit, which is what the API means, else in as many as gRPC needs.
+        """Yields all devices: in one message, as the API intends, or in as many as gRPC needs.
 
-        A kubelet (1.34 to 1.37) leaves a device that a message does not name as it was, until its time-out passes.
+        A kubelet (1.34 to 1.37) keeps the status of a device that a message does not name until it expires.
         """
         out, room = kind(), MAX_BYTES
         for i, (key, health) in enumerate(self.inventory.health()):
@@ -73,7 +73,7 @@ class HealthService:
             room -= size
             entry = out.devices.add(
                 health=_status(health),
-                # When it was measured: what is not known must not look fresh.
+                # The time of measurement, so that an unknown status does not look fresh.
                 last_updated_time=int(health.at),
                 health_check_timeout_seconds=math.ceil(health.timeout),
                 message=text,
@@ -82,7 +82,7 @@ class HealthService:
         yield out
 
 
-def _status(health: DeviceHealth) -> Any:  # the two versions' enums have the same numbers
+def _status(health: DeviceHealth) -> Any:  # the enums of both versions have the same numbers
     return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
 
 

@@ -1,4 +1,4 @@
-"""NodePrepareResources and NodeUnprepareResources, v1 and v1beta1 from one handler."""
+"""NodePrepareResources and NodeUnprepareResources of the kubelet's DRA service, in v1 and v1beta1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, Answer]]]
 
 
 class NodeService:
-    """Both versions of the service over one room of claims. Every claim of a request is in the answer, whatever happens."""
+    """Both versions of the service for one claim manager. Every response contains every claim of its request."""
 
     def __init__(self, claims: ClaimManager, metrics: Metrics) -> None:
         self.claims = claims
@@ -56,7 +56,7 @@ class NodeService:
                     )
                     if d.share_id and isinstance(device, v1.Device):
                         device.share_id = d.share_id
-            except (TypeError, ValueError) as e:  # what cannot be put into a message, such as text that is no Unicode
+            except (TypeError, ValueError) as e:  # a value that a message cannot contain, such as invalid Unicode
                 entry.Clear()
                 entry.error = DraError(f"the answer cannot be sent: {describe(e)}").event()
         return out
@@ -78,7 +78,7 @@ class NodeService:
             answers: Mapping[str, Answer] = {}
             try:
                 answers = await handle(refs)
-            except BaseException as e:  # a fault of ours must not become a text of gRPC's for all claims
+            except BaseException as e:  # otherwise gRPC would return an error without any claim's cause
                 task = asyncio.current_task()
                 if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # the kubelet has given up, or the server stops
@@ -92,7 +92,7 @@ def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimIdentity]
 
 
 class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
-    """One version: its kinds of messages, which have the same fields but for share_id."""
+    """One version of the service. The messages of both have the same fields, except share_id."""
 
     def __init__(
         self, service: NodeService, prepared: type[PrepareResponse], unprepared: type[UnprepareResponse]
@@ -101,7 +101,7 @@ class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
         self._prepared = prepared
         self._unprepared = unprepared
 
-    # The two versions' base classes disagree on types; either's messages are what comes and goes.
+    # The base classes of the two versions have different types; each receives and returns its own messages.
     async def NodePrepareResources(self, request: PrepareRequest, context: object) -> Any:
         return await self._service.prepare(request, self._prepared)
 

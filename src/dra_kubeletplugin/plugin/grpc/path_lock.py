@@ -1,6 +1,6 @@
-"""A lock on a path that lasts as long as its process: of several that want to serve there, exactly one does.
+"""A lock on a path for the life of a process: of several processes that want to serve there, exactly one does.
 
-The kernel drops the lock with the process, whatever kills it. Source: flock(2).
+The kernel releases the lock when the process ends, also after a kill. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from ...base import forks
 from ...base.flock import try_lock
 
-_TRIES = 20  # another one may come and go between any two steps
+_TRIES = 20  # another process may start and end between any two steps
 _TEMPORARY = re.compile(r"\..+\.(\d+-[0-9a-f]{8})")
 
 
 def lock_of(socket: Path, folder: Path) -> Path:
-    """The lock file in ``folder`` of a socket's path."""
+    """Returns the lock file in ``folder`` for a socket's path."""
     return folder / f"{socket.name}.lock"
 
 
 def remove_dead(lock: Path) -> bool:
-    """Removes the lock file that a dead instance left; True where it did, False where somebody living has it."""
+    """Removes the lock file of a dead instance. Returns True if it did, False if a living process holds the lock."""
     with contextlib.suppress(OSError):
         fd = forks.open_file(lock, os.O_RDWR)
         try:
@@ -38,7 +38,7 @@ def remove_dead(lock: Path) -> bool:
 
 
 def remove_temporary(folder: Path, alive: Callable[[str], bool]) -> None:
-    """Removes files that did not get their name before their instance died; ``alive`` is asked with its token."""
+    """Removes files whose instance died before it renamed them. ``alive`` gets the instance's token."""
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and not alive(match[1]):
@@ -46,7 +46,7 @@ def remove_temporary(folder: Path, alive: Callable[[str], bool]) -> None:
 
 
 class PathLock:
-    """The lock file ``path``, made by an instance that ``token`` names."""
+    """The lock file ``path``. ``token`` names this instance in the temporary file name."""
 
     def __init__(self, path: Path, token: str) -> None:
         self.path = path
@@ -54,12 +54,13 @@ class PathLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Takes the lock, a dead one's too; False where a living process has it.
+        """Takes the lock, also of a dead process. Returns False if a living process holds it.
 
-        Raises ``OSError`` where the folder cannot be written.
+        Raises:
+            OSError: the folder cannot be written.
         """
         for _ in range(_TRIES):
-            # Locked before it has its name: nobody can find it unlocked and take it for a dead one's.
+            # The file is locked before it gets its name, so that no process can find it unlocked and take it for a dead one's.
             fd = forks.open_file(self._temporary, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +81,7 @@ class PathLock:
         return False
 
     def _take_over(self) -> bool | None:
-        """None where the file went meanwhile."""
+        """Takes the lock of an existing file. Returns None if the file was removed meanwhile."""
         try:
             fd = forks.open_file(self.path, os.O_RDWR)
         except FileNotFoundError:
@@ -102,7 +103,7 @@ class PathLock:
         return os.path.samestat(found, os.fstat(fd))
 
     def release(self) -> None:
-        """Gives the lock up, and removes its file."""
+        """Releases the lock and removes its file."""
         fd, self._fd = self._fd, None
         if fd is None:
             return

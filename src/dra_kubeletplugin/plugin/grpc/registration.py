@@ -1,4 +1,4 @@
-"""The registration service: tells the kubelet who we are, and hears whether it takes us."""
+"""The registration service: the kubelet asks for the plugin's name and endpoint, and reports whether it accepts the plugin."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ _HINTS = {
 
 
 class Registration(pb_grpc.RegistrationServicer):
-    """Answers from memory: the kubelet waits one second for GetInfo and retries but weakly.
+    """Replies from memory, because the kubelet waits one second for GetInfo and rarely retries.
 
-    ``registered`` is set while the kubelet accepts us; ``error`` is its last refusal. ``accepted`` is called each time that it does:
-    a kubelet that was restarted asks anew.
+    Attributes:
+        registered: set while the kubelet accepts the plugin.
+        error: the kubelet's last rejection.
+
+    ``accepted`` is called each time the kubelet accepts the plugin, also after a restart of the kubelet.
     """
 
     def __init__(
@@ -50,20 +53,21 @@ class Registration(pb_grpc.RegistrationServicer):
         self.error = ""
         self.metrics = metrics
         self._accepted = accepted
-        self._since: float | None = time.monotonic()  # None once that was measured: the kubelet comes back by itself
+        # None once it was measured: later registrations are the kubelet's own retries
+        self._since: float | None = time.monotonic()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_RegistrationServicer_to_server(self, server)
 
     def lost(self) -> None:
-        """The registration socket is gone, and with it what the kubelet knows of us."""
+        """Reports that the registration socket was removed, so the kubelet forgets the plugin."""
         self.left()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
         log.warning("%s: the kubelet will not call until it is restored", self.error)
 
     def left(self) -> None:
-        """The kubelet cannot find us any more."""
+        """Reports that the kubelet cannot find the plugin any more."""
         self.registered.clear()
         self.metrics.set("registered", 0)
 

@@ -1,8 +1,7 @@
-"""A gRPC server on a Unix socket that stays reachable: bound without harm to others, restored when somebody removes its file.
+"""A gRPC server on a Unix socket: binds without harming another server, and restores its socket file when it is removed.
 
-gRPC's own handling is dangerous twice over: a second server silently takes a live path, and the first one's shutdown then
-deletes the second one's file. So a server listens under a hidden name and gets its real one by rename; nobody's file but
-our own is ever removed.
+gRPC's own handling has two dangers: a second server silently takes over a live path. The shutdown of the first one then deletes the
+second one's file. So a server binds a hidden name and renames it. It never removes the file of another server.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from .path_lock import PathLock, lock_of
 from .sockets import MAX_PATH, hidden_name, is_live
 
 log = logging.getLogger(__name__)
-_LOOK = 1.0  # seconds between looks whether the file is still there
+_LOOK = 1.0  # seconds between checks of the socket file
 _TRIES = 3
-_KEPT = 16  # servers whose file was removed; calls that came before go on in them
+_KEPT = 16  # servers whose file was removed and which still finish their calls
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
-    # The kubelet sends no keep-alives today; should it, C-core must not hang up on it.
+    # C-core must not close the connection if a future kubelet sends keep-alive pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
 
-def _nobody() -> None:
-    """Nobody has to be told."""
+def _do_nothing() -> None:
+    """The default of ``lost``: does nothing."""
 
 
 class UnixServer:
-    """Services on one path.
+    """gRPC services on one path.
 
     Args:
-        path: of the socket.
-        token: names this instance in hidden names, at most 18 bytes with the folder below the system's limit.
-        services: each adds one to a server; they are added again to the one that serves after the socket was removed.
-        lock_folder: where the lock on the path is; the socket's own folder when left out.
-        lost: called when somebody removed the socket, before it is restored.
+        path: path of the socket.
+        token: names this instance in hidden names; with the folder it must fit into the system's limit for socket paths.
+        services: functions that add a service to a server. They are called again for a new server after the socket was removed.
+        lock_folder: folder of the lock on the path; by default the socket's own.
+        lost: called when the socket was removed, before it is restored.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class UnixServer:
         token: str,
         services: Sequence[Callable[[grpc.aio.Server], None]],
         lock_folder: Path | None = None,
-        lost: Callable[[], None] = _nobody,
+        lost: Callable[[], None] = _do_nothing,
     ) -> None:
         self.path = path
         self.fault = ""
-        """Why nobody can connect now; empty where the socket is in its place."""
+        """Why clients cannot connect now; empty if the socket is in its place."""
         self._token = token
         self._services = tuple(services)
         self._lock = PathLock(lock_of(path, lock_folder or path.parent), token)
@@ -68,16 +67,16 @@ class UnixServer:
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
         self._bound = 0
-        self._hidden: set[str] = set()  # the addresses of our sockets, whatever their names in the file system are now
+        self._hidden: set[str] = set()  # the addresses that our sockets were bound to; a rename does not change them
         self._closed = False
 
     @property
     def inode(self) -> tuple[int, int] | None:
-        """Device and inode number of the socket; None while there is none of ours."""
+        """Device and inode number of the socket; None while it does not exist."""
         return self._inode
 
     async def start(self) -> None:
-        """Serves. Raises :class:`SocketError` with the reason where it cannot."""
+        """Starts to serve. Raises :class:`SocketError` with the reason if it cannot."""
         try:
             locked = self._lock.acquire()
         except OSError as e:
@@ -91,9 +90,9 @@ class UnixServer:
             raise
 
     async def keep(self) -> None:
-        """Looks whether the socket is in its place, and puts it back. Never returns.
+        """Checks that the socket is in its place, and restores it. Never returns.
 
-        While it serves the socket cannot come back as another with the same inode: the kernel keeps ours.
+        While the server runs, no other socket can get the same inode, because the kernel keeps this one.
         """
         while True:
             await asyncio.sleep(_LOOK)
@@ -106,7 +105,7 @@ class UnixServer:
             removed = self.fault = f"{self.path} was removed by somebody"
             try:
                 await self._bind()
-            except Exception as e:  # tried again at the next look
+            except Exception as e:  # retried at the next check
                 text = e.message if isinstance(e, SocketError) else describe(e)
                 self.fault = f"{removed}, and cannot be restored: {text}"
                 if self.fault != before:
@@ -116,7 +115,7 @@ class UnixServer:
             self.fault = ""
 
     async def stop(self, grace: float | None = None) -> None:
-        """No new calls; waits ``grace`` seconds for those under way; removes our own file, never another's."""
+        """Accepts no new calls, waits ``grace`` seconds for the calls in flight, and removes our socket, never another one."""
         self.unlink()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()
@@ -125,7 +124,7 @@ class UnixServer:
         self._lock.release()
 
     def unlink(self) -> None:
-        """Removes the socket, so that nobody new connects; calls go on."""
+        """Removes the socket, so that no client connects any more; running calls continue."""
         self._closed = True
         if self._in_place():
             with contextlib.suppress(FileNotFoundError):
@@ -144,7 +143,7 @@ class UnixServer:
         return (found.st_dev, found.st_ino) == self._inode
 
     async def _bind(self) -> None:
-        """Again where another driver, which starts too, took the hidden socket for one of the dead before anybody listened there."""
+        """Binds, and retries if another driver that starts too removed the hidden socket as stale before it had a listener."""
         for left in reversed(range(_TRIES)):
             try:
                 await self._bind_once()
@@ -165,7 +164,7 @@ class UnixServer:
             add(server)
         self._hidden.add(str(hidden))
         forks.close_address(str(hidden))
-        # umask holds for the whole process, so it is not touched: the socket gets its mode before its name.
+        # umask applies to the whole process, so it is not changed: the socket gets its mode before its final name.
         try:
             # gRPC decodes percent signs in its targets.
             server.add_insecure_port("unix:" + str(hidden).replace("%", "%25"))
@@ -173,11 +172,11 @@ class UnixServer:
             hidden.chmod(0o600)
             found = hidden.stat()
             hidden.rename(self.path)
-        except BaseException as e:  # CancelledError too: a stop during the start leaves nothing
-            with contextlib.suppress(OSError):  # such as EROFS, also where there is no such file
+        except BaseException as e:  # also CancelledError, so that a stop during the start leaves no file
+            with contextlib.suppress(OSError):  # e.g. EROFS, also if the file does not exist
                 hidden.unlink(missing_ok=True)
             await server.stop(None)
-            if isinstance(e, RuntimeError):  # of gRPC, which logs the cause and raises without it
+            if isinstance(e, RuntimeError):  # gRPC logs the cause and raises without it
                 e = _bind_error(hidden) or e
             if isinstance(e, RuntimeError | OSError):
                 raise SocketError(f"{self.path} cannot be served: {_why(self.path.parent, e)}") from e
@@ -190,7 +189,7 @@ class UnixServer:
             await self._servers.pop(0).stop(None)
 
     def _check(self) -> None:
-        """Stale sockets are overwritten, live ones are not ours to take, other files are never touched."""
+        """Raises :class:`SocketError` if the path is a live socket or no socket. A stale socket may be overwritten."""
         try:
             mode = self.path.lstat().st_mode
         except FileNotFoundError:
@@ -209,7 +208,7 @@ class UnixServer:
 
 
 def _bind_error(path: Path) -> OSError | None:
-    """Why no socket can be bound at ``path``; None where one can."""
+    """Returns why no socket can be bound at ``path``; None if one can."""
     try:
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(str(path))

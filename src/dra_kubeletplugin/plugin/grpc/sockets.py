@@ -1,4 +1,4 @@
-"""Unix sockets: names that fit, stale and live ones told apart, removal of what the dead left."""
+"""Unix sockets: names that fit into the path limit, detection of live sockets, removal of stale ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ class SocketPaths:
 
 
 def socket_paths(registry_dir: Path, plugin_dir: Path, driver: str, pod_uid: str = "") -> SocketPaths:
-    """Names as Go drivers use them; with a pod's UID each instance has its own, hashed where a path would be too long.
+    """Returns socket paths with the names that Go drivers use.
 
-    Raises :class:`SocketError` where nothing fits.
+    With a pod's UID each instance has its own paths. Names are hashed if a path would be too long.
+
+    Raises:
+        SocketError: no name fits.
     """
     if not pod_uid:
         names = [f"{driver}-reg.sock", f"dra-{_hash(driver.encode(), 16)}-reg.sock"]
@@ -58,7 +61,7 @@ def _first_fit(folder: Path, names: list[str]) -> Path:
 
 
 def is_live(path: Path) -> bool:
-    """Whether somebody accepts connections on a socket."""
+    """Whether a process accepts connections on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
         s.settimeout(1)
         try:
@@ -66,12 +69,12 @@ def is_live(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            return True  # a full backlog, or not permitted: somebody is there
+            return True  # a full backlog, or no permission: the socket is in use
         return True
 
 
 def hidden_name(token: str, number: int) -> str:
-    """The name under which an instance binds a socket before it gets its real one; the kubelet ignores such names."""
+    """Returns the name under which an instance binds a socket before it renames it; the kubelet ignores such names."""
     return f".{token}{chr(ord('a') + number % 26)}"
 
 
@@ -79,9 +82,9 @@ _HIDDEN = re.compile(r"\.(\d+-[0-9a-f]{8})[a-z]")
 
 
 def remove_hidden(folder: Path, alive: Callable[[str], bool]) -> list[Path]:
-    """Removes the hidden sockets of instances that are not ``alive``, which is asked with their token; answers which.
+    """Removes the hidden sockets of instances that are not ``alive``, and returns them. ``alive`` gets the instance's token.
 
-    Another driver's instance may be about to name its socket in the same folder: where somebody listens, it stays.
+    A socket with a listener stays, because another driver's instance in the same folder may be about to rename it.
     """
     out = []
     for path in folder.iterdir() if folder.is_dir() else []:
@@ -93,10 +96,10 @@ def remove_hidden(folder: Path, alive: Callable[[str], bool]) -> list[Path]:
 
 
 def remove_stale(path: Path, dev: int | None = None, ino: int | None = None) -> bool:
-    """Removes the socket that a dead instance left at ``path``; True where it did.
+    """Removes the socket that a dead instance left at ``path``. Returns whether it did.
 
-    Only where it still is the inode that the instance made (where that is known), and nobody listens: the path may be another
-    instance's by now.
+    It only removes a socket without a listener. If ``dev`` and ``ino`` are known, it only removes that inode, because the path may
+    belong to another instance now.
     """
     found = _socket_at(path)
     if found is None or (dev is not None and found != (dev, ino)) or is_live(path) or _socket_at(path) != found:

@@ -1,4 +1,4 @@
-"""Binding conditions (KEP-5007) in the controller: which claims wait for their devices, and what was done for them."""
+"""Binding conditions (KEP-5007) in the controller: the claims that wait for their devices, and the records of bound claims."""
 
 from .binder import Binder
 from .claims import ClaimWatch

@@ -1,8 +1,8 @@
-"""Calls the driver's ``bind`` and ``unbind``, and says in claims how it went.
+"""Calls the driver's ``bind`` and ``unbind``, and writes the binding conditions into claims.
 
-The order never varies: record, ``bind``, conditions; back again ``unbind``, record. So whatever dies between two steps, the next
-leader finds a record and either binds once more or unbinds: both are idempotent by contract. Work on one claim is one task;
-claims never wait for each other, except for a device that an earlier claim still has.
+The order never varies: record, ``bind``, conditions; in reverse ``unbind``, record. If the process dies between two steps, the next
+leader finds the record and binds again or unbinds; both are idempotent by contract. Each claim has its own task. Claims never wait for
+each other, except for a device that an earlier claim still has.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .records import BindingRecord, BindingRecords
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _MESSAGE = 1_024  # bytes of an error in a condition
-_CATCH_UP = 5.0  # seconds until what was written to a claim is missed in what is seen of it
+_CATCH_UP = 5.0  # seconds until a write to a claim must be visible in the watch; later it is repeated
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryIntervals:
-    """Seconds between tries; the pause doubles with each failure."""
+    """Seconds between attempts; the pause doubles with each failure."""
 
     first: float = 1.0
     most: float = 60.0
@@ -50,7 +50,7 @@ class RetryIntervals:
 
 
 class NextStep(Enum):
-    """What follows a step for a claim."""
+    """What to do after a step for a claim."""
 
     DONE = "nothing, until something changes"
     AGAIN = "the next step at once"
@@ -59,11 +59,12 @@ class NextStep(Enum):
 
 
 class Binder:
-    """Binds and unbinds the claims of one driver. Made on the event loop, used by the leader only.
+    """Binds and unbinds the claims of one driver. Created on the event loop; only the leader uses it.
 
     Args:
-        author: takes what the driver reports of devices; ``conditions`` what is said here, with a manager of its own.
-        leads: whether this process leads; where it does no more, no step is begun.
+        author: writes the statuses that the driver reports.
+        conditions: writes the binding conditions, with its own field manager.
+        leads: whether this process leads; if not, no step begins.
     """
 
     def __init__(
@@ -90,16 +91,16 @@ class Binder:
         self.leads = leads
         self.pauses = pauses or RetryIntervals()
         self.faults: dict[str, str] = {}
-        """What is in the way, by claim (namespace/name)."""
+        """Why claims are not bound or unbound, by claim (namespace/name)."""
         self._resolver = Resolver(driver, name)
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, BindingRecord] = {}
         self._results: dict[
             str, tuple[BoundClaimIdentity, DraError | None]
-        ] = {}  # how bind went, until the claim says it
-        self._said: dict[
+        ] = {}  # results of bind, until the claim contains them
+        self._written: dict[
             str, tuple[BoundClaimIdentity, float]
-        ] = {}  # when it was written to the claim, until it is seen there
+        ] = {}  # time of the write to the claim, until the watch shows it
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
@@ -110,11 +111,11 @@ class Binder:
 
     @property
     def fault(self) -> str:
-        """Why nothing is bound now; empty where things are."""
+        """Why nothing can be bound now; empty if there is no fault."""
         return self._loaded
 
     async def stop(self, grace: float) -> None:
-        """Nothing new; waits up to ``grace`` seconds for calls of the driver that are under way."""
+        """Begins nothing new, and waits up to ``grace`` seconds for running calls of the driver."""
         self._stopping = True
         for event in self._changed.values():
             event.set()
@@ -122,17 +123,17 @@ class Binder:
             await asyncio.wait(list(self._workers.values()), timeout=grace)
 
     def changed(self, uid: str) -> None:
-        """A claim may have changed."""
+        """Handles a claim that may have changed."""
         if self._stopping:
             return
         if event := self._changed.get(uid):
             event.set()
         elif self._tasks is not None:
             self._changed[uid] = asyncio.Event()
-            self._workers[uid] = self._tasks.create_task(self._settle(uid), name=f"claim {uid}")
+            self._workers[uid] = self._tasks.create_task(self._work_on(uid), name=f"claim {uid}")
 
     async def run(self, watch: ClaimWatch) -> None:
-        """Never returns; no fault from outside ends it. ``watch`` must tell :meth:`changed`."""
+        """Works on all claims. Never returns; external failures do not stop it. ``watch`` must call :meth:`changed`."""
         self._watch = watch
         await self._load()
         await watch.synced.wait()
@@ -160,11 +161,11 @@ class Binder:
     # --- one claim ------------------------------------------------------------------------------
 
     def _claim(self, uid: str) -> AllocatedClaim | None:
-        """What a claim has to wait for; None for nothing."""
+        """Returns the claim if its devices have binding conditions; else None."""
         found = self._watch.get(uid) if self._watch else None
         return found if found and found.waiting else None
 
-    async def _settle(self, uid: str) -> None:
+    async def _work_on(self, uid: str) -> None:
         event, failures = self._changed[uid], 0
         try:
             while not self._stopping:
@@ -178,9 +179,9 @@ class Binder:
                         following = await self._step(uid)
                     self.faults.pop(self._shown(uid), None)
                     failures = 0
-                except Exception as e:  # a claim's fault must end nothing but its own work
+                except Exception as e:  # a fault of one claim must not end the work on others
                     failures += 1
-                    self._tell(uid, e)
+                    self._record_fault(uid, e)
                     await self._pause(uid, self.pauses.after(failures), seen)
                     continue
                 if following is NextStep.SEE:
@@ -203,16 +204,16 @@ class Binder:
             return NextStep.AGAIN
         if wanted is None or wanted.ready or wanted.failed:
             self._results.pop(uid, None)
-            self._said.pop(uid, None)
+            self._written.pop(uid, None)
             return NextStep.DONE
-        said = self._said.get(uid)
-        if said is not None and said[0] == wanted.identity and time.monotonic() - said[1] < _CATCH_UP:
+        written = self._written.get(uid)
+        if written is not None and written[0] == wanted.identity and time.monotonic() - written[1] < _CATCH_UP:
             return NextStep.SEE
         if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
             return NextStep.WAIT
         if record is None:
             await self._record(wanted)
-            return NextStep.AGAIN  # much may have changed while it was written: the allocation, who leads
+            return NextStep.AGAIN  # the allocation or the leader may have changed during the write
         await self._bind(wanted)
         return NextStep.AGAIN
 
@@ -220,14 +221,15 @@ class Binder:
         try:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
         except ApiError as e:
-            if e.status == 409:  # an answer was lost, or somebody led in between: what is there counts
+            if e.status == 409:  # a response was lost, or another leader worked in between: the existing record counts
                 await self._read_again(wanted.claim.uid)
             raise
 
     async def _read_again(self, uid: str) -> None:
-        """One claim's record. What the others have may be newer by now than the list is.
+        """Reads the record of one claim. The records of other claims in memory may be newer than the list.
 
-        Raises :class:`ApiError`.
+        Raises:
+            ApiError: the records cannot be listed.
         """
         for record in await self.records.load():
             if record.claim.uid == uid:
@@ -240,7 +242,7 @@ class Binder:
             error: DraError | None = None
             started = time.monotonic()
             try:
-                await self.calls(self.driver.bind, await self._made(wanted))
+                await self.calls(self.driver.bind, await self._driver_claim(wanted))
             except (PermanentError, ConfigError) as e:
                 error = e
             except DraError:
@@ -252,15 +254,15 @@ class Binder:
                 log.warning("claim %s cannot be bound: %s", wanted.claim, error)
             else:
                 log.info("bound claim %s in %.1f s", wanted.claim, time.monotonic() - started)
-        await self._say(wanted, self._results[uid][1])
+        await self._write_conditions(wanted, self._results[uid][1])
 
-    async def _say(self, wanted: AllocatedClaim, error: DraError | None) -> None:
-        """Raises :class:`ApiError`; then it is tried again, and ``bind`` is not called for it."""
+    async def _write_conditions(self, wanted: AllocatedClaim, error: DraError | None) -> None:
+        """Writes the conditions. Raises :class:`ApiError`; a retry then writes again without another call of ``bind``."""
         statuses = {r.key: _status(r, error) for r in wanted.waiting}
-        told = wanted.identity, time.monotonic()
+        entry = wanted.identity, time.monotonic()
         if error and not any(s.conditions for s in statuses.values()):
             log.error("claim %s has no binding failure conditions: the scheduler waits in vain", wanted.claim)
-            self._said[wanted.claim.uid] = told
+            self._written[wanted.claim.uid] = entry
             return
 
         def same(obj: Mapping[str, object]) -> bool:
@@ -269,7 +271,7 @@ class Binder:
 
         if not await self.conditions.write(wanted.claim, statuses, same):
             log.info("claim %s was deallocated while it was bound", wanted.claim)
-        self._said[wanted.claim.uid] = told
+        self._written[wanted.claim.uid] = entry
 
     async def _unbind(self, record: BindingRecord) -> None:
         claim = record.claim
@@ -282,16 +284,22 @@ class Binder:
         await self.records.delete(record)
         self._bound.pop(claim.uid, None)
         self._results.pop(claim.uid, None)
-        self._said.pop(claim.uid, None)
+        self._written.pop(claim.uid, None)
         log.info("unbound claim %s/%s", claim.namespace, claim.name)
         for uid in list(self._blocked):
             self._blocked.discard(uid)
             self.changed(uid)
 
-    # --- what the driver is given ---------------------------------------------------------------
+    # --- the driver's claim ---------------------------------------------------------------------
 
-    async def _made(self, wanted: AllocatedClaim) -> Claim:
-        """Raises :class:`ConfigError` for parameters that the driver does not take, :class:`ClaimError` and :class:`ApiError`."""
+    async def _driver_claim(self, wanted: AllocatedClaim) -> Claim:
+        """Creates the driver's claim object.
+
+        Raises:
+            ConfigError: the driver does not accept the parameters.
+            ClaimError: the claim is malformed.
+            ApiError: a request failed.
+        """
         claim = wanted.claim
         version = await self.records.client.dra_version()
         resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
@@ -336,7 +344,7 @@ class Binder:
             return f"{record.claim.namespace}/{record.claim.name}"
         return uid
 
-    def _tell(self, uid: str, e: Exception) -> None:
+    def _record_fault(self, uid: str, e: Exception) -> None:
         shown = self._shown(uid)
         text = e.message if isinstance(e, DraError) else describe(e)
         if self.faults.get(shown) != text:
@@ -344,12 +352,12 @@ class Binder:
         self.faults[shown] = text
 
     def _seen(self, uid: str) -> object:
-        """What decides which step is next; reports of ours change the claim, and nothing of this."""
+        """Returns the state that decides the next step. Our own reports change the claim, but not this state."""
         wanted = self._claim(uid)
         return wanted and (wanted.identity, wanted.ready, wanted.failed)
 
     async def _pause(self, uid: str, seconds: float, seen: object) -> None:
-        """Until it is time to try again, or something else is to be done."""
+        """Waits until it is time to try again, or until another step is next."""
         event = self._changed[uid]
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:

@@ -1,8 +1,8 @@
-"""What the controller has bound, written before it is: one ConfigMap for each claim, in the controller's own namespace.
+"""The records of bound claims: one ConfigMap for each claim in the controller's namespace, written before ``bind`` is called.
 
-A deallocation takes ``status.devices`` with it, and a deletion the whole claim, so the claim itself cannot tell later what has
-to be unbound. A ConfigMap of our own can, needs no permission to change users' claims, and is fenced: it is made once, and
-deleted as it was read, so a leader that was deposed cannot undo what its successor does.
+A deallocation removes ``status.devices``, and a deletion the whole claim, so the claim cannot show what to unbind. A ConfigMap needs no
+permission to change users' claims. It is created once and deleted by resource version, so a former leader cannot undo the work of its
+successor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Doc(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BindingRecord:
-    """That a claim's devices are bound, or may be."""
+    """States that a claim's devices are bound, or may be."""
 
     claim: BoundClaim
     stamp: str
@@ -69,12 +69,13 @@ class BindingRecords:
         self.namespace = namespace
         self.driver = driver
         self.unreadable: dict[str, str] = {}
-        """Names of ConfigMaps that are kept as they are, because they cannot be read, each with the reason."""
+        """ConfigMaps that cannot be read, by name with the reason; they are kept unchanged."""
 
     async def load(self) -> list[BindingRecord]:
-        """All there are.
+        """Reads all records.
 
-        Raises :class:`ApiError`.
+        Raises:
+            ApiError: they cannot be listed.
         """
         out = []
         self.unreadable = {}
@@ -89,9 +90,10 @@ class BindingRecords:
         return out
 
     async def create(self, of: AllocatedClaim) -> BindingRecord:
-        """Before anything is done for the claim.
+        """Writes the record of a claim, before ``bind`` is called for it.
 
-        Raises :class:`ApiError`, 409 where there is one: another leader was here.
+        Raises:
+            ApiError: it cannot be written; status 409 if another leader wrote one.
         """
         doc = _Doc(
             _VERSION, of.claim.namespace, of.claim.name, of.claim.uid, of.node, of.stamp,
@@ -112,9 +114,10 @@ class BindingRecords:
         return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
 
     async def delete(self, record: BindingRecord) -> None:
-        """Once all is undone. One that is gone is well.
+        """Deletes a record after ``unbind``. A missing record is no error.
 
-        Raises :class:`ApiError`, 409 where it is another by now.
+        Raises:
+            ApiError: it cannot be deleted; status 409 if it was replaced.
         """
         try:
             await self.client.delete(CONFIG_MAPS, record.object, self.namespace, version=record.version)
