@@ -84,7 +84,7 @@ class Kubelet:
             self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
-        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, self.timers.retry))
+        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, 8 * self.timers.retry))
         # Keys are driver names; the empty key stands for all drivers
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
         self._logged: dict[str, str] = {}

@@ -16,7 +16,7 @@ class Timers:
     look: float = 0.05  # between two looks at plugins_registry
     call: float = 45.0  # limit for one call of a plugin
     wipe: float = 30.0  # from the disconnect of the last instance to the deletion of its slices
-    retry: float = 0.5  # between attempts for one pod
+    retry: float = 0.5  # after the first failed attempt for a pod; doubles up to eight times this
     health: float = 5.0  # until a health stream that ended is opened again
     crash: float = 10.0  # before the second restart of a container; doubles with each restart
     longest_crash: float = 300.0
