@@ -47,7 +47,7 @@ def remove(folder: Path, *parts: str) -> None:
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from dra_kubeletplugin.claims import rows
+from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.crash.stores import a_record, add, open_store
 

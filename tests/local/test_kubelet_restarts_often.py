@@ -9,6 +9,7 @@ from tests.drivers import Sick
 from tests.local.publishing import until
 
 RESTARTS = 40
+KEPT = 8  # connections
 WARM = 10
 GROWTH = 8192  # KiB; a channel with its buffers would cost more than this in 30 restarts
 
@@ -41,8 +42,9 @@ async def test_forty_restarts_leave_no_descriptors_threads_memory_nor_files() ->
             await until(lambda: bool(node.cluster.slices()))
             counts.append(used(process.pid))
         descriptors, threads, memory = zip(*counts[WARM:], strict=True)
-        assert min(descriptors[-10:]) <= max(descriptors[:10]), descriptors
-        assert min(threads[-10:]) <= max(threads[:10]), threads
+        # A leak adds one per restart. Connections to the API server that are kept (at most 8) come and go with the machine's load.
+        assert min(descriptors[-10:]) <= max(descriptors[:10]) + KEPT, descriptors
+        assert min(threads[-10:]) <= max(threads[:10]) + KEPT, threads
         assert min(memory[-10:]) <= max(memory[:10]) + GROWTH, memory
         assert names(node.settings.plugin_dir) == files
         await node.run_pod("works")

@@ -172,7 +172,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.cut_watch()
             api.slow(0.01)
             api.drop("taints")
-            with api.away(), pytest.raises(Exception, match="503 the API server is away"):
+            with api.away(), pytest.raises(Exception, match="503 the API server is down"):
                 api.get_all("Pod")
             node.run_pod("two")
 

@@ -236,8 +236,8 @@ def test_what_was_killed_half_way_is_not_there_and_can_be_made(tmp_path: Path) -
     killed = (
         "import os, pathlib\n"
         "from dra_kubeletplugin.cli import main\n"
-        "from dra_kubeletplugin.packaging.scaffold import making\n"
-        "making.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
+        "from dra_kubeletplugin.packaging.scaffold import writer\n"
+        "writer.write_driver = lambda *args: os.kill(os.getpid(), 9)\n"
         f"main(['new', 'acme', '--kind', 'sdk', '-C', {str(tmp_path)!r}])\n"
     )
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGKILL
