@@ -215,7 +215,7 @@ class NotReadyError(DraError):
 
     code = "DRA-E007"
     reason = "NOT_READY"
-    help = "The message has the lines of /readyz: registration, devices, slices, records. Mend the first one."
+    help = "The message has the lines of /readyz: registration, devices, slices, records. Fix the first one."
 
 
 class LeaseLostError(DraError):
@@ -224,7 +224,7 @@ class LeaseLostError(DraError):
     code = "DRA-E008"
     reason = "LEASE_LOST"
     help = (
-        "The Lease could not be renewed in time, or somebody took it: see the API server and the line of log before. Another "
+        "The Lease could not be renewed in time, or another process took it: check the API server and the preceding log line. Another "
         "replica leads; the container starts again by itself."
     )
 
@@ -286,7 +286,7 @@ class DriverFailedError(ClaimError):
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
-    help = "A fault in the driver or its hardware. Search the plugin's log for this text: the traceback is beside it."
+    help = "A fault in the driver or its hardware. Search the plugin's log for this text. It has the traceback if the error was raised below the driver's method."
 
 
 class ClaimNotFoundError(ClaimError):
@@ -298,7 +298,7 @@ class ClaimNotFoundError(ClaimError):
 class ClaimReplacedError(ClaimError):
     code = "DRA-E111"
     reason = "REPLACED"
-    help = "The claim was deleted and created again under the same name. Delete the pod, so that it is scheduled anew."
+    help = "The claim was deleted and created again under the same name. Delete the pod, so that it is scheduled again."
 
 
 class ClaimNotAllocatedError(ClaimError):
@@ -310,7 +310,7 @@ class ClaimNotAllocatedError(ClaimError):
 class WrongNodeError(ClaimError):
     code = "DRA-E113"
     reason = "WRONG_NODE"
-    help = "The claim's devices belong to another node. Delete the pod, so that it is scheduled anew."
+    help = "The claim's devices belong to another node. Delete the pod, so that it is scheduled again."
 
 
 class DeviceHeldError(ClaimError):
@@ -337,7 +337,7 @@ class OverdrawnError(DeviceHeldError):
 class DeviceGoneError(ClaimError):
     code = "DRA-E115"
     reason = "DEVICE_GONE"
-    help = "The device left this node after it was allocated. Delete the pod, so that it is scheduled anew."
+    help = "The device left this node after it was allocated. Delete the pod, so that it is scheduled again."
 
 
 class DeviceUnhealthyError(ClaimError):
@@ -375,7 +375,11 @@ class ClaimBusyError(ClaimError):
 class UndoFailedError(ClaimError):
     code = "DRA-E121"
     reason = "UNDO_FAILED"
-    help = "A step of an earlier prepare or unprepare could not be reversed; it is tried again. See the log."
+    help = (
+        "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows the reason and the next "
+        "try. `dra claims forget UID` frees the device without the driver. See \"The driver fails to unprepare\" in "
+        "docs/troubleshooting.md."
+    )
 
 
 class BadAnswerError(ClaimError):
@@ -430,7 +434,7 @@ class MetadataUpdateError(ClaimError):
 
     code = "DRA-E129"
     reason = "METADATA_NOT_UPDATED"
-    help = "The claim is not prepared any more, or without device metadata; the message says which. Nobody reads what was to be told."
+    help = "The claim is not prepared any more, or without device metadata; the message says which. The update has no reader."
 
 
 class MetadataError(DraError):
