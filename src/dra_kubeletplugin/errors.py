@@ -286,7 +286,10 @@ class DriverFailedError(ClaimError):
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
-    help = "A fault in the driver or its hardware. Search the plugin's log for this text. It has the traceback if the error was raised below the driver's method."
+    help = (
+        "A fault in the driver or its hardware. Search the plugin's log for this text. It has the traceback if the error was raised "
+        "below the driver's method."
+    )
 
 
 class ClaimNotFoundError(ClaimError):
@@ -377,7 +380,7 @@ class UndoFailedError(ClaimError):
     reason = "UNDO_FAILED"
     help = (
         "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows the reason and the next "
-        "try. `dra claims forget UID` frees the device without the driver. See \"The driver fails to unprepare\" in "
+        'try. `dra claims forget UID` frees the device without the driver. See "The driver fails to unprepare" in '
         "docs/troubleshooting.md."
     )
 
