@@ -16,7 +16,8 @@ def mapped() -> set[str]:
     """Every path below the package that the map of CONTRIBUTING names."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
-    found, above = set(), []
+    found: set[str] = set()
+    above: list[str] = []
     for line in lines:
         entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
         if entry is None or line.startswith(" " * 30):
