@@ -81,7 +81,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import rings, module sizes, language
 soak: $(STAMP) ## 1,000 random kills while everything around fails too, then 10,000 cycles watching memory and descriptors
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-bench: $(STAMP) ## the figures in README, with a baseline measured in the same run
+bench: $(STAMP) ## the figures in docs/figures.md, with a baseline measured in the same run
 	@$(BIN)/python -m bench $(ARGS)
 
 proto-env:

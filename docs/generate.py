@@ -71,7 +71,7 @@ _MODULES = {
         "partitions": "partitions, Partition, Partitioned, Profile",
         "claims": "Claim, AllocatedDevice, Config, PreparedDevice, PreparedClaim, RecoveredClaim, BoundClaim, BoundDevice",
         "what containers get": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
-        "what claims are told": "DeviceStatus, Condition, NetworkData",
+        "status in claims": "DeviceStatus, Condition, NetworkData",
         "the machine": "Host, PciFunction",
         "errors": "DraError, RetryableError, PermanentError",
     },

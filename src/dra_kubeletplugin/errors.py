@@ -286,7 +286,10 @@ class DriverFailedError(ClaimError):
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
-    help = "A fault in the driver or its hardware. Search the plugin's log for this text: the traceback is beside it."
+    help = (
+        "A fault in the driver or its hardware. Search the plugin's log for this text. It has the traceback if the error was raised "
+        "below the driver's method."
+    )
 
 
 class ClaimNotFoundError(ClaimError):
@@ -375,7 +378,11 @@ class ClaimBusyError(ClaimError):
 class UndoFailedError(ClaimError):
     code = "DRA-E121"
     reason = "UNDO_FAILED"
-    help = "A step of an earlier prepare or unprepare could not be reversed; it is tried again. See the log."
+    help = (
+        "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows the reason and the next "
+        'try. `dra claims forget UID` frees the device without the driver. See "The driver fails to unprepare" in '
+        "docs/troubleshooting.md."
+    )
 
 
 class BadAnswerError(ClaimError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dra_kubeletplugin import cli
 from dra_kubeletplugin.cli import commands, main, reference
 from dra_kubeletplugin.cli.shell import output
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS, Exit
@@ -30,6 +32,12 @@ GPU = str(ROOT / "drivers/gpu_example")
 COMMANDS = commands()
 ALL = pytest.mark.parametrize("command", COMMANDS)
 WITH_OUTPUT = [c for c, p in COMMANDS.items() if "text" in (getattr(p.known("-o"), "choices", None) or ())]
+
+
+@pytest.mark.parametrize(("module", "function"), cli._WHOLE.values(), ids=cli._WHOLE.keys())
+def test_every_command_has_the_function_that_runs_it(module: str, function: str) -> None:
+    """They are named by strings, which a rename of a module or function does not change."""
+    assert callable(getattr(importlib.import_module(f"dra_kubeletplugin.cli.{module}"), function))
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -16,7 +16,8 @@ def mapped() -> set[str]:
     """Every path below the package that the map of CONTRIBUTING names."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
-    found, above = set(), []
+    found: set[str] = set()
+    above: list[str] = []
     for line in lines:
         entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
         if entry is None or line.startswith(" " * 30):
@@ -36,6 +37,27 @@ def existing() -> set[str]:
 
 def test_the_map_of_contributing_equals_the_tree() -> None:
     assert mapped() == existing()
+
+
+def named_files() -> list[Path]:
+    """The files that the map names in parentheses, each in the package of its entry."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
+    found: list[Path] = []
+    above: list[str] = []
+    for line in lines:
+        entry = re.match(r"^( {6}(?:  )*)([\w.]+/?)(?: |$)", line)
+        if entry is not None and not line.startswith(" " * 30):
+            depth = (len(entry[1]) - 6) // 2
+            above = [*above[:depth], entry[2]]
+        found += [PACKAGE.joinpath(*above, name) for name in re.findall(r"\(`([\w/]+\.py)`\)", line)]
+    return found
+
+
+def test_the_files_that_the_map_names_exist() -> None:
+    files = named_files()
+    assert len(files) >= 10
+    assert [str(file.relative_to(PACKAGE)) for file in files if not file.is_file()] == []
 
 
 def test_the_first_level_is_small_enough_to_be_read_at_once() -> None:

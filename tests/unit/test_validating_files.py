@@ -150,6 +150,23 @@ def test_a_missing_file_and_a_folder_without_files_are_told(tmp_path: Path, caps
     assert f"{tmp_path}: no file in it ends in .yaml, .yml, .json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1" + 40 * "0", 1e40), (str(2**64 - 1), 2**64 - 1), (str(2**64), 2**64), (str(-(2**63)), -(2**63))],
+)
+def test_integers_are_read_from_yaml_and_json_as_the_api_server_stores_them(
+    text: str, value: float, tmp_path: Path
+) -> None:
+    """`dra validate` accepted 10^40 for an `int` in a JSON file; the plugin and the webhook got a float and rejected it."""
+    for suffix in ("yaml", "json"):
+        path = tmp_path / f"number.{suffix}"
+        path.write_text(f'{{"depth": {text}}}')
+        faults: list[str] = []
+        [document] = documents.read(path, faults)
+        assert (faults, document.value) == ([], {"depth": value})
+        assert type(document.value["depth"]) is type(value)
+
+
 def test_folders_json_lists_and_standard_input_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.settings import HEALTH_TIMEOUT
+from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver import Health
 from ..errors import DriverError, describe, is_a, printable, shown
 from ..resourceapi.types import Taint
@@ -29,8 +29,8 @@ class HealthPolicy:
 
     taint: Taint | None = None
     effect: str = ""
-    unhealthy_after: int = 1
-    healthy_after: int = 1
+    unhealthy_after: int = UNHEALTHY_AFTER
+    healthy_after: int = HEALTHY_AFTER
 
     def taint_for(self, fault: Health) -> JSON | None:
         """Returns the taint of a device with this fault, in API form; None for no taint."""

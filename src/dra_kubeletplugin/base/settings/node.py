@@ -16,6 +16,8 @@ from .values import MAX_DURATION, Audience, duration, one_of, option, read_addre
 DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER_NAME = 63
 HEALTH_TIMEOUT = 30.0  # seconds, the kubelet's own default
+UNHEALTHY_AFTER = 1  # reports in a row
+HEALTHY_AFTER = 3  # reports in a row
 _MAX_NODE_NAME = 253
 _UID = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,126}[A-Za-z0-9])?")
 
@@ -178,7 +180,7 @@ class Settings:
     unhealthy_after: int = option(
         "--unhealthy-after",
         "UNHEALTHY_AFTER",
-        1,
+        UNHEALTHY_AFTER,
         "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
         read_count,
         to=Audience.NODE,
@@ -186,7 +188,7 @@ class Settings:
     healthy_after: int = option(
         "--healthy-after",
         "HEALTHY_AFTER",
-        3,
+        HEALTHY_AFTER,
         "Reports in a row that must call an unhealthy device healthy before it counts.",
         read_count,
         to=Audience.NODE,

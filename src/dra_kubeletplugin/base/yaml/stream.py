@@ -98,7 +98,9 @@ def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
             again.append(True)
         return out
 
-    decoder = json.JSONDecoder(parse_constant=_finite, parse_float=_finite, object_pairs_hook=build_object)
+    decoder = json.JSONDecoder(
+        parse_constant=_finite, parse_float=_finite, parse_int=_integer, object_pairs_hook=build_object
+    )
     line = end = 0
     while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]
         line += text.count("\n", end, start)
@@ -115,6 +117,14 @@ def _finite(text: str) -> float:
     if not math.isfinite(found := float(text)):
         raise ValueError(f"{text} is no number in JSON")
     return found
+
+
+def _integer(text: str) -> int | float:
+    """An integer as the API server stores it: outside 64 bits it is a floating-point number, written without exponent below 1e21."""
+    if len(text) <= 20 and -(2**63) <= (value := int(text)) < 2**64:
+        return value
+    found = _finite(text)
+    return int(found) if abs(found) < 1e21 else found
 
 
 def _duplicate_messages(line: int, twice: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
