@@ -3,7 +3,7 @@
 The tree::
 
     DraError
-    ├── SettingsError            invalid options, all of them at once
+    ├── SettingsError            invalid options, all at once
     ├── SocketError              a socket cannot be served
     ├── DriverError              the driver class breaks its contract
     ├── InvalidObjectError       an object that Kubernetes would reject
@@ -20,9 +20,8 @@ The tree::
         ├── PermanentError       for driver authors: fails until the claim, class or machine changes
         └── ...                  one class for each fault of a claim
 
-A message is one sentence of at most 1 KiB: what failed, where, and what to do. It contains no values that differ between
-attempts (counters, times, addresses of objects), because each new text is a new event. ``make docs`` writes
-``docs/errors.md`` from this file with :mod:`.errors_page`.
+A message is one sentence of at most 1 KiB: what failed, where, and what to do. It contains no values that differ between attempts
+(counters, times, addresses), because each new text is a new event. ``make docs`` writes ``docs/errors.md`` from this file.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1024
 _LONGEST = 65_536  # maximum characters of a foreign text that are processed; no message shows more
 _SHOWN = 80
-_MEMBERS = 3  # members of an exception group that are described
-_DEPTH = 3  # levels of nested groups that are described
+_MEMBERS, _DEPTH = 3, 3  # of nested exception groups: members and levels that are described
 # Control characters except tab and newline, lone surrogates, and zero-width characters: direction marks, joiners, tags.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -68,10 +66,7 @@ def is_a(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
 
 
 def describe(e: BaseException) -> str:
-    """Returns ``TypeName: message`` on one printable line, without object addresses, so that equal faults have equal texts.
-
-    Members of an exception group are included. Never raises.
-    """
+    """Returns ``TypeName: message`` on one printable line, without object addresses, also for groups. Never raises."""
     return _described(e, _DEPTH)
 
 
@@ -379,9 +374,8 @@ class UndoFailedError(ClaimError):
     code = "DRA-E121"
     reason = "UNDO_FAILED"
     help = (
-        "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows the reason and the next "
-        'try. `dra claims forget UID` frees the device without the driver. See "The driver fails to unprepare" in '
-        "docs/troubleshooting.md."
+        "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows why; `dra claims forget UID` "
+        'frees the device without the driver. See "The driver fails to unprepare" in docs/troubleshooting.md.'
     )
 
 

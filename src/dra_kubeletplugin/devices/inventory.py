@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -23,31 +23,20 @@ from ..resourceapi.types import Device, Taint
 from ..resourceapi.validation.slices import MAX_DEVICES
 from .health_policy import DeviceHealth, HealthPolicy, HealthVerdict, checked_report
 from .health_report_errors import RejectedReports
-from .pool_state import GONE, DeviceEntry, PoolContent, PoolState, checked, updated_pool
+from .pool_state import GONE, DeviceEntry, DeviceKey, Held, PoolContent, PoolState, checked, updated_pool
 from .rejected_devices import RejectedDevicesLog
 from .validation import decoded, parse_pools, taint_fault
 
 __all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
-# pool and name of devices that claims hold → the result of `description`, or nothing
-Held = Mapping[tuple[str, str], JSON]
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
 _BATCH = 256  # devices whose health is processed before other tasks on the event loop run
 
 
-class DeviceKey(NamedTuple):
-    """Identifies a device: names are unique in a pool."""
-
-    pool: str
-    device: str
-
-
 class Inventory:
-    """The devices of all pools of a role.
-
-    :meth:`update` and :meth:`set_health` change it. The publisher, the claim manager and the health stream read it.
+    """The devices of all pools of a role. The publisher, the claim manager and the health stream read it.
 
     Args:
         pool: the default pool: the node's name.
@@ -57,8 +46,7 @@ class Inventory:
         clock: a monotonic clock in seconds; the age of reports is measured with it.
         wall: the time of day in unix seconds, as the kubelet sees it.
         role: the role whose pools these are; pools of the other role are skipped.
-        full: maximum number of devices in a slice. It is lower if each device may get a taint later, so that no device has to move
-            then.
+        full: maximum number of devices in a slice; lower if each device may get a taint later, which must not move it.
 
     Raises:
         DriverError: the API server would reject the policy's taint.
@@ -84,17 +72,13 @@ class Inventory:
         self.look_timeout = look_timeout
         self.gates_off: frozenset[Gate] = frozenset()
         """Feature gates that the API server has off: devices that depend on them are published without some fields, or not at all."""
-        self.known = False
-        """Whether the driver ever returned its devices. Before, a missing device may still appear."""
-        self.version = 0
-        """Increases with every change of :meth:`contents`."""
-        self.health_version = 0
-        """Increases with every health report and every change of the devices."""
+        self.known = False  # whether the driver ever returned its devices. Before, a missing device may still appear
+        self.version = 0  # increases with every change of :meth:`contents`
+        self.health_version = 0  # increases with every health report and every change of the devices
         self._left_out_log = RejectedDevicesLog()
         self.left_out: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
-        self.odd = RejectedReports()
-        """Errors in the driver's last health report."""
+        self.odd = RejectedReports()  # errors in the driver's last health report
         self.asked_again = False
         """Whether the driver is called again when gates turn out to be off. Then rejected devices are not logged before its new result."""
         self.answer_follows = False  # gates were found off, and the driver's new result is still to come
@@ -397,9 +381,7 @@ class Inventory:
         return out
 
     async def set_health(self, report: object, at: float) -> None:
-        """Processes a result of ``health()``.
-
-        Names without a device are ignored. Devices that the report leaves out count as healthy.
+        """Processes a result of ``health()``. Names without a device are ignored; devices without a name in it count as healthy.
 
         Args:
             report: the driver's result, not yet validated.
@@ -420,8 +402,7 @@ class Inventory:
             self.odd.log_unknown_names(
                 reports.keys(), {n for s in self._states.values() for n in (*s.entries, *s.gone)}
             )
-        await asyncio.sleep(0)
-        # other tasks ran meanwhile and may have removed devices
+        await asyncio.sleep(0)  # other tasks run meanwhile and may remove devices
         fresh = {k: d for k, d in found.items() if self._entry(k)}
         failed, recovered = list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         turned = False

@@ -30,10 +30,19 @@ from .validation import (
 )
 
 log = logging.getLogger(__name__)
+Held = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Pool and name of each device that a claim holds, with the description of the device; empty if unknown."""
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
 _GONE = GONE.json()
 _BATCH = 16  # devices that are validated before other tasks on the event loop run
 JSON = Mapping[str, Any]
+
+
+class DeviceKey(NamedTuple):
+    """Identifies a device: names are unique in a pool."""
+
+    pool: str
+    device: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,7 @@ JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
 T = TypeVar("T")
 MAX_LAYERED_BYTES = 65_536
-"""Bytes of JSON of all layers of one request together. The API server accepts 10 KiB for each of 64 entries, and every request may
-combine them.
-"""
+"""Bytes of JSON of all layers of one request together. The API server accepts 10 KiB in each of 64 entries."""
 
 
 class ConfigEntry(NamedTuple):
@@ -51,8 +49,7 @@ class GivenParameters(NamedTuple):
         fields: the (merged) fields.
         layers: the fields of each entry with its place, the lowest first.
         size: bytes of their JSON.
-        content: the JSON of a single entry; None for merged entries.
-    """
+        content: the JSON of a single entry; None for merged entries."""
 
     cls: type[Config]
     fields: JSON
