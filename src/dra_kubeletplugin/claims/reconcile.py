@@ -1,6 +1,6 @@
-"""Brings records, CDI files and the API server's claims together: at start, and every few minutes.
+"""Reconciles records, CDI files and the API server's claims: at start, and every few minutes.
 
-A pass waits a bounded time for each claim's work; what takes longer goes on in its own lane and is seen by a later pass.
+A pass waits a bounded time for each claim's work. Longer work continues in its own task, and a later pass sees its result.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .transitions import Transitions
 from .verification import ClaimIdentity, Verifier
 
 log = logging.getLogger(__name__)
-_FAILURES = 3  # questions to the API server that fail before a pass asks no more
+_FAILURES = 3  # failed API requests after which a pass sends no more
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
-_Key = tuple[str, float]  # a record's claim, and when it was made: one claim may be prepared again
+_Key = tuple[str, float]  # claim UID and creation time of its record: one claim may be prepared again
 
 
 @dataclass
 class ReconcileReport:
-    """What one pass did, by claim UID."""
+    """Results of one pass, by claim UID."""
 
     undone: list[str] = field(default_factory=list)
     undo_failed: list[str] = field(default_factory=list)
@@ -59,9 +59,11 @@ class ReconcileReport:
 
 
 class Reconciler:
-    """Args:
-    grace: seconds for which a claim must be gone before it is unprepared.
-    patience: seconds that a pass waits for the work that it began.
+    """Runs the reconcile passes of one driver.
+
+    Args:
+        grace: seconds for which a claim must be gone before it is unprepared.
+        patience: seconds that a pass waits for the work that it started.
     """
 
     def __init__(
@@ -88,16 +90,16 @@ class Reconciler:
         self.patience = patience
         self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
-        self._unknown: set[str] = set()  # UIDs of claims that could not be read when they were last asked for
-        self._was_away = False  # the kubelet, when it was last asked for
-        self._left: set[str] = set()  # UIDs of claims of which it was told that they are left to the kubelet
+        self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
+        self._was_away = False  # whether the kubelet was away at the last check
+        self._left: set[str] = set()  # UIDs of claims for which a log line says that they are left to the kubelet
 
     def kubelet_came(self) -> None:
-        """A kubelet that starts first ends what it missed: each grace begins anew."""
+        """Restarts each grace period: a kubelet that has just started first unprepares the claims that it missed itself."""
         self._gone_since.clear()
 
     async def run(self, interval: float) -> None:
-        """Never returns. A fault of the outside is logged and waits for the next pass."""
+        """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
         while True:
             await asyncio.sleep(interval)
             try:
@@ -106,9 +108,9 @@ class Reconciler:
                 log.warning("reconciling failed, trying again in %gs: %s", interval, e)
 
     async def once(self, *, ask_server: bool = True) -> ReconcileReport:
-        """One pass. Without ``ask_server`` only what this node knows by itself: that is what a start needs.
+        """Runs one pass. Without ``ask_server`` it uses local state only, as a start does.
 
-        Raises :class:`RecordsError` where the records or the CDI files cannot be read.
+        Raises :class:`RecordsError` if the records or the CDI files cannot be read.
         """
         report = ReconcileReport()
         with operation():
@@ -124,16 +126,16 @@ class Reconciler:
         return report
 
     async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
-        """Unfinished work of dead processes, and undo that failed before."""
+        """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
         unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
         await self._all(unfinished, self.undoing.tidy, report.undone, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
-        """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
+        """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
         prepared = [r.uid for r in records if self.judge.answers(r)]
         await self._all(prepared, self.undoing.mend_file, report.files_restored, report)
         if await self.store.recovering():
-            return  # the driver has not told yet which claims it knows: no file is an orphan
+            return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
@@ -142,18 +144,21 @@ class Reconciler:
         await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
-        """Old files without a record. What writers left that died is taken away on the way."""
+        """Returns claims with old files but no record. Also removes temporary files of writers that died."""
         self.files.specs.clean(self.judge.process.alive)
-        # A clock that was set back leaves files from the future.
+        # A clock that was set back leaves files with times in the future.
         return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
-        """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period, while
-        the kubelet is there and does not do it."""
+        """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
+
+        It does so only while the kubelet is there and has not unprepared them itself.
+        """
         now = time.monotonic()
         over: dict[str, Record] = {}
         failures = 0
-        for record in sorted(records, key=lambda r: r.uid in self._unknown):  # else a few bad ones hide all others
+        # Claims that could not be read come last: otherwise a few of them would hide all others.
+        for record in sorted(records, key=lambda r: r.uid in self._unknown):
             if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
                 continue
             key = (record.uid, record.created)
@@ -164,7 +169,7 @@ class Reconciler:
                 self._unknown.add(record.uid)
                 failures += 1
                 if failures == _FAILURES:
-                    break  # the server is away, and each question waits for it
+                    break  # the API server is unreachable, and each request waits for its timeout
                 continue
             self._unknown.discard(record.uid)
             if live:
@@ -187,7 +192,7 @@ class Reconciler:
         await self._all(over, lambda uid: self._reclaim(over[uid]), report.unprepared, report)
 
     async def _is_live(self, record: Record) -> bool:
-        """Whether a claim has what was prepared for it, or a pod of this node may.
+        """Whether a claim still has the devices that were prepared for it, or a pod of this node may still use them.
 
         Raises :class:`ApiUnavailableError`.
         """
@@ -203,7 +208,7 @@ class Reconciler:
         async def is_over() -> bool:
             try:
                 if (record.uid, record.created) not in self._gone_since or await self._is_live(record):
-                    return False  # a kubelet has come meanwhile, or the claim has its devices again
+                    return False  # a kubelet registered meanwhile, or the claim has its devices again
             except ApiUnavailableError as e:
                 log.warning("what became of claim %s is not known: %s", record.shown, e)
                 return False
@@ -214,7 +219,7 @@ class Reconciler:
         return await self.undoing.reclaim(record, is_over)
 
     async def _must_wait(self) -> bool:
-        """While the kubelet is away what it started may run on, also where the API server knows nothing of it any more."""
+        """Whether the kubelet is away: pods that it started may still run, also if the API server has deleted their claims."""
         try:
             away = await self.verifier.elsewhere.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
@@ -240,19 +245,20 @@ class Reconciler:
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: ReconcileReport
     ) -> None:
-        """Works on claims side by side, but for those that are worked on already."""
+        """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
         tasks: Mapping[str, asyncio.Task[Any]] = {
             uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
         }
         if not tasks:
             return
-        for task in tasks.values():  # a pass that is cut short has nobody to tell
+        # A cancelled pass does not read the results: without the callback asyncio logs each exception.
+        for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait(tasks.values(), timeout=self.patience)
         for uid, task in tasks.items():
             if not task.done():
                 report.still_working.append(uid)
-                task.cancel()  # only the waiting: the work is shielded
+                task.cancel()  # cancels only the waiting: the work is shielded
             elif (error := task.exception()) is None:
                 self.undoing.retries.done(uid)
                 if task.result():
@@ -260,7 +266,7 @@ class Reconciler:
             elif isinstance(error, StoppingError):
                 report.still_working.append(uid)
             elif isinstance(error, DraError):
-                if not isinstance(error, UndoFailedError):  # that one is logged
+                if not isinstance(error, UndoFailedError):  # it is logged already
                     self.undoing.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
                 report.undo_failed.append(uid)
             else:
