@@ -1,8 +1,8 @@
-"""Writes what drivers tell of allocated devices into ``status.devices[]`` of their claims (KEP-4817), behind everything else.
+"""Writes drivers' reports about allocated devices into ``status.devices[]`` of their claims (KEP-4817), in the background.
 
-By server-side apply with a field manager of our own, so that entries of other drivers, and conditions of other writers on the
-same device, stay as they are. An apply says all that its manager has to say: what was reported before, by this process or by
-one that is gone, is read back from the claim and sent again.
+It uses server-side apply with its own field manager, so entries of other drivers and conditions of other writers stay.
+An apply must contain all fields of its manager. Fields that this process or an earlier one reported are read back from the claim
+and sent again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..resourceapi.defaulting import now
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
-_WAIT = 5.0  # seconds that an awaited report takes at most
-_PATIENCE = 600.0  # seconds for which one that fails is tried again
+_WAIT = 5.0  # seconds that a caller waits for a report to be written
+_PATIENCE = 600.0  # seconds for which a failing report is retried
 _MAX_PAUSE = 30.0
-_MOST = 1_000  # claims with reports under way; above, the oldest is dropped
+_MOST = 1_000  # claims with pending reports; above this the oldest is dropped
 _AT_ONCE = 4
-_CONFLICTS = 5  # writes by others in a row before it is called a failure
+_CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _LONGEST_MANAGER = 128
 
 
@@ -45,12 +45,12 @@ class ClaimKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-DeviceKey = tuple[str, str, str]  # pool, name, share
+DeviceKey = tuple[str, str, str]  # pool, device, share id
 
 
 @dataclass
 class _Pending:
-    """What is to be said of one claim."""
+    """The statuses of one claim that are still to be written."""
 
     claim: ClaimKey
     wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class _Pending:
 
 
 class DeviceStatusReporter:
-    """Reports of one driver in one role. Made on the event loop; :meth:`say` from any thread.
+    """Writes the status reports of one driver with one field manager.
 
-    ``fault`` is why reports do not arrive now, empty where they do.
+    Create it on the event loop; :meth:`say` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
 
     Args:
-        manager: name of the field manager, of at most 128 bytes: longer ones are cut.
+        manager: name of the field manager; cut to 128 bytes.
     """
 
     def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics) -> None:
@@ -86,11 +86,11 @@ class DeviceStatusReporter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def of(self, claim: ClaimKey) -> StatusSink:
-        """Where the reports of one claim go."""
+        """Returns the sink for the reports of one claim."""
         return _ClaimStatus(self, claim)
 
     def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
-        """Takes reports; they are written soon."""
+        """Queues reports, which are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
 
@@ -99,10 +99,10 @@ class DeviceStatusReporter:
             done.set()
             ended.set()
 
-        if self._loop is None:  # it does not run yet
+        if self._loop is None:  # the loop has not started yet
             self._take(claim, statuses, told)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
                 self._loop.call_soon_threadsafe(self._take, claim, statuses, told)
 
         async def wait() -> bool:
@@ -117,7 +117,7 @@ class DeviceStatusReporter:
         return ReportedStatus(wait, block)
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Writes pending reports. Never returns, and no external failure ends it."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -129,7 +129,7 @@ class DeviceStatusReporter:
                     async with asyncio.timeout(self._pause()):
                         await self._wake.wait()
 
-    # --- what is under way ----------------------------------------------------------------------
+    # --- pending reports ------------------------------------------------------------------------
 
     def _take(
         self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], told: Callable[[bool], object]
@@ -163,7 +163,7 @@ class DeviceStatusReporter:
         except ApiError as e:
             if self._failed(pending, e):
                 self._settle(pending, sent, told, written=False)
-        except Exception as e:  # an odd answer must not end the process
+        except Exception as e:  # an unexpected response must not end the process
             log.exception("reporting the status of claim %s failed", pending.claim)
             if self._failed(pending, ApiError(describe(e))):
                 self._settle(pending, sent, told, written=False)
@@ -183,7 +183,7 @@ class DeviceStatusReporter:
         *,
         written: bool,
     ) -> None:
-        """What was sent is done with; what came meanwhile is still to be said."""
+        """Removes the statuses that were sent; statuses that were queued meanwhile stay pending."""
         for one in told:
             one(written)
         pending.told = [t for t in pending.told if t not in told]
@@ -193,7 +193,7 @@ class DeviceStatusReporter:
             del self._pending[pending.claim.uid]
 
     def _failed(self, pending: _Pending, e: ApiError) -> bool:
-        """Whether it is given up; otherwise it is tried again after a pause."""
+        """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
         fault = f"the status of claims cannot be reported{hint}: {e}"
@@ -216,7 +216,15 @@ class DeviceStatusReporter:
         wanted: Mapping[DeviceKey, DeviceStatus],
         same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     ) -> bool:
-        """Writes now. Whether it is in the claim then; False where the claim or the devices are its no more, or not ``same``.
+        """Writes the statuses now.
+
+        Args:
+            claim: the claim to write to.
+            wanted: the statuses to write, by device.
+            same: checks the claim that was read; nothing is written if it returns False.
+
+        Returns:
+            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or is not ``same``.
 
         Raises :class:`ApiError`.
         """
@@ -245,7 +253,7 @@ class DeviceStatusReporter:
             except ApiError as e:
                 if e.status != 409:
                     raise
-                continue  # somebody else wrote: look again
+                continue  # another writer changed the claim: read it again
             return True
         raise ApiError(f"claim {claim} is written by others all the time", status=409)
 
@@ -275,9 +283,9 @@ class _ClaimStatus(StatusSink):
 
 
 def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]) -> list[JSON] | None:
-    """All that ``manager`` has to say of the claim's devices: what it said before, and what it says now.
+    """Returns all entries that ``manager`` must apply: the ones it applied before, updated with the new statuses.
 
-    None where none of the wanted devices is allocated to the claim any more.
+    None if none of the wanted devices is allocated to the claim any more.
     """
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
@@ -303,7 +311,7 @@ def _key(device: Mapping[str, Any]) -> DeviceKey:
 def _said(
     claim: JSON, driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
 ) -> dict[DeviceKey, JSON]:
-    """What of ``current`` is the manager's, by the claim's managed fields."""
+    """Returns the part of ``current`` that belongs to the field manager, according to the claim's managed fields."""
     out: dict[DeviceKey, JSON] = {}
     for entry in claim["metadata"].get("managedFields") or []:
         if (entry.get("manager"), entry.get("operation"), entry.get("subresource")) != (manager, "Apply", "status"):
@@ -323,7 +331,7 @@ def _said(
 
 
 def _items(fields: Mapping[str, Any]) -> Iterable[tuple[JSON, JSON]]:
-    """Items of a list that has keys, from managed fields."""
+    """Yields the items of a keyed list from managed fields."""
     for element, below in fields.items():
         if element.startswith("k:"):
             yield json.loads(element[2:]), below

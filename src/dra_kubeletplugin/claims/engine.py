@@ -1,7 +1,8 @@
-"""Prepares and unprepares claims. Whatever crashes, nothing leaks and nothing is handed out twice.
+"""Prepares and unprepares claims so that a crash at any point leaks nothing and never allocates a device twice.
 
-The order never varies: record, hardware, CDI file, commit; back again in reverse. Work on one claim is one flight: a second
-caller joins it, the opposite call waits for it, other claims never do. Flights outlive the calls that began them.
+A prepare always writes the record, prepares the hardware, writes the CDI file and commits; a rollback does the reverse.
+A claim has one operation in flight at a time. A repeated call joins it, the opposite call waits for it, and other claims do not wait.
+An operation continues when the call that started it has ended.
 """
 
 from __future__ import annotations
@@ -48,18 +49,21 @@ from .verification import ClaimIdentity, VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
 Answer = Sequence[PreparedResult] | DraError
-_POLL = 0.05  # seconds between looks at a claim that another process works on
-_ROUNDS = 20  # how often obstacles (stale records, stale holders) are cleared before giving up
-_TELL_AGAIN = 600.0  # seconds
-_MOST_TOLD = 1_000  # claims
-_PATIENCE = 1.2  # seconds that a claim which may be answered from its record waits for the API server
+_POLL = 0.05  # seconds between checks of a claim that another process works on
+_ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
+_TELL_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
+_MOST_TOLD = 1_000  # claims whose last logged failure is remembered
+_PATIENCE = 1.2  # seconds to wait for the API server before a prepared claim is returned from its record
 
 
 class Engine:
-    """The claims of one driver on one node, for one process.
+    """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
-    ``call_timeout`` and ``lock_wait`` are seconds: how soon the kubelet is answered, and how long another instance's work on a
-    claim is waited for. ``changed`` is called when a claim's devices were taken; ``reports`` takes what drivers tell of devices.
+    Args:
+        call_timeout: seconds within which the kubelet gets a response.
+        lock_wait: seconds to wait while another instance works on a claim.
+        changed: called when a claim has taken its devices.
+        reports: writes the device status that drivers report.
     """
 
     def __init__(
@@ -94,18 +98,18 @@ class Engine:
         self.lock_wait = lock_wait
         self.changed = changed
         self.reports = reports
-        self._told: dict[str, tuple[str, float]] = {}  # how the last try failed, and when that was told, by claim UID
-        self._unread = False  # that the driver gives metadata for nobody was told
+        self._told: dict[str, tuple[str, float]] = {}  # the last failure and when it was logged, by claim UID
+        self._unread = False  # whether unused metadata of the driver was logged
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
-        """An answer for every claim, by UID, within ``call_timeout``. Never raises."""
+        """Returns a result or an error for every claim, by UID, within ``call_timeout``. Never raises."""
         meeting = BatchWindow(len({r.uid for r in refs}))
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, meeting), meeting)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
-        """An empty answer, or an error, for every claim, by UID. Never asks the API server, never raises."""
+        """Returns an empty result or an error for every claim, by UID. Never calls the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
     async def _all(
@@ -126,7 +130,7 @@ class Engine:
                 task, alone = self.flights.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
                 if meeting and not alone:
-                    meeting.leave(ref.uid)  # the rest of the call does not wait for work that began before it
+                    meeting.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
                 with self.metrics.timed("request_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
@@ -144,7 +148,7 @@ class Engine:
             return out
 
     def _tell(self, uid: str, what: str, error: DraError, op: str) -> None:
-        """The kubelet tries again all the time: what fails in the same way is told again after a while only."""
+        """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause."""
         text, now = f"{what}: {error.event()}", time.monotonic()
         before, when = self._told.get(uid, ("", now))
         if text == before and now - when < _TELL_AGAIN:
@@ -160,7 +164,7 @@ class Engine:
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
-        # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
+        # Without the traceback: its frames reference the claim in cycles that only a garbage collection frees.
         return without_frames(as_dra_error(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ class Engine:
             if isinstance(verified, Record):
                 return await self._repeat(verified)
             if not verified.devices:
-                return ()  # another driver's claim: nothing of it is ours
+                return ()  # no device of the claim belongs to this driver
             await meeting.meet(ref.uid)
         finally:
             meeting.leave(ref.uid)
@@ -198,12 +202,12 @@ class Engine:
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
-        """The claim as the API server has it, or the record that answers while the server does not."""
+        """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
         loop = asyncio.get_running_loop()
         second_look: asyncio.Task[None] | None = None
 
         async def look_at_record(scope: asyncio.Timeout) -> None:
-            with contextlib.suppress(DraError):  # the server is still waited for
+            with contextlib.suppress(DraError):  # the API server may still respond
                 if await self._answerable(ref.uid):
                     scope.reschedule(0)
 
@@ -232,7 +236,7 @@ class Engine:
         return row if isinstance(row, Record) and self.judge.answers(row) else None
 
     async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
-        """In one transaction: what there is already decides, else the record is written and devices are held."""
+        """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
 
         def begin(db: Connection) -> Decision:
             verdict = self.judge.begin(db, record, verified.fault, verified.supply)
@@ -318,7 +322,7 @@ class Engine:
         return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
-        """Answers from the record; a CDI file that was lost or damaged since comes back first."""
+        """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
         if await self.undoing.mend(record):
             log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
         return prepared_result(record)
@@ -356,7 +360,7 @@ class Engine:
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def stop(self, grace: float) -> None:
-        """No new work; waits up to ``grace`` seconds for what is under way. The rest is for the next process to undo."""
+        """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
         await self.flights.end(grace)
 
 

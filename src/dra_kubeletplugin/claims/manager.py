@@ -1,4 +1,4 @@
-"""Everything that knows about claims, built once and whole."""
+"""Builds the claim manager and its parts, and runs their background tasks."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
-_START = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
-_LOOK = 2.0  # seconds between looks at the database's name
-_ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
-_ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
+_START = 5.0  # seconds that a start waits for rollbacks; longer ones continue while the plugin serves
+_LOOK = 2.0  # seconds between checks that the database file still has its name
+_ASK_AGAIN = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
+_ASK_FOR_OTHERS = 5.0  # seconds between checks whether another instance left recovery undone
 _MEASURE = 2.0  # seconds that a probe waits for the records
-_MAX_NOTES = 20  # claims whose rollback fails that readiness names
+_MAX_NOTES = 20  # failing rollbacks that readiness lists
 
 
 class ClaimManager:
-    """The claims of one driver on one node: calls of the kubelet go in, everything else goes on by itself.
+    """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
-    ``process`` is the mark of life of this instance, taken before and released after. ``changed`` is called when devices were
-    taken or freed.
+    Args:
+        process: the lock of this instance; the caller acquires it before and releases it after.
+        changed: called when devices were taken or freed.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class ClaimManager:
             grace=settings.reconcile_grace, patience=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)
-        # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
+        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
         patience = settings.call_timeout / 2
         self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
         self.troubles = Alerts(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
-        self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
+        self._first: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class ClaimManager:
         return await self.engine.unprepare(refs)
 
     def kubelet_came(self) -> None:
-        """To be called whenever a kubelet has registered the plugin."""
+        """Call it whenever a kubelet has registered the plugin."""
         self.reconciler.kubelet_came()
 
     # --- calls of the driver --------------------------------------------------------------------
@@ -123,9 +124,9 @@ class ClaimManager:
     # --- lifespan -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Opens the records, repairs them where it must, and undoes what a crash left, for a bounded time.
+        """Opens the records, repairs them if needed, and rolls back what a crash left, for a bounded time.
 
-        Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
+        Unusable records do not stop the plugin from serving: each call and :meth:`faults` report them.
         """
         self._updates.open()
         await self._begin("what the driver's hardware knows", self.recovery.once())
@@ -146,7 +147,7 @@ class ClaimManager:
             log.info("start: %s", report)
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Tasks by name; none of them ever ends."""
+        """Returns the background tasks by name. They never end."""
         undoing = self.engine.undoing
         return {
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
@@ -158,13 +159,16 @@ class ClaimManager:
         }
 
     async def _keep_looking(self) -> None:
-        """Somebody may remove the file while nothing happens; a new instance would find nothing."""
+        """Checks the database file regularly. It may be removed while the plugin is idle, and a new instance would find no records."""
         while True:
             await asyncio.sleep(_LOOK)
             await self.store.look()
 
     async def _keep_recovering(self) -> None:
-        """The records may also be damaged, and made anew, while the plugin runs: here, or by an instance that died before it asked."""
+        """Runs recovery again whenever it is due.
+
+        The database may be rebuilt at any time, also by an instance that died before it called recover().
+        """
         first, longest = _ASK_AGAIN
         pause = first
         while True:
@@ -185,7 +189,7 @@ class ClaimManager:
                 self.store.opened.set()
 
     async def stop(self, grace: float) -> None:
-        """No new work; waits up to ``grace`` seconds for what is under way."""
+        """Accepts no new work and waits up to ``grace`` seconds for work in flight."""
         await self.engine.stop(grace)
 
     async def close(self) -> None:
@@ -193,17 +197,17 @@ class ClaimManager:
             task.cancel()
         await self.store.close()
 
-    # --- what is so now -------------------------------------------------------------------------
+    # --- current state --------------------------------------------------------------------------
 
     async def held(self) -> Held:
-        """Each device that some claim has, see :meth:`Inventory.update`.
+        """Returns each device that some claim has, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """
         return await self.store.held()
 
     async def faults(self) -> list[str]:
-        """Why claims cannot be worked on now; a disk that was full is tried again."""
+        """Returns the reasons why claims cannot be prepared now. Tests a failed disk again first."""
         if self.store.fault:
             with contextlib.suppress(RecordsError, TimeoutError):
                 async with asyncio.timeout(_MEASURE):
@@ -215,7 +219,7 @@ class ClaimManager:
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
-        """What an operator should know: what was repaired, records that cannot be read, and rollbacks that fail."""
+        """Returns notes for operators: repairs, unreadable records and failing rollbacks."""
         out = [*self.keeper.report, *self.recovery.report, *([self.reports.fault] if self.reports.fault else [])]
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
@@ -223,7 +227,7 @@ class ClaimManager:
         return out
 
     async def measure(self) -> None:
-        """Brings the metrics of claims up to date."""
+        """Updates the metrics of claims."""
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_MEASURE):
                 self.metrics.set("prepared_claims", await self.store.prepared())
@@ -231,7 +235,7 @@ class ClaimManager:
 
 
 def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
-    """What is wrong with records, and with rollbacks of claims."""
+    """Yields a sentence for each unreadable record and each failing rollback."""
     yield from (
         f"the record of claim {row.shown} cannot be read: {row.reason}"
         for row in rows
@@ -245,7 +249,7 @@ def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _tell(task: asyncio.Task[object]) -> None:
-    """How a part of the start ended."""
+    """Logs the failure of a startup task."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, DraError):
         log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)

@@ -1,8 +1,8 @@
-"""Later news of prepared claims' devices: on record, then in the file that containers have mounted; for whoever calls.
+"""Updates the metadata of prepared claims' devices: first in the record, then in the file that containers have mounted.
 
-The record is committed first, and the file is then brought to what the record says, inside a write transaction: so of two
-instances none writes what is older than what is there, and whatever dies in between, the next look at the claim's files puts
-the news into them. The generation that a container sees never falls.
+The record is committed first. A write transaction then updates the file from the record, so no instance writes an older
+version over a newer one. If a process dies in between, the next check of the claim's files writes the update.
+The generation that a container sees never decreases.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .store.store import FollowUp, RecordStore
 from .transitions import Transitions
 
 log = logging.getLogger(__name__)
-_POLL = 0.05  # seconds between looks at a claim that another instance prepares
-_MORE = 5.0  # seconds above the patience after which a thread gives up too; the loop is gone then
+_POLL = 0.05  # seconds between checks of a claim that another instance prepares
+_MORE = 5.0  # seconds beyond the patience after which a blocked thread gives up; the event loop has ended then
 
 
 class MetadataUpdates:
-    """Updates of one driver's claims in one process. ``patience`` is how many seconds one waits for other work on its claim."""
+    """Runs the updates of one driver's claims. ``patience`` is how many seconds an update waits for other work on its claim."""
 
     def __init__(
         self, store: RecordStore, files: ClaimFiles, judge: Transitions, flights: ClaimTasks, *, patience: float
@@ -46,11 +46,15 @@ class MetadataUpdates:
         self._thread = 0
 
     def open(self) -> None:
-        """To be called on the event loop, before the driver is."""
+        """Call it on the event loop, before any method of the driver is called."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def begin(self, update: MetadataUpdate) -> Awaitable[int]:
-        """From any thread. On the loop it is under way when this returns, elsewhere it is done; see ``Driver.update_metadata``."""
+        """Starts an update; can be called from any thread.
+
+        On the event loop's thread the update is in flight when this returns, on any other thread it is complete.
+        See ``Driver.update_metadata``.
+        """
         if self._loop is None:
             raise StoppingError(
                 "update_metadata(): the plugin has not opened its records yet: call it later than start()"
@@ -61,12 +65,12 @@ class MetadataUpdates:
         except RuntimeError:
             work.close()
             raise StoppingError("update_metadata(): the plugin has stopped") from None
-        if threading.get_ident() != self._thread:  # the loop's own thread must never wait for the loop
+        if threading.get_ident() != self._thread:  # the loop's own thread must not wait for the loop
             pending.wait(self.patience + _MORE)
         return pending
 
     async def apply(self, update: MetadataUpdate) -> int:
-        """The generation that the file has then. Raises :class:`DraError`."""
+        """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
         if self.flights.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
         deadline = time.monotonic() + self.patience
@@ -85,7 +89,7 @@ class MetadataUpdates:
         return found
 
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
-        """One flight of the claim."""
+        """Runs as the in-flight work of the claim."""
         while True:
             done = await self.store.do(
                 lambda db: self._record(db, update),
@@ -99,7 +103,7 @@ class MetadataUpdates:
             await asyncio.sleep(_POLL)
 
     def _record(self, db: Connection, update: MetadataUpdate) -> Any:
-        """Puts it on record; False while another instance prepares the claim."""
+        """Commits the update to the record. Returns False while another instance prepares the claim."""
         row = self.judge.readable(rows.read(db, update.uid))
         if row is not None and row.state is State.PREPARING and self.judge.is_others(row):
             return False
@@ -112,7 +116,7 @@ class MetadataUpdates:
         return True
 
     def _write(self, db: Connection, update: MetadataUpdate) -> int:
-        """Brings the file to what is on record now, which another instance may have made newer still."""
+        """Updates the file from the current record, which may include later updates by another instance."""
         record = self._prepared(self.judge.readable(rows.read(db, update.uid)), update)
         try:
             self.files.put_metadata(record)
@@ -135,7 +139,7 @@ class MetadataUpdates:
 
 
 class _Pending(Awaitable[int]):
-    """An update under way. Nothing is lost where it is not awaited; a failure is in the log then."""
+    """An update in flight. It completes also if it is not awaited; a failure is logged then."""
 
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
         self._done = done
@@ -148,7 +152,7 @@ class _Pending(Awaitable[int]):
         return asyncio.wrap_future(self._done).__await__()
 
     def wait(self, seconds: float) -> None:
-        """Blocks until it is done. Raises what it raised."""
+        """Blocks until the update is complete. Raises the update's exception."""
         self._asked = True
         try:
             self._done.result(seconds)

@@ -1,4 +1,4 @@
-"""From a driver's answer to a claim's CDI spec and to what the kubelet is told."""
+"""Converts a driver's prepared devices to the claim's CDI spec and to the kubelet's response."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TEXT = (str, type(None))
 _IN_ITS_FILE = ": it is a described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
 _INSTALL = ": install there what makes it, such as its kernel driver, or correct the path"
 _NUMBER = re.compile(r"\d+")
-_Key = tuple[str, str, str | None, str]  # pool, device, share, request
+_Key = tuple[str, str, str | None, str]  # pool, device, share id, request
 
 
 class PreparedResult(NamedTuple):
-    """One device as the kubelet is told of it."""
+    """One device in the response to the kubelet."""
 
     requests: Sequence[str]
     pool: str
@@ -36,7 +36,7 @@ class PreparedResult(NamedTuple):
 
 
 def prepared_result(record: Record) -> list[PreparedResult]:
-    """What a prepared record says to the kubelet."""
+    """Returns the devices of a prepared record in the form of the kubelet's response."""
     return [
         PreparedResult(
             request_names([d.get("request", "")]), d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")
@@ -46,13 +46,13 @@ def prepared_result(record: Record) -> list[PreparedResult]:
 
 
 def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, host: Host) -> None:
-    """Puts devices, CDI ids and the CDI spec into ``record``.
+    """Adds devices, CDI ids and the CDI spec to ``record``.
 
-    Where the host's ``/dev`` is seen as ``/dev`` itself, the whole host is, and every path that a container needs is looked at.
-    Elsewhere this is a container, whose own files tell nothing of the host's, and only paths below ``/dev`` are.
+    Where the host's ``/dev`` is mounted at ``/dev``, the process sees the host's files, and every path that a container needs is checked.
+    Otherwise the process sees its own container's files, so only paths below ``/dev`` are checked.
 
-    Raises :class:`BadAnswerError` where the answer and the allocation do not fit, :class:`HostPathMissingError` where a
-    device node, the source of a mount or a hook's program is not there.
+    Raises :class:`BadAnswerError` if the prepared devices do not match the allocation. Raises :class:`HostPathMissingError` if a
+    device node, the source of a mount or a hook's program does not exist.
     """
     answers = _matched(claim, prepared)
     begun = {(*identity(d), d.get("request")): d for d in record.devices}
@@ -83,7 +83,7 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
 
 
 def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
-    """Every allocated device with its one answer."""
+    """Pairs every allocated device with its one prepared device."""
     shown = f"claim {claim.namespace}/{claim.name}"
     given: dict[_Key, PreparedDevice] = {}
     if not is_a(prepared, Iterable):
@@ -131,10 +131,10 @@ def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
 
 
 def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
-    """What is missing is told now, because the runtime's own error comes late and is not repeated."""
+    """Reports a missing path at once, because the runtime's own error comes late and is not repeated."""
     for path in given.edits.host_paths():
         seen = _seen(path, host.dev)
-        # Not followed: a link may lead to where only the host can look.
+        # Symbolic links are not followed: their target may be visible only on the host.
         if seen is not None and not os.path.lexists(seen):
             missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
             described = not host.is_real and host.dev == host.sysfs / "dev"
@@ -142,7 +142,10 @@ def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
 
 
 def _near(missing: Path) -> str:
-    """The name beside a path that may have been meant; another one of the same kind, such as the next card, is not."""
+    """Returns a hint with a similar name in the same folder.
+
+    Names that differ only in a number are skipped: they mean another device, such as the next card.
+    """
     try:
         there = os.listdir(missing.parent)  # noqa: PTH208 - names
     except OSError:
@@ -152,7 +155,7 @@ def _near(missing: Path) -> str:
 
 
 def _seen(path: str, dev: Path) -> Path | None:
-    """Where a path of the host is seen from here; None where it cannot be judged."""
+    """Returns where this process sees a path of the host; None if it cannot check the path."""
     if dev == Path("/dev"):
         return Path(path)
     below = Path(os.path.normpath(path))

@@ -1,6 +1,6 @@
-"""Takes back what is on record of claims: CDI file, hardware, record, in this order; for whoever asks.
+"""Rolls back claims: removes the CDI file, undoes the hardware, then deletes the record.
 
-The kubelet's unprepare, a prepare that failed, holds that stand in another's way, and what recovery and reconciling find.
+It serves the kubelet's unprepare, prepares that failed, claims whose stale holds block another claim, recovery and reconciling.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class Rollback:
-    """The undo half of the engine, for the claims of one driver in one process.
+    """Rolls back the claims of one driver in one process.
 
-    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed. ``patience`` is how many
-    seconds a prepare waits for others' holds to be undone.
+    Args:
+        changed: called when a claim's devices were freed.
+        events: records an event when a rollback fails.
+        patience: seconds that a prepare waits until the holds of other claims are rolled back.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class Rollback:
         self.retries = RollbackRetries()
 
     async def judged(self, judge: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
-        """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
+        """Runs ``judge`` in a transaction and returns its decision. A claim marked for rollback has lost its CDI spec when this returns."""
         return await self.store.do(judge, mode, then=self._without_spec)
 
     async def unprepare(self, uid: str) -> Decision:
-        """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
+        """Decides, as :meth:`judged` does, for a claim that the kubelet unprepares.
+
+        If the driver has nothing to undo, the whole rollback happens here.
 
         Raises :class:`DraError`.
         """
@@ -80,7 +84,7 @@ class Rollback:
             verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
             if isinstance(verdict, NothingToDo):
                 self._clear(db, uid)
-                # Should the driver tell of this claim later, it is known to be over.
+                # The driver may still report this claim in recover(): it must not be recovered then.
                 self.judge.remember_end(db, uid)
             return verdict
 
@@ -94,7 +98,7 @@ class Rollback:
         try:
             verdict = await self.store.do(end, then=then)
         except DraError:
-            self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
+            self.in_flight.drop(uid)  # marked or not, its record is enough to roll back; the kubelet retries
             raise
         if isinstance(verdict, RolledBack):
             self._undone(verdict.record)
@@ -111,9 +115,9 @@ class Rollback:
         return verdict
 
     async def undo(self, marked: RollBack) -> None:
-        """The hardware, then the record, after the CDI spec.
+        """Undoes the hardware, then deletes the record. The CDI spec is removed already.
 
-        Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
+        If anything fails, it keeps the record with the reason and raises :class:`DraError`.
         """
         record = marked.record
         fence = record.fence
@@ -140,13 +144,14 @@ class Rollback:
             try:
                 await self.store.do(lambda db: rows.update(db, record, fence))
             finally:
-                self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
+                # Its note or record is enough to roll it back; another instance may do so.
+                self.in_flight.drop(record.uid)
             self._tell(record, error)
             raise failed from e
         self._undone(record)
 
     def _tell(self, record: Record, error: DraError) -> None:
-        """The kubelet makes no event of an unprepare that fails, and knows nothing of other undoing."""
+        """Records an event for a failed rollback: the kubelet records none for unprepare, and does not know of other rollbacks."""
         if not isinstance(error, StoppingError):
             what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
             text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
@@ -158,9 +163,9 @@ class Rollback:
         self.changed()
 
     def _clear(self, db: Connection, uid: str) -> bool:
-        """Takes away the files of a claim that has no record; True where it has none.
+        """Removes the files of a claim that has no record. Returns whether the claim has none.
 
-        To be asked inside a write transaction: so no other instance can begin to prepare the claim in between.
+        Call it inside a write transaction, so that no other instance can begin to prepare the claim in between.
         """
         if rows.read(db, uid) is not None:
             return False
@@ -168,7 +173,7 @@ class Rollback:
         return True
 
     def _drop(self, db: Connection, fence: Fence) -> bool:
-        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
+        """Deletes the note, then the record: a note that outlived the record would restore a claim that has ended."""
         self.files.forget(fence.uid)
         dropped = rows.delete(db, fence)
         if dropped:
@@ -178,7 +183,7 @@ class Rollback:
     # --- for a prepare --------------------------------------------------------------------------
 
     async def take_back(self, record: Record, error: DraError) -> Record | None:
-        """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
+        """Rolls back a prepare that failed with ``error``. Returns the record if the claim turns out to be prepared after all."""
 
         def take_back(db: Connection) -> Decision:
             verdict = self.judge.take_back(db, record)
@@ -196,16 +201,16 @@ class Rollback:
                 case _:
                     self.in_flight.drop(record.uid)
         except DraError as e:
-            # The record keeps the devices held; the next try begins with the rollback.
-            if not isinstance(e, UndoFailedError):  # that one is logged and scheduled
+            # The record keeps the devices held; the next attempt begins with the rollback.
+            if not isinstance(e, UndoFailedError):  # it is logged and scheduled already
                 self.retries.log(record.uid, f"claim {record.shown} cannot be rolled back after {error}: {e}")
                 self.retries.failed(record.uid)
         return None
 
     async def free(self, holders: Sequence[Record]) -> None:
-        """Undoes all holds that stand in the way, side by side; whoever needs the same devices meanwhile joins.
+        """Rolls back all claims whose stale holds block a prepare, concurrently. Claims that need the same devices join.
 
-        Raises :class:`DeviceHeldError` for one that cannot be undone, or takes long: then that goes on.
+        Raises :class:`DeviceHeldError` for a claim that cannot be rolled back in time; a slow rollback continues.
         """
 
         async def one(holder: Record) -> None:
@@ -220,7 +225,7 @@ class Rollback:
                 raise DeviceHeldError(
                     f"a device is still held by claim {holder.shown}: to undo that takes more than {self.patience:g} s and goes on"
                 ) from None
-            except UndoFailedError as e:  # it names the claim
+            except UndoFailedError as e:  # its text names the claim
                 raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
                 raise DeviceHeldError(
@@ -236,13 +241,13 @@ class Rollback:
     # --- for recovery and reconciling -----------------------------------------------------------
 
     async def tidy(self, uid: str) -> bool:
-        """Undoes what a dead process left, or an undo that failed; True where there was something."""
+        """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether there was any."""
         return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
-        """Unprepares a claim that the API server does not have any more, if it is still as it was seen.
+        """Unprepares a claim that the API server no longer has, if its record is still as it was ``seen``.
 
-        ``is_over`` looks once more, when no prepare of ours can answer for the claim: it may have got its devices again since.
+        ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """
         return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen), is_over)
 
@@ -266,7 +271,7 @@ class Rollback:
         return done
 
     async def mend_file(self, uid: str) -> bool:
-        """Writes a prepared claim's CDI file again where it is not as it should be; True where it was not."""
+        """Restores a prepared claim's files if they are missing or changed. Returns whether it wrote them."""
 
         async def work() -> bool:
             row = await self.store.get(uid)
@@ -276,21 +281,21 @@ class Rollback:
         return done
 
     async def mend(self, record: Record) -> bool:
-        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
+        """Restores the files, as :meth:`mend_file` does, within the claim's own task. Claims that another instance rolled back stay so."""
         if await self.store.aside(lambda: self.files.holds(record)):
             return False
 
         def again(db: Connection) -> bool:
             row = rows.read(db, record.uid)
             if isinstance(row, Record) and self.judge.answers(row):
-                return self.files.mend(row)  # with what other instances know by now
+                return self.files.mend(row)  # with updates that other instances have committed
             self._clear(db, record.uid)
             return False
 
         return await self.store.do(again)
 
     async def remove_orphan(self, uid: str) -> bool:
-        """Removes a CDI file that no record knows; True where it did."""
+        """Removes the files of a claim without a record. Returns whether it did."""
 
         async def work() -> bool:
             return await self.store.do(lambda db: self._clear(db, uid))
@@ -304,7 +309,7 @@ class Rollback:
         task, _ = self.flights.start(uid, work, do)
         try:
             return await asyncio.shield(task)
-        except Exception as e:  # one claim's fault is not the others'
+        except Exception as e:  # one claim's failure must not end the others' work
             raise as_dra_error(e) from e
 
 

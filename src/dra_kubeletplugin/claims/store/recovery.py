@@ -1,4 +1,4 @@
-"""After the records were lost: what the driver's hardware knows completes what files told."""
+"""Completes lost records after a repair: adds the claims that the driver's ``recover()`` finds in the hardware."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import rows
 from .store import RecordStore
 
 log = logging.getLogger(__name__)
-_SLOW = 10.0  # seconds until a driver that does not answer is told of
+_SLOW = 10.0  # seconds until a recover() that has not returned is logged
 
 
 class Recovery:
-    """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
+    """Calls ``recover()`` until it succeeds. ``report`` has a sentence for its claims, and for each that could not be merged."""
 
     def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
         self.driver = driver
@@ -31,13 +31,13 @@ class Recovery:
         self.store = store
         self.boot_id = boot_id
         self.report: list[str] = []
-        self.fault = ""  # why it is not known what the hardware knows
+        self.fault = ""  # why the devices that the hardware uses are not known
         self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
 
     async def once(self) -> bool:
-        """Merges what the driver knows, where that is still to do. False where it has to be tried again.
+        """Calls ``recover()`` and merges its claims, if that is due. Returns False if it has to be tried again.
 
-        Raises :class:`RecordsError` where the records cannot be used.
+        Raises :class:`RecordsError` if the records cannot be used.
         """
         if not await self.store.recovering():
             self.fault = ""
@@ -56,7 +56,7 @@ class Recovery:
         return True
 
     async def _ask(self) -> Sequence[RecoveredClaim]:
-        """One call at a time, which whoever asks meanwhile joins; one that takes long is told of."""
+        """Waits for ``recover()``. Concurrent callers share one call, and a slow call is logged."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._call(), name="recover")
         asking = self._asking
@@ -71,7 +71,7 @@ class Recovery:
         return await self.calls(self.driver.recover)
 
     def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
-        """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
+        """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""
         ended = rows.get_meta(db, ENDED)
         reported = {claim.uid for claim in claims}
         added, told = [], []
@@ -93,7 +93,7 @@ class Recovery:
                 if reported & {holder.uid for holder in e.holders}:
                     told.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
                     continue
-                # The hardware knows nothing of who holds the device by its record: what it does know is undone before all else.
+                # The hardware does not know the holder on record. The claim that it does know must be undone before any other.
                 rows.insert_unheld(db, record)
                 rows.insert_holds(db, self.store.driver, record.holds(), or_ignore=True)
                 told.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
@@ -106,13 +106,13 @@ class Recovery:
     def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
         doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
-        # What the kubelet has unprepared meanwhile is left for the next pass to undo.
+        # The next pass rolls back a claim that the kubelet has unprepared meanwhile.
         state = State.UNPREPARING if over else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
 
 
 def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> None:
-    """A record that came from a file gets what only the driver knows; any other is right as it is."""
+    """Adds data that only the driver knows to a record that was rebuilt from a file. Other records are correct as they are."""
     if not row.doc.get("rebuilt"):
         return
     fence = row.fence
@@ -134,9 +134,9 @@ def _all_checked(answer: object) -> list[RecoveredClaim]:
 
 
 def _checked(claim: object) -> RecoveredClaim:
-    """A claim that can be put on record.
+    """Checks that a claim can be recorded.
 
-    Raises :class:`DriverError` with what is wrong.
+    Raises :class:`DriverError` with the reason if it cannot.
     """
     if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
         raise DriverError(
