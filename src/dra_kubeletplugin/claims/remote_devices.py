@@ -169,8 +169,9 @@ class SliceLookup:
             name: name of the device.
             asked: when the claim's first device was looked up, in event loop time.
 
-        Raises :class:`ApiUnavailableError` if the API server does not respond, :class:`DevicesUnknownError` while the pool is being
-        written, :class:`DeviceGoneError` if the pool has no such device, and :class:`WrongNodeError` if the device is not for this node.
+        Raises :class:`ApiUnavailableError` if the API server does not respond, and :class:`DevicesUnknownError` while the pool is being
+        written. Raises :class:`DeviceGoneError` if the pool has no such device. Raises :class:`WrongNodeError` if the device is not for
+        this node.
         """
         try:
             # A device that was missing in a cached response may have been published since.
