@@ -17,8 +17,8 @@ from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_su
 from .record import Record, State, UnreadableRecord
 from .store.rows import Row
 
-_AGAIN = 60.0  # seconds between checks while no device's health changes
-_NEXT = 1.0  # seconds until the next check after the records could not be read
+_INTERVAL = 60.0  # seconds between checks while no device's health changes
+_RETRY = 1.0  # seconds until the next check after the records could not be read
 Alert = tuple[Subject, str, str]  # the claim, the event's reason, the event's text
 
 
@@ -43,33 +43,33 @@ class Alerts:
         self._node = node_subject(node)
         self._rows = rows
         self._repaired = repaired
-        self._told: set[Alert] = set()
-        self._told_of_records = 0
+        self._reported: set[Alert] = set()
+        self._reported_repairs = 0
 
     async def run(self) -> None:
         """Checks for faults for ever. Never returns, and no external failure ends it."""
         while True:
-            seen, pause = self._inventory.health_version, _AGAIN
+            seen, pause = self._inventory.health_version, _INTERVAL
             try:
-                await self.look()
+                await self.check()
             except RecordsError:  # readiness reports it
-                pause = _NEXT
+                pause = _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     while True:  # most health reports say that all devices are healthy
                         seen = await self._inventory.health_changed(seen)
-                        if self._told or self._inventory.has_faults:
+                        if self._reported or self._inventory.has_faults:
                             break
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Records events for faults that are new since the last check. Raises :class:`RecordsError`."""
-        for sentence in self._repaired[self._told_of_records :]:
+        for sentence in self._repaired[self._reported_repairs :]:
             self._events.tell(self._node, "RecordsSetAside", sentence)
-        self._told_of_records = len(self._repaired)
+        self._reported_repairs = len(self._repaired)
         found = set(self._found(await self._rows()))
-        for trouble in sorted(found - self._told):
-            self._events.tell_claim(*trouble)
-        self._told = found
+        for alert in sorted(found - self._reported):
+            self._events.tell_claim(*alert)
+        self._reported = found
 
     def _found(self, rows: Sequence[Row]) -> Iterator[Alert]:
         for row in rows:

@@ -21,8 +21,8 @@ from ..resourceapi.types import Device
 JSON = dict[str, Any]
 _NANO = 9  # decimal places: one billionth is the smallest amount that Kubernetes has
 _CONTEXT = Context(prec=120)
-_MOST = 80  # digits; no real amount has more
-_HUGE = int("1" + "0" * _MOST)
+_MAX_DIGITS = 80  # digits; no real amount has more
+_MAX_AMOUNT = int("1" + "0" * _MAX_DIGITS)
 
 
 class Hold(NamedTuple):
@@ -59,9 +59,9 @@ class Shortage:
     ``unknown`` are the UIDs of holders whose taken amounts are not known.
     """
 
-    what: str
+    resource: str
     devices: Sequence[str]
-    asked: int
+    requested: int
     limit: int
     held: int
     format: Format
@@ -69,11 +69,11 @@ class Shortage:
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        asked, limit, held = (
-            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.asked, self.limit, self.held)
+        requested, limit, held = (
+            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.requested, self.limit, self.held)
         )
         rest = f", of which {held} are held" if self.holders else ""
-        return f"{asked} of {self.what} are asked for and there are {limit}{rest}"
+        return f"{requested} of {self.resource} are asked for and there are {limit}{rest}"
 
 
 class _Takes(msgspec.Struct, frozen=True):
@@ -135,9 +135,9 @@ def nano(text: str) -> int:
     try:
         value = Quantity(text).value
     except QuantityRangeError:
-        return -_HUGE if "-" in text.partition("e")[0] else _HUGE
-    if value.adjusted() > _MOST:
-        return _HUGE if value > 0 else -_HUGE
+        return -_MAX_AMOUNT if "-" in text.partition("e")[0] else _MAX_AMOUNT
+    if value.adjusted() > _MAX_DIGITS:
+        return _MAX_AMOUNT if value > 0 else -_MAX_AMOUNT
     return int(value.scaleb(_NANO, _CONTEXT))
 
 
@@ -147,18 +147,20 @@ def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Sh
     The amounts of a hold are unknown where an older version of the plugin or ``recover()`` recorded it. Such a share counts as the whole
     device, and such a device as what it draws now. A device that is no longer known counts as drawing everything.
     """
-    mine = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
-    return _of_counters(mine, held, supply) or _of_capacity(mine, held, supply)
+    wanted_takes = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
+    return _counter_shortage(wanted_takes, held, supply) or _capacity_shortage(wanted_takes, held, supply)
 
 
-def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, s) for h, t in mine for s in t.counters):
+def _counter_shortage(
+    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
+) -> Shortage | None:
+    for pool, name in dict.fromkeys((h.pool, s) for h, t in wanted_takes for s in t.counters):
         limits = supply.counters(pool, name)
         if limits is None:
             continue
-        asked = {h.device: t.counters[name] for h, t in mine if h.pool == pool and name in t.counters}
+        requested = {h.device: t.counters[name] for h, t in wanted_takes if h.pool == pool and name in t.counters}
         drawn = [(h, c) for h in held if h.pool == pool and (c := _drawn(h, name, supply)) != {}]
-        for counter in dict.fromkeys(c for counters in asked.values() for c in counters):
+        for counter in dict.fromkeys(c for counters in requested.values() for c in counters):
             if counter not in limits:
                 continue
             limit = nano(limits[counter])
@@ -166,7 +168,7 @@ def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
             before: dict[str, int] = {}
             for h, c in drawn:
                 before[h.device] = max(before.get(h.device, 0), limit if c is None else c.get(counter, 0))
-            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in asked.items()}
+            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in requested.items()}
             used, total = sum(before.values()), sum(after.values())
             if total > used and total > limit:
                 return Shortage(
@@ -188,25 +190,27 @@ def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | 
     return None if takes is None else takes.counters.get(counter_set, {})
 
 
-def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, h.device) for h, t in mine if h.share and t.capacity):
+def _capacity_shortage(
+    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
+) -> Shortage | None:
+    for pool, name in dict.fromkeys((h.pool, h.device) for h, t in wanted_takes if h.share and t.capacity):
         limits = supply.capacity(pool, name)
         if limits is None:
             continue
-        asked = [t.capacity for h, t in mine if (h.pool, h.device) == (pool, name)]
-        had = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
-        for capacity in dict.fromkeys(c for amounts in asked for c in amounts):
+        requested = [t.capacity for h, t in wanted_takes if (h.pool, h.device) == (pool, name)]
+        taken = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
+        for capacity in dict.fromkeys(c for amounts in requested for c in amounts):
             if capacity not in limits:
                 continue
             limit = nano(limits[capacity])
-            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in had)
-            more = sum(amounts.get(capacity, 0) for amounts in asked)
+            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in taken)
+            more = sum(amounts.get(capacity, 0) for amounts in requested)
             if more > 0 and used + more > limit:
                 return Shortage(
                     f"capacity {capacity} of device {name} in pool {pool}",
                     [name], more, limit, used, Quantity(limits[capacity]).format,
-                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity)),
-                    frozenset(h.uid for h, t in had if t is None),
+                    frozenset(h.uid for h, t in taken if t is None or t.capacity.get(capacity)),
+                    frozenset(h.uid for h, t in taken if t is None),
                 )  # fmt: skip
     return None
 
@@ -226,7 +230,7 @@ def encoded(takes: object) -> str:
     return msgspec.json.encode(takes).decode() if takes else "{}"
 
 
-def places(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
+def shared_supplies(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
     """Returns where the holds of other claims matter, as pairs of pool and device.
 
     The device is None where the claim draws from the pool's counters: then all holds of the pool matter.

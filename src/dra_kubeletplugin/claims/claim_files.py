@@ -106,23 +106,23 @@ class ClaimFiles:
         with self._translated("written"):
             self.metadata.put(record)
 
-    def holds(self, record: Record) -> bool:
+    def are_intact(self, record: Record) -> bool:
         """Whether all files exist and match the record. Raises nothing."""
-        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.holds(record)
+        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.are_intact(record)
 
-    def mend(self, record: Record) -> bool:
+    def restore(self, record: Record) -> bool:
         """Restores the files if one is missing, truncated or changed. Returns True if it wrote them.
 
         Call it inside the transaction that read the record: another instance may have committed newer metadata.
         """
-        if self.holds(record):
+        if self.are_intact(record):
             return False
         self.put(record)
         with self._translated("written"):
             self.specs.write_note(record.uid, note_of(record))
         return True
 
-    def known(self, uid: str) -> Record | None:
+    def read_note(self, uid: str) -> Record | None:
         """Returns the record from a claim's note; None if there is no usable note.
 
         Raises :class:`RecordsError` if the note cannot be read now.
@@ -142,7 +142,7 @@ class ClaimFiles:
             self.specs.remove(uid)
             self.metadata.remove(uid)
 
-    def forget(self, uid: str) -> None:
+    def remove_note(self, uid: str) -> None:
         """Removes the note. It describes a claim that is rolled back, and the next opening of the database would restore it.
 
         A note that cannot be removed and cannot be decoded is only logged: the next pass removes it as an orphan.
@@ -151,7 +151,7 @@ class ClaimFiles:
             with self._translated("removed"):
                 self.specs.remove_note(uid)
         except RecordsError as e:
-            if self.known(uid) is not None:
+            if self.read_note(uid) is not None:
                 raise
             log.warning("the note of claim %s cannot be removed: %s", printable(uid), e)
 

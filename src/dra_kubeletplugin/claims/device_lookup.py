@@ -43,8 +43,8 @@ class DeviceLookup(Supply):
         return {n: str(c.value if isinstance(c, Capacity) else Quantity(c)) for n, c in device.capacity.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
-        for (found_in, _), found in self._found.items():
-            if found_in == pool and counter_set in found.counter_sets:
+        for (found_pool, _), found in self._found.items():
+            if found_pool == pool and counter_set in found.counter_sets:
                 return found.counter_sets[counter_set]
         return self._inventory.counters(pool, counter_set)
 

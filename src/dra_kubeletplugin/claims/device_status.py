@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
 _WAIT = 5.0  # seconds that a caller waits for a report to be written
-_PATIENCE = 600.0  # seconds for which a failing report is retried
+_RETRY_FOR = 600.0  # seconds for which a failing report is retried
 _MAX_PAUSE = 30.0
 _MOST = 1_000  # claims with pending reports; above this the oldest is dropped
 _AT_ONCE = 4
@@ -57,18 +57,18 @@ class _Pending:
     since: float = field(default_factory=time.monotonic)
     failures: int = 0
     not_before: float = 0.0
-    told: list[Callable[[bool], object]] = field(default_factory=list)
+    listeners: list[Callable[[bool], object]] = field(default_factory=list)
 
-    def tell(self, written: bool) -> None:
-        waiting, self.told = self.told, []
-        for one in waiting:
-            one(written)
+    def notify(self, written: bool) -> None:
+        waiting, self.listeners = self.listeners, []
+        for listener in waiting:
+            listener(written)
 
 
 class DeviceStatusReporter:
     """Writes the status reports of one driver with one field manager.
 
-    Create it on the event loop; :meth:`say` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
+    Create it on the event loop; :meth:`queue` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
 
     Args:
         manager: name of the field manager; cut to 128 bytes.
@@ -89,21 +89,21 @@ class DeviceStatusReporter:
         """Returns the sink for the reports of one claim."""
         return _ClaimStatus(self, claim)
 
-    def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
+    def queue(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Queues reports, which are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
 
-        def told(written: bool) -> None:
+        def finish(written: bool) -> None:
             result.append(written)
             done.set()
             ended.set()
 
         if self._loop is None:  # the loop has not started yet
-            self._take(claim, statuses, told)
+            self._take(claim, statuses, finish)
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
-                self._loop.call_soon_threadsafe(self._take, claim, statuses, told)
+                self._loop.call_soon_threadsafe(self._take, claim, statuses, finish)
 
         async def wait() -> bool:
             with contextlib.suppress(TimeoutError):
@@ -132,17 +132,17 @@ class DeviceStatusReporter:
     # --- pending reports ------------------------------------------------------------------------
 
     def _take(
-        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], told: Callable[[bool], object]
+        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
         pending = self._pending.pop(claim.uid, None) or _Pending(claim)
         pending.wanted.update(statuses)
-        pending.told.append(told)
+        pending.listeners.append(listener)
         pending.not_before = 0.0
         self._pending[claim.uid] = pending
         while len(self._pending) > _MOST:
             oldest = self._pending.pop(next(iter(self._pending)))
             log.warning("the status of claim %s is not reported: too many others are under way", oldest.claim)
-            oldest.tell(False)
+            oldest.notify(False)
         self._wake.set()
 
     def _due(self) -> list[_Pending]:
@@ -157,20 +157,20 @@ class DeviceStatusReporter:
 
     async def _work(self, pending: _Pending) -> None:
         uid = pending.claim.uid
-        sent, told = dict(pending.wanted), list(pending.told)
+        sent, listeners = dict(pending.wanted), list(pending.listeners)
         try:
             written = await self.write(pending.claim, sent)
         except ApiError as e:
-            if self._failed(pending, e):
-                self._settle(pending, sent, told, written=False)
+            if self._gives_up(pending, e):
+                self._settle(pending, sent, listeners, written=False)
         except Exception as e:  # an unexpected response must not end the process
             log.exception("reporting the status of claim %s failed", pending.claim)
-            if self._failed(pending, ApiError(describe(e))):
-                self._settle(pending, sent, told, written=False)
+            if self._gives_up(pending, ApiError(describe(e))):
+                self._settle(pending, sent, listeners, written=False)
         else:
             self.fault = ""
             self.metrics.inc("status_reports_total", result="written" if written else "dropped")
-            self._settle(pending, sent, told, written=written)
+            self._settle(pending, sent, listeners, written=written)
         finally:
             self._busy.discard(uid)
             self._wake.set()
@@ -179,20 +179,20 @@ class DeviceStatusReporter:
         self,
         pending: _Pending,
         sent: Mapping[DeviceKey, DeviceStatus],
-        told: list[Callable[[bool], object]],
+        listeners: list[Callable[[bool], object]],
         *,
         written: bool,
     ) -> None:
         """Removes the statuses that were sent; statuses that were queued meanwhile stay pending."""
-        for one in told:
-            one(written)
-        pending.told = [t for t in pending.told if t not in told]
+        for listener in listeners:
+            listener(written)
+        pending.listeners = [t for t in pending.listeners if t not in listeners]
         pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
         pending.since = time.monotonic()
         if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
             del self._pending[pending.claim.uid]
 
-    def _failed(self, pending: _Pending, e: ApiError) -> bool:
+    def _gives_up(self, pending: _Pending, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
@@ -203,7 +203,7 @@ class DeviceStatusReporter:
         pending.failures += 1
         pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
         pending.not_before = time.monotonic() + pause
-        if time.monotonic() - pending.since > _PATIENCE or (e.status in {400, 422} and not e.unreachable):
+        if time.monotonic() - pending.since > _RETRY_FOR or (e.status in {400, 422} and not e.unreachable):
             log.warning("the status of claim %s is given up: %s", pending.claim, e)
             return True
         return False
@@ -279,7 +279,7 @@ class _ClaimStatus(StatusSink):
         self._claim = claim
 
     def report(self, key: DeviceKey, status: DeviceStatus) -> ReportedStatus:
-        return self._reports.say(self._claim, {key: status})
+        return self._reports.queue(self._claim, {key: status})
 
 
 def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]) -> list[JSON] | None:
@@ -294,13 +294,13 @@ def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, De
     if not fresh:
         return None
     current = {_key(d): d for d in status.get("devices") or [] if d.get("driver") == driver}
-    said = _said(claim, driver, manager, current)
+    applied = _applied(claim, driver, manager, current)
     out = []
-    for key in sorted(allocated & (said.keys() | fresh.keys())):
+    for key in sorted(allocated & (applied.keys() | fresh.keys())):
         pool, device, share = key
         entry: JSON = {"driver": driver, "pool": pool, "device": device} | ({"shareID": share} if share else {})
-        told = fresh.get(key)
-        out.append(entry | (told.json(current.get(key, {}), now()) if told else said[key]))
+        report = fresh.get(key)
+        out.append(entry | (report.json(current.get(key, {}), now()) if report else applied[key]))
     return out
 
 
@@ -308,7 +308,7 @@ def _key(device: Mapping[str, Any]) -> DeviceKey:
     return str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or "")
 
 
-def _said(
+def _applied(
     claim: JSON, driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
 ) -> dict[DeviceKey, JSON]:
     """Returns the part of ``current`` that belongs to the field manager, according to the claim's managed fields."""
@@ -324,9 +324,11 @@ def _said(
                 continue
             types = {k.get("type") for k, _ in _items(owned.get("f:conditions") or {})}
             conditions = [c for c in device.get("conditions") or [] if c.get("type") in types]
-            said = {"conditions": conditions} if conditions else {}
-            said |= {n: device[n] for n in ("data", "networkData") if f"f:{n}" in owned and device.get(n) is not None}
-            out[key] = said
+            applied = {"conditions": conditions} if conditions else {}
+            applied |= {
+                n: device[n] for n in ("data", "networkData") if f"f:{n}" in owned and device.get(n) is not None
+            }
+            out[key] = applied
     return out
 
 

@@ -104,17 +104,17 @@ class InstanceLock:
             self._write()
 
     @property
-    def left(self) -> list[OpenDatabase]:
+    def dead_databases(self) -> list[OpenDatabase]:
         """The databases that dead instances had open, from the files that were removed."""
         return self._content.left
 
-    def forget_left(self) -> None:
-        """Clears :attr:`left` once the databases of dead instances have been handled."""
+    def clear_dead_databases(self) -> None:
+        """Clears :attr:`dead_databases` once the databases of dead instances have been handled."""
         if self._content.left:
             self._content.left = []
             self._write()
 
-    def own(self, sockets: Iterable[OwnedSocket]) -> None:
+    def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
         """Notes the sockets of this instance, replacing the earlier list."""
         self._content.sockets = list(sockets)
         self._write()
@@ -161,7 +161,7 @@ class InstanceLock:
         """When this instance took its lock, in seconds since boot."""
         return self._content.since
 
-    def bury(self) -> list[OwnedSocket]:
+    def reap_dead(self) -> list[OwnedSocket]:
         """Removes the files of dead instances. Returns the sockets that they may have left behind."""
         left: list[OwnedSocket] = []
         for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:

@@ -42,17 +42,17 @@ def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], s
     allowed in its path.
     """
     pod_claim = _pod_claim(claim)
-    given = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
+    by_key = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
     requests: dict[str, list[JSON]] = {}
     seen: set[str] = set()
     entries = []
     for allocated, entry in zip(claim.devices, record.devices, strict=True):
-        answered = given[allocated.request, allocated.pool, allocated.name, allocated.share_id]
+        given = by_key[allocated.request, allocated.pool, allocated.name, allocated.share_id]
         device: JSON = {"driver": specs.driver, "pool": allocated.pool, "name": allocated.name}
-        if attributes := _attributes(claim, allocated.attributes, answered):
+        if attributes := _attributes(claim, allocated.attributes, given):
             device["attributes"] = attributes
-        if answered.status and answered.status.network_data:
-            device["networkData"] = answered.status.network_data.json()
+        if given.status and given.status.network_data:
+            device["networkData"] = given.status.network_data.json()
         requests.setdefault(allocated.request, []).append(device)
         base = base_request(allocated.request)
         if base not in seen:
@@ -85,24 +85,24 @@ def updated(record: Record, update: MetadataUpdate) -> JSON:
     Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
     too many attributes.
     """
-    told = record.doc.get("metadata")
-    if not told:
+    metadata = record.doc.get("metadata")
+    if not metadata:
         raise MetadataUpdateError(
             f"claim {record.shown} has no device metadata: it was prepared by a version of the driver that wrote none"
         )
-    request, index = _found(record, told["requests"], update)
-    devices = list(told["requests"][request])
+    request, index = _found(record, metadata["requests"], update)
+    devices = list(metadata["requests"][request])
     devices[index] = _with(record, devices[index], update)
-    if devices[index] == told["requests"][request][index]:
+    if devices[index] == metadata["requests"][request][index]:
         return record.doc
     base = base_request(request)
-    updates = told.get("updates") or {}
-    told = {
-        **told,
-        "requests": {**told["requests"], request: devices},
+    updates = metadata.get("updates") or {}
+    metadata = {
+        **metadata,
+        "requests": {**metadata["requests"], request: devices},
         "updates": {**updates, base: updates.get(base, 0) + 1},
     }
-    return {**record.doc, "metadata": told}
+    return {**record.doc, "metadata": metadata}
 
 
 def generation(record: Record, request: str) -> int:
@@ -110,27 +110,27 @@ def generation(record: Record, request: str) -> int:
 
     Each file has its own generation, so an update of one request does not wake readers of another.
     """
-    told = record.doc["metadata"]
-    found: int = told["generation"] + (told.get("updates") or {}).get(base_request(request), 0)
+    metadata = record.doc["metadata"]
+    found: int = metadata["generation"] + (metadata.get("updates") or {}).get(base_request(request), 0)
     return found
 
 
 def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
     """Returns the request and the index of the device that an update means."""
-    places = [
+    candidates = [
         (name, i, device)
         for name, devices in requests.items()
         if update.request in (name, base_request(name))
         for i, device in enumerate(devices)
     ]
-    if not places:
+    if not candidates:
         raise DriverError(f"claim {record.shown} has no request {update.request!r}: it has {', '.join(requests)}")
-    meant = [p for p in places if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
-    if len(meant) != 1:
-        names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in places)
-        given = f"device {update.device!r} is none, or several, of them" if update.device else "give device="
-        raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {given}")
-    return meant[0][0], meant[0][1]
+    matches = [p for p in candidates if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
+    if len(matches) != 1:
+        names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in candidates)
+        hint = f"device {update.device!r} is none, or several, of them" if update.device else "give device="
+        raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {hint}")
+    return matches[0][0], matches[0][1]
 
 
 def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
@@ -146,17 +146,17 @@ def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
     return out
 
 
-def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedDevice) -> JSON:
-    merged = {**attributes, **answered.metadata}
+def _attributes(claim: Claim, attributes: Mapping[str, Any], given: PreparedDevice) -> JSON:
+    merged = {**attributes, **given.metadata}
     try:
         wire = {name: attribute_json(value, name) for name, value in merged.items()}
     except TypeError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {e}") from None
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {e}") from None
     if len(wire) > _MAX_ATTRIBUTES:
-        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", answered.name, wire))
-    added = {name: value for name, value in wire.items() if name in answered.metadata}
+        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", given.name, wire))
+    added = {name: value for name, value in wire.items() if name in given.metadata}
     if faults := attribute_faults(added):
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {faults}")
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {faults}")
     return wire
 
 
@@ -205,7 +205,7 @@ class MetadataFiles:
             with naming(str(path)):
                 rewrite(str(path), data)
 
-    def holds(self, record: Record) -> bool:
+    def are_intact(self, record: Record) -> bool:
         """Whether the files of a claim exist and match its record exactly."""
         if not record.doc.get("metadata"):
             return True
@@ -254,10 +254,10 @@ class MetadataFiles:
 
     def _contents(self, record: Record) -> dict[str, tuple[bytes, JSON]]:
         """Returns for each request the file's content and the spec that mounts it."""
-        told = record.doc["metadata"]
-        claim = ClaimRef(record.name, record.namespace, record.uid, told["podClaim"])
+        metadata = record.doc["metadata"]
+        claim = ClaimRef(record.name, record.namespace, record.uid, metadata["podClaim"])
         files: dict[str, dict[str, Sequence[JSON]]] = {}
-        for request, devices in told["requests"].items():  # alternatives of one request share its file
+        for request, devices in metadata["requests"].items():  # alternatives of one request share its file
             files.setdefault(base_request(request), {})[request] = devices
         out = {}
         for base, requests in files.items():

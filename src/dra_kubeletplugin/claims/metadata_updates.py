@@ -28,20 +28,20 @@ from .transitions import Transitions
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
-_MORE = 5.0  # seconds beyond the patience after which a blocked thread gives up; the event loop has ended then
+_EXTRA_WAIT = 5.0  # seconds beyond the timeout after which a blocked thread gives up; the event loop has ended then
 
 
 class MetadataUpdates:
-    """Runs the updates of one driver's claims. ``patience`` is how many seconds an update waits for other work on its claim."""
+    """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
     def __init__(
-        self, store: RecordStore, files: ClaimFiles, judge: Transitions, flights: ClaimTasks, *, patience: float
+        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, *, timeout: float
     ) -> None:
         self.store = store
         self.files = files
-        self.judge = judge
-        self.flights = flights
-        self.patience = patience
+        self.transitions = transitions
+        self.tasks = tasks
+        self.timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
@@ -66,19 +66,19 @@ class MetadataUpdates:
             work.close()
             raise StoppingError("update_metadata(): the plugin has stopped") from None
         if threading.get_ident() != self._thread:  # the loop's own thread must not wait for the loop
-            pending.wait(self.patience + _MORE)
+            pending.wait(self.timeout + _EXTRA_WAIT)
         return pending
 
     async def apply(self, update: MetadataUpdate) -> int:
         """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
-        if self.flights.ending:
+        if self.tasks.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
-        deadline = time.monotonic() + self.patience
-        task, _ = self.flights.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
-        await asyncio.wait({task}, timeout=self.patience)
+        deadline = time.monotonic() + self.timeout
+        task, _ = self.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} is worked on for more than {self.patience:g} s, and its metadata is updated after "
+                f"claim {printable(update.uid)} is worked on for more than {self.timeout:g} s, and its metadata is updated after "
                 "that: do not wait for it within prepare, which says what it knows with prepared()"
             )
         if task.cancelled():
@@ -104,8 +104,8 @@ class MetadataUpdates:
 
     def _record(self, db: Connection, update: MetadataUpdate) -> Any:
         """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.judge.readable(rows.read(db, update.uid))
-        if row is not None and row.state is State.PREPARING and self.judge.is_others(row):
+        row = self.transitions.readable(rows.read(db, update.uid))
+        if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.doc, record.fence
@@ -117,7 +117,7 @@ class MetadataUpdates:
 
     def _write(self, db: Connection, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.judge.readable(rows.read(db, update.uid)), update)
+        record = self._prepared(self.transitions.readable(rows.read(db, update.uid)), update)
         try:
             self.files.put_metadata(record)
         except RecordsError as e:
@@ -130,7 +130,7 @@ class MetadataUpdates:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
             raise MetadataUpdateError(f"claim {shown} is not prepared, or not any more: there is no metadata to update")
-        if not self.judge.answers(row):
+        if not self.transitions.is_prepared(row):
             raise MetadataUpdateError(
                 f"claim {row.shown} was prepared before the node was rebooted, or is known from its hardware alone: the kubelet "
                 "has it prepared anew before a container starts"
@@ -143,17 +143,17 @@ class _Pending(Awaitable[int]):
 
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
         self._done = done
-        self._asked = False
+        self._awaited = False
         self._shown = f"{printable(update.uid)}, request {printable(update.request)}"
         done.add_done_callback(self._ended)
 
     def __await__(self) -> Generator[Any, None, int]:
-        self._asked = True
+        self._awaited = True
         return asyncio.wrap_future(self._done).__await__()
 
     def wait(self, seconds: float) -> None:
         """Blocks until the update is complete. Raises the update's exception."""
-        self._asked = True
+        self._awaited = True
         try:
             self._done.result(seconds)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
@@ -161,7 +161,7 @@ class _Pending(Awaitable[int]):
 
     def _ended(self, done: concurrent.futures.Future[int]) -> None:
         error = None if done.cancelled() else done.exception()
-        if isinstance(error, DraError) and not self._asked:
+        if isinstance(error, DraError) and not self._awaited:
             log.warning("metadata of claim %s is not updated: %s", self._shown, error)
 
 

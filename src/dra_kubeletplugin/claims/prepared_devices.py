@@ -54,13 +54,13 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
     Raises :class:`BadAnswerError` if the prepared devices do not match the allocation. Raises :class:`HostPathMissingError` if a
     device node, the source of a mount or a hook's program does not exist.
     """
-    answers = _matched(claim, prepared)
-    begun = {(*identity(d), d.get("request")): d for d in record.devices}
+    matched = _matched(claim, prepared)
+    recorded = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
-    for allocated, given in answers:
+    for allocated, given in matched:
         entry = allocated_json(allocated)
-        entry = {**begun.get((*identity(entry), allocated.request), entry)}
+        entry = {**recorded.get((*identity(entry), allocated.request), entry)}
         if given.edits:
             _check_paths(claim, given, host)
             name = specs.device_name(claim.uid, given.name, given.share_id)
@@ -116,11 +116,11 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         given[key] = p
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
     if given.keys() != wanted.keys():
-        raise _misfit(shown, given.keys(), wanted.keys())
+        raise _mismatch(shown, given.keys(), wanted.keys())
     return [(allocated, given[key]) for key, allocated in wanted.items()]
 
 
-def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
+def _mismatch(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
     for pool, name, share, request in given - wanted:
         return BadAnswerError(
             f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "

@@ -63,38 +63,38 @@ class Reconciler:
 
     Args:
         grace: seconds for which a claim must be gone before it is unprepared.
-        patience: seconds that a pass waits for the work that it started.
+        work_timeout: seconds that a pass waits for the work that it started.
     """
 
     def __init__(
         self,
-        undoing: Rollback,
+        rollback: Rollback,
         store: RecordStore,
         files: ClaimFiles,
-        flights: ClaimTasks,
-        judge: Transitions,
+        tasks: ClaimTasks,
+        transitions: Transitions,
         verifier: Verifier,
         metrics: Metrics,
         *,
         grace: float,
-        patience: float,
+        work_timeout: float,
     ) -> None:
-        self.undoing = undoing
+        self.rollback = rollback
         self.store = store
         self.files = files
-        self.flights = flights
-        self.judge = judge
+        self.tasks = tasks
+        self.transitions = transitions
         self.verifier = verifier
         self.metrics = metrics
         self.grace = grace
-        self.patience = patience
+        self.work_timeout = work_timeout
         self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
-        self._was_away = False  # whether the kubelet was away at the last check
-        self._left: set[str] = set()  # UIDs of claims for which a log line says that they are left to the kubelet
+        self._kubelet_was_away = False  # whether the kubelet was away at the last check
+        self._left_to_kubelet: set[str] = set()  # UIDs of claims whose log line is written
 
-    def kubelet_came(self) -> None:
+    def kubelet_registered(self) -> None:
         """Restarts each grace period: a kubelet that has just started first unprepares the claims that it missed itself."""
         self._gone_since.clear()
 
@@ -127,13 +127,15 @@ class Reconciler:
 
     async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
         """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
-        unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
-        await self._all(unfinished, self.undoing.tidy, report.undone, report)
+        unfinished = [
+            r.uid for r in records if r.state is not State.PREPARED and not self.transitions.has_other_owner(r)
+        ]
+        await self._all(unfinished, self.rollback.tidy, report.undone, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
         """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
-        prepared = [r.uid for r in records if self.judge.answers(r)]
-        await self._all(prepared, self.undoing.mend_file, report.files_restored, report)
+        prepared = [r.uid for r in records if self.transitions.is_prepared(r)]
+        await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
         if await self.store.recovering():
             return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
@@ -141,11 +143,11 @@ class Reconciler:
         except OSError as e:
             shown = printable(e.filename or self.files.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
-        await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
+        await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Returns claims with old files but no record. Also removes temporary files of writers that died."""
-        self.files.specs.clean(self.judge.process.alive)
+        self.files.specs.clean(self.transitions.process.alive)
         # A clock that was set back leaves files with times in the future.
         return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
@@ -155,11 +157,11 @@ class Reconciler:
         It does so only while the kubelet is there and has not unprepared them itself.
         """
         now = time.monotonic()
-        over: dict[str, Record] = {}
+        ended: dict[str, Record] = {}
         failures = 0
         # Claims that could not be read come last: otherwise a few of them would hide all others.
         for record in sorted(records, key=lambda r: r.uid in self._unknown):
-            if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
+            if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
                 continue
             key = (record.uid, record.created)
             try:
@@ -174,22 +176,22 @@ class Reconciler:
             self._unknown.discard(record.uid)
             if live:
                 self._gone_since.pop(key, None)
-                if record.uid in self._left:
+                if record.uid in self._left_to_kubelet:
                     report.waiting.append(record.uid)
             elif now - self._gone_since.setdefault(key, now) < self.grace:
                 report.waiting.append(record.uid)
             else:
-                over[record.uid] = record
-        if over and await self._must_wait():
-            report.waiting += over
+                ended[record.uid] = record
+        if ended and await self._must_wait():
+            report.waiting += ended
             self._gone_since.clear()
-            over.clear()
+            ended.clear()
         known = {(r.uid, r.created) for r in records}
         self._gone_since = {key: since for key, since in self._gone_since.items() if key in known}
         uids = {uid for uid, _ in known}
-        self._left &= uids
+        self._left_to_kubelet &= uids
         self._unknown &= uids
-        await self._all(over, lambda uid: self._reclaim(over[uid]), report.unprepared, report)
+        await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
 
     async def _is_live(self, record: Record) -> bool:
         """Whether a claim still has the devices that were prepared for it, or a pod of this node may still use them.
@@ -201,7 +203,7 @@ class Reconciler:
         if claim is not None and not has and self.verifier.may_be_in_use(claim, record):
             self._leave(record)
             return True
-        self._left.discard(record.uid)
+        self._left_to_kubelet.discard(record.uid)
         return has
 
     async def _reclaim(self, record: Record) -> bool:
@@ -216,25 +218,25 @@ class Reconciler:
             log.warning("claim %s %s: doing it now", record.shown, what)
             return True
 
-        return await self.undoing.reclaim(record, is_over)
+        return await self.rollback.reclaim(record, is_over)
 
     async def _must_wait(self) -> bool:
         """Whether the kubelet is away: pods that it started may still run, also if the API server has deleted their claims."""
         try:
-            away = await self.verifier.elsewhere.kubelet_is_away()
+            away = await self.verifier.slices.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
             log.warning("whether the kubelet of this node lives is not known: %s", describe(e))
             return True
-        if away and not self._was_away:
+        if away and not self._kubelet_was_away:
             log.warning(
                 "the kubelet of this node is away: what claims that are gone have here stays held until it is back"
             )
-        self._was_away = away
+        self._kubelet_was_away = away
         return away
 
     def _leave(self, record: Record) -> None:
-        if record.uid not in self._left:
-            self._left.add(record.uid)
+        if record.uid not in self._left_to_kubelet:
+            self._left_to_kubelet.add(record.uid)
             log.warning(
                 "claim %s has other devices of this node by now than it was prepared with (%s), which its pod may have all the "
                 "same: they stay held until the kubelet unprepares it: delete that pod",
@@ -247,27 +249,27 @@ class Reconciler:
     ) -> None:
         """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
         tasks: Mapping[str, asyncio.Task[Any]] = {
-            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
+            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.tasks
         }
         if not tasks:
             return
         # A cancelled pass does not read the results: without the callback asyncio logs each exception.
         for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(tasks.values(), timeout=self.patience)
+        await asyncio.wait(tasks.values(), timeout=self.work_timeout)
         for uid, task in tasks.items():
             if not task.done():
                 report.still_working.append(uid)
                 task.cancel()  # cancels only the waiting: the work is shielded
             elif (error := task.exception()) is None:
-                self.undoing.retries.done(uid)
+                self.rollback.retries.done(uid)
                 if task.result():
                     done.append(uid)
             elif isinstance(error, StoppingError):
                 report.still_working.append(uid)
             elif isinstance(error, DraError):
                 if not isinstance(error, UndoFailedError):  # it is logged already
-                    self.undoing.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
+                    self.rollback.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
                 report.undo_failed.append(uid)
             else:
                 raise error

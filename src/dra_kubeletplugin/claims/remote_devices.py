@@ -155,19 +155,19 @@ class SliceLookup:
         self._node = node
         self._others = others
         # Slices of other nodes are irrelevant here and may be thousands. Slices without a node name are read first, then this node's.
-        self._anywhere: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
-        self._here: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
-        self._labels: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
-        self._told = False  # whether it was logged that the Node may not be read
+        self._unbound_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
+        self._node_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
+        self._node_object: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
+        self._forbidden_logged = False  # whether it was logged that the Node may not be read
 
-    async def find(self, shown: str, pool: str, name: str, asked: float) -> RemoteDevice:
+    async def find(self, shown: str, pool: str, name: str, started: float) -> RemoteDevice:
         """Finds a device for a claim.
 
         Args:
             shown: the claim's name in messages.
             pool: name of the device's pool.
             name: name of the device.
-            asked: when the claim's first device was looked up, in event loop time.
+            started: when the claim's first device was looked up, in event loop time.
 
         Raises :class:`ApiUnavailableError` if the API server does not respond, and :class:`DevicesUnknownError` while the pool is being
         written. Raises :class:`DeviceGoneError` if the pool has no such device. Raises :class:`WrongNodeError` if the device is not for
@@ -175,7 +175,7 @@ class SliceLookup:
         """
         try:
             # A device that was missing in a cached response may have been published since.
-            for since, sure in ((asked - _FRESH, False), (asked, True)):
+            for since, sure in ((started - _FRESH, False), (started, True)):
                 if found := await self._find(shown, pool, name, since, sure=sure):
                     return found
         except (ApiError, TimeoutError) as e:
@@ -195,7 +195,7 @@ class SliceLookup:
         Raises :class:`ApiError` or ``TimeoutError`` if the API server does not respond.
         """
         try:
-            node = await self._labels.since(asyncio.get_running_loop().time())
+            node = await self._node_object.since(asyncio.get_running_loop().time())
         except ApiError as e:
             if e.status != 404:
                 raise
@@ -213,9 +213,9 @@ class SliceLookup:
 
         If the lookup is ``sure`` and the pool exists, it raises the reason why the device cannot be used.
         """
-        looks = [self._anywhere, self._here] if self._others() else [self._anywhere]
-        for look in looks:
-            seen = (await look.since(since)).get(pool)
+        sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
+        for source in sources:
+            seen = (await source.since(since)).get(pool)
             if seen is None:
                 continue
             try:
@@ -242,7 +242,7 @@ class SliceLookup:
         at = raw if spec.get("perDeviceNodeSelection") else spec
         node: JSON | None = {"metadata": {"name": self._node}}
         if node_selectors.needs_labels(at.get("nodeSelector")):
-            node = await self._labels.since(since)
+            node = await self._node_object.since(since)
         return node is None or node_selectors.matches(
             node, at.get("nodeName"), at.get("allNodes"), at.get("nodeSelector")
         )
@@ -269,8 +269,8 @@ class SliceLookup:
         except ApiError as e:
             if e.status != 403:
                 raise
-            if not self._told:
-                self._told = True
+            if not self._forbidden_logged:
+                self._forbidden_logged = True
                 log.warning(
                     "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
                     e,

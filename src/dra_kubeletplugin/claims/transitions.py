@@ -107,7 +107,7 @@ class Transitions:
         """
         found = self.readable(rows.read(db, wanted.uid))
         if found is not None:
-            return self._known(db, found, wanted)
+            return self._repeat(db, found, wanted)
         if fault is not None:
             raise fault
         if rows.has_meta(db, RECOVER):
@@ -123,7 +123,7 @@ class Transitions:
             if len(stale) == len(e.holders):
                 return StaleHolders(stale)
             raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
-        stale = self._check_left(db, wanted, supply)
+        stale = self._check_capacity(db, wanted, supply)
         if stale:
             return StaleHolders(stale)
         rows.insert_free(db, self.driver, wanted)  # check_free() has just found the devices free
@@ -145,61 +145,61 @@ class Transitions:
             )
         rows.set_meta(db, _NODE, self.node)
 
-    def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
+    def _check_capacity(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
         """Checks counters and capacity. Returns the stale claims that must be rolled back first; empty if everything fits.
 
         Raises :class:`OverdrawnError` with the claims that hold too much.
         """
-        mine = wanted.holds()
-        if shortage(mine, rows.beside(db, self.driver, mine, wanted.uid), supply) is None:
+        wanted_holds = wanted.holds()
+        if shortage(wanted_holds, rows.other_holds(db, self.driver, wanted_holds, wanted.uid), supply) is None:
             return []
-        held = rows.beside(db, self.driver, mine, wanted.uid, names=True)
+        held = rows.other_holds(db, self.driver, wanted_holds, wanted.uid, names=True)
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
-        missing = shortage(mine, [h for h in held if h.uid not in stale], supply)
+        missing = shortage(wanted_holds, [h for h in held if h.uid not in stale], supply)
         if missing is not None:
             raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
         return list(stale.values())
 
-    def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
-        if self.answers(found) and found.same_allocation(wanted):
+    def _repeat(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
+        if self.is_prepared(found) and found.same_allocation(wanted):
             # The update tells another instance, which may have found the claim gone, that it is in use.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
                 rows.update(db, found, fence)
             return AlreadyPrepared(found)
-        if self.is_others(found):
+        if self.has_other_owner(found):
             return InProgress(found)
         return self._mark(db, found)
 
-    def end(self, db: sqlite3.Connection, uid: str, known: Callable[[], Record | None]) -> Decision:
-        """Decides for an unprepare. ``known`` returns the record from the claim's note; it is called only if the row cannot be used."""
+    def end(self, db: sqlite3.Connection, uid: str, read_note: Callable[[], Record | None]) -> Decision:
+        """Decides for an unprepare. ``read_note`` returns the record from the claim's note; it is called only if the row cannot be used."""
         row = rows.read(db, uid)
         if not isinstance(row, Record):
-            record = known()
+            record = read_note()
             if record is None:
                 self.readable(row)
                 return NothingToDo()
             return self._adopt(db, record)
-        return InProgress(row) if self.is_others(row) else self._mark(db, row)
+        return InProgress(row) if self.has_other_owner(row) else self._mark(db, row)
 
     def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
         """Notes that the kubelet was informed of the claim's end, as long as recover() may still report the claim."""
         if rows.has_meta(db, RECOVER):
             rows.set_meta(db, ENDED + uid, "")
 
-    def take_back(self, db: sqlite3.Connection, ours: Record) -> Decision:
+    def fail_prepare(self, db: sqlite3.Connection, failed: Record) -> Decision:
         """Decides for a prepare of this process that failed. The record may have changed meanwhile."""
-        row = rows.read(db, ours.uid)
+        row = rows.read(db, failed.uid)
         if row is None:
-            return self._adopt(db, ours)
+            return self._adopt(db, failed)
         if not isinstance(row, Record):
             return NothingToDo()
         if row.owner == self.process.id:
             return self._mark(db, row)
         # The write that seemed to fail succeeded, or another instance has taken the claim over and is responsible for it.
-        return AlreadyPrepared(row) if self.answers(row) and row.same_allocation(ours) else InProgress(row)
+        return AlreadyPrepared(row) if self.is_prepared(row) and row.same_allocation(failed) else InProgress(row)
 
     def _adopt(self, db: sqlite3.Connection, record: Record) -> Decision:
         """Inserts a record for a claim without a row, so that it can be rolled back.
@@ -225,7 +225,7 @@ class Transitions:
     def tidy(self, db: sqlite3.Connection, uid: str) -> Decision:
         """Decides for unfinished work of a dead process, or a failed rollback. Prepared claims are left alone."""
         row = rows.read(db, uid)
-        if not isinstance(row, Record) or row.state is State.PREPARED or self.is_others(row):
+        if not isinstance(row, Record) or row.state is State.PREPARED or self.has_other_owner(row):
             return NothingToDo()
         return self._mark(db, row)
 
@@ -234,11 +234,11 @@ class Transitions:
         row = rows.read(db, uid)
         return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
 
-    def answers(self, record: Record) -> bool:
+    def is_prepared(self, record: Record) -> bool:
         """Whether the kubelet's repeated prepare can be answered from the record alone."""
         return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
 
-    def is_others(self, record: Record) -> bool:
+    def has_other_owner(self, record: Record) -> bool:
         """Whether another living process works on the claim now."""
         return record.owner not in {"", self.process.id} and self.process.alive(record.owner)
 
@@ -256,7 +256,7 @@ class Transitions:
         return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:
-        if self.is_others(holder):
+        if self.has_other_owner(holder):
             return False
         return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
 

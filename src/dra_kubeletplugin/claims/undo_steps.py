@@ -69,7 +69,7 @@ class UndoRecorder(UndoRegistrar):
         if not isinstance(step, str):
             raise DriverError(f"{shown}: the step is named by a text")
         step = str.__str__(step)  # an instance of a subclass of str could not be stored
-        fault = _misfit(self._driver, step, data)
+        fault = _mismatch(self._driver, step, data)
         if fault:
             raise DriverError(f"{shown}: {fault}")
         try:
@@ -211,13 +211,13 @@ async def _run_step(driver: Driver, calls: Calls, step: Step, claim: PreparedCla
     name, data = (step.get("step"), step.get("data")) if isinstance(step, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(data, Mapping):
         raise RecordsError(f"an undo step on record cannot be read: {printable(step)}")
-    fault = _misfit(driver, name, data)
+    fault = _mismatch(driver, name, data)
     if fault:
         raise DriverError(f"a step that an older version of the driver registered cannot be undone: {fault}")
     await calls(getattr(driver, f"undo_{name}"), claim, **data)
 
 
-def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
+def _mismatch(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     """Returns why ``undo_<step>(claim, **data)`` cannot be called; empty if it can."""
     name, cls = f"undo_{step}", printable(type(driver).__name__)
     method = getattr(driver, name, None)

@@ -133,7 +133,7 @@ class Verifier:
         self,
         client: KubeClient,
         inventory: Inventory,
-        elsewhere: SliceLookup,
+        slices: SliceLookup,
         driver: Driver,
         name: str,
         *,
@@ -141,7 +141,7 @@ class Verifier:
     ) -> None:
         self.client = client
         self.inventory = inventory
-        self.elsewhere = elsewhere
+        self.slices = slices
         self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
@@ -216,14 +216,14 @@ class Verifier:
             )
         results = claim.results(self.name)
         supply = DeviceLookup(self.inventory)
-        asked = (
+        started = (
             asyncio.get_running_loop().time()
         )  # a lookup since this time is fresh enough for all devices of the claim, however long they take
         try:
             devices, entries = [], []
             resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
             for result in results:
-                devices.append(await self._device(ref, result, resolved, supply, asked))
+                devices.append(await self._device(ref, result, resolved, supply, started))
                 # At once: the device may vanish while the next one is looked up.
                 entries.append(supply.entry(devices[-1]))
             return VerifiedClaim(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
@@ -239,12 +239,12 @@ class Verifier:
         result: AllocationResult,
         resolved: Mapping[str, Resolved | DraError],
         supply: DeviceLookup,
-        asked: float,
+        started: float,
     ) -> AllocatedDevice:
         name = result.device
-        device = self._own(ref, result)
+        device = self._from_inventory(ref, result)
         if device is None:
-            found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
+            found = await self.slices.find(f"claim {ref}", result.pool, name, started)
             supply.add(result.pool, found)
             device = found.device
         match resolved[result.request]:
@@ -260,7 +260,7 @@ class Verifier:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return result.allocated(device, chosen, source, consumed)
 
-    def _own(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
+    def _from_inventory(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
         """Returns a device of the inventory; None if another process publishes its pool."""
         name, pool = result.device, result.pool
         device = self.inventory.get(name, pool)

@@ -42,7 +42,7 @@ class Batcher(Generic[Item]):
         self._quiet = asyncio.Event()  # set while the thread has nothing to do
         self._quiet.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._unrested = math.inf  # loop time of the first batch since ``idle`` last ran
+        self._first_since_idle = math.inf  # loop time of the first batch since ``idle`` last ran
         self._closed = False
         self.batches = 0
 
@@ -67,7 +67,7 @@ class Batcher(Generic[Item]):
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._waiting = self._waiting, []
         self.batches += 1
-        self._unrested = min(self._unrested, loop.time())
+        self._first_since_idle = min(self._first_since_idle, loop.time())
         items = [item for item, _ in batch]
 
         def job() -> None:
@@ -91,8 +91,8 @@ class Batcher(Generic[Item]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        if self._idle is not None and loop.time() - self._unrested > _LATEST:
-            self._rest(loop, self._idle)
+        if self._idle is not None and loop.time() - self._first_since_idle > _LATEST:
+            self._run_idle(loop, self._idle)
         else:
             self._next(loop)
 
@@ -101,12 +101,12 @@ class Batcher(Generic[Item]):
             self._send(loop)
             return
         self._quiet.set()
-        if self._idle is not None and self._unrested < math.inf and not self._closed:
-            self._timer = loop.call_later(_QUIET, self._rest, loop, self._idle)
+        if self._idle is not None and self._first_since_idle < math.inf and not self._closed:
+            self._timer = loop.call_later(_QUIET, self._run_idle, loop, self._idle)
 
-    def _rest(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
+    def _run_idle(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
         self._quiet.clear()
-        self._unrested = math.inf
+        self._first_since_idle = math.inf
 
         def job() -> None:
             with contextlib.suppress(Exception):  # no caller waits for this work
@@ -164,24 +164,24 @@ class Batcher(Generic[Item]):
 class BatchWindow:
     """A barrier for ``count`` tasks: tasks that fail earlier leave it, and it opens after a short wait for late ones."""
 
-    def __init__(self, count: int, patience: float = 0.25) -> None:
+    def __init__(self, count: int, max_wait: float = 0.25) -> None:
         self._missing = count
-        self._patience = patience  # seconds after the first task has arrived
+        self._max_wait = max_wait  # seconds after the first task has arrived
         self._all = asyncio.Event()
         self._seen: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def leave(self, who: object) -> None:
-        if who not in self._seen:
-            self._seen.add(who)
+    def leave(self, task: object) -> None:
+        if task not in self._seen:
+            self._seen.add(task)
             self._missing -= 1
             if self._missing <= 0:
                 self._open()
 
-    async def meet(self, who: object) -> None:
-        self.leave(who)
+    async def wait(self, task: object) -> None:
+        self.leave(task)
         if not self._all.is_set() and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._patience, self._open)
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._open)
         await self._all.wait()
 
     def _open(self) -> None:

@@ -33,7 +33,7 @@ from .schema import (
     connect,
     inodes_of,
     is_damage,
-    is_header_odd,
+    is_header_invalid,
     is_sound,
     is_torn,
     make_tables,
@@ -158,12 +158,10 @@ class RecordDatabase:
                 if found := self._connect_or_set_aside(others, fault):
                     return found
         with contextlib.suppress(FileNotFoundError):
-            return self._write_anew(old, others)
+            return self._rebuild(old, others)
         return None
 
-    def _write_anew(
-        self, old: Connection | None, others: Mapping[Instance, OpenDatabase]
-    ) -> Connection | Instance | None:
+    def _rebuild(self, old: Connection | None, others: Mapping[Instance, OpenDatabase]) -> Connection | Instance | None:
         """Writes a new file: from ``old`` if it is open, otherwise from files that were set aside and from CDI files.
 
         Returns the same as :meth:`_open_now`.
@@ -186,7 +184,7 @@ class RecordDatabase:
     ) -> Connection | Instance | None:
         """Opens the file, or sets it aside if it is damaged and returns None."""
         try:
-            if fault is not None and is_header_odd(self.path):
+            if fault is not None and is_header_invalid(self.path):
                 raise fault
             return self._connect(others)
         except sqlite3.Error as e:
@@ -211,23 +209,23 @@ class RecordDatabase:
         try:
             db.generation = _generation(db)
             self._merge(db)
-            self._ask_for_the_dead(db, named)
+            self._request_recovery(db, named)
             self._note(db)
         except BaseException:
             db.close()
             raise
         return db
 
-    def _ask_for_the_dead(self, db: Connection, named: Inodes) -> None:
+    def _request_recovery(self, db: Connection, named: Inodes) -> None:
         """Requests recovery if an instance died and its log is gone: only the hardware may know the claims that it began."""
-        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.left):
+        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.dead_databases):
             log.warning(
                 "the log of %s is not that of an instance that died: the driver is asked what its hardware knows",
                 self.path,
             )
             with transaction(db):
                 rows.set_meta(db, RECOVER, "pending")
-        self.process.forget_left()
+        self.process.clear_dead_databases()
 
     def _others(self) -> dict[Instance, OpenDatabase]:
         """Returns the other living instances that have a database open."""
@@ -240,7 +238,9 @@ class RecordDatabase:
         """Writes a copy of the open database ``old`` under its name. Returns False if ``old`` is damaged."""
         if inodes_of(self.path)[0] not in {None, old.inodes[0]}:
             aside = self.folder.set_aside_alone()
-            self._tell(f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}")
+            self._add_report(
+                f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}"
+            )
         log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
 
         def copy(new: sqlite3.Connection) -> None:
@@ -262,7 +262,7 @@ class RecordDatabase:
             # A damaged database may have a row twice.
             if not is_damage(e) and not isinstance(e, sqlite3.IntegrityError):
                 raise
-            self._tell(f"the removed record database was damaged too ({e})")
+            self._add_report(f"the removed record database was damaged too ({e})")
             if self.path.exists():
                 self._set_aside(e)
             return False
@@ -271,7 +271,7 @@ class RecordDatabase:
     def _set_aside(self, fault: Exception) -> None:
         aside = self.folder.set_aside()
         self.metrics.inc("records_damaged_total")
-        self._tell(f"the record database was damaged ({fault}) and is set aside as {aside}")
+        self._add_report(f"the record database was damaged ({fault}) and is set aside as {aside}")
 
     def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
         def counted(db: sqlite3.Connection) -> None:
@@ -296,9 +296,11 @@ class RecordDatabase:
 
         self._publish(fill_in, generation)
         if findings.rows:
-            self._tell(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
+            self._add_report(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
         if files:
-            self._tell(f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}")
+            self._add_report(
+                f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}"
+            )
 
     def _merge(self, db: Connection) -> None:
         """Merges files that were set aside and not read yet into the open database."""
@@ -339,7 +341,7 @@ class RecordDatabase:
             if lost:
                 rows.set_meta(db, RECOVER, "pending")
         if lost:
-            self._tell(
+            self._add_report(
                 f"{counted(len(lost), 'record')} lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}"
             )
 
@@ -358,9 +360,9 @@ class RecordDatabase:
 
     def _conflicts(self, sentences: list[str]) -> None:
         for sentence in sentences:
-            self._tell(f"two claims have one device: {sentence}")
+            self._add_report(f"two claims have one device: {sentence}")
 
-    def _tell(self, sentence: str) -> None:
+    def _add_report(self, sentence: str) -> None:
         self.report.append(sentence)
         log.error("%s", sentence)
 

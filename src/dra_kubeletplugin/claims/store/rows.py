@@ -12,7 +12,7 @@ import msgspec
 from ...base.text import join_names
 from ...devices.inventory import Held
 from ...errors import DeviceHeldError, OverdrawnError, printable
-from ..capacity import Hold, Shortage, places
+from ..capacity import Hold, Shortage, shared_supplies
 from ..record import Fence, Record, State, UnreadableRecord, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
@@ -130,13 +130,15 @@ def holder(db: sqlite3.Connection, uid: str) -> Row:
     return read(db, uid) or UnreadableRecord(shown_key(uid), "its row cannot be found", {})
 
 
-def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False) -> list[Hold]:
+def other_holds(
+    db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False
+) -> list[Hold]:
     """Returns the holds of other claims than ``uid`` on the counter sets and devices from which ``wanted`` takes something.
 
     Share ids are left empty, and UIDs too unless ``names`` is set: a device may have hundreds of shares, and each text takes time.
     """
     found: list[Hold] = []
-    for pool, device in places(wanted):
+    for pool, device in shared_supplies(wanted):
         what, per = ("uid, 1", "") if names else ("'', count(*)", " GROUP BY device, takes")
         only, at = ("", ()) if device is None else (" AND device = ?", (device,))
         query = (

@@ -102,7 +102,7 @@ def connect(path: Path, wait: float) -> Connection:
     except sqlite3.OperationalError as e:
         if inodes_of(path)[0] is None:
             raise _missing(path) from None
-        raise explained(e, path) from None
+        raise explain_error(e, path) from None
     db.inodes = inodes_of(path)
     if db.inodes[0] != before or None in db.inodes:  # another process cannot find a log without a name
         db.close()
@@ -170,13 +170,13 @@ def _fault(db: sqlite3.Connection) -> str:
     return "a device is held by a claim that has no row" if db.execute("PRAGMA foreign_key_check").fetchone() else ""
 
 
-def explained(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
+def explain_error(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
     """Returns the cause of an error. It is damage if the file's header is invalid. The caller gives up the connection."""
-    odd = "readonly" in str(e) or "unsupported" in str(e)
-    return sqlite3.DatabaseError(f"its header is damaged: {e}") if odd and is_header_odd(path) else e
+    unusable = "readonly" in str(e) or "unsupported" in str(e)
+    return sqlite3.DatabaseError(f"its header is damaged: {e}") if unusable and is_header_invalid(path) else e
 
 
-def is_header_odd(path: Path) -> bool:
+def is_header_invalid(path: Path) -> bool:
     """Whether the header's format version fields have values that no version of SQLite writes.
 
     SQLite calls such a file "read-only" or "unsupported", though the disk works. Reading the header drops the locks that this process

@@ -25,7 +25,7 @@ from ..transitions import RECOVER
 from . import rows
 from .batch import Batcher
 from .database import RecordDatabase
-from .schema import Connection, as_records_error, explained, is_busy, is_damage, rollback
+from .schema import Connection, as_records_error, explain_error, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
 _LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back while no call waits
@@ -62,10 +62,10 @@ class RecordStore:
     ``fault`` is why the records cannot be used; empty if they can. ``opened`` is set each time the file was opened.
     """
 
-    def __init__(self, keeper: RecordDatabase) -> None:
-        self.path = keeper.path
-        self.driver = keeper.specs.driver
-        self.keeper = keeper
+    def __init__(self, database: RecordDatabase) -> None:
+        self.path = database.path
+        self.driver = database.specs.driver
+        self.database = database
         self.fault = ""
         self.opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +94,7 @@ class RecordStore:
         result: Result = await self._batcher.submit(FollowUp(operation, mode, first, then))
         return result
 
-    async def aside(self, work: Callable[[], Result]) -> Result:
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Runs ``work``, which uses files and not records, in the record thread, after all earlier jobs."""
         result: Result = await self._batcher.submit(FollowUp(first=work))
         return result
@@ -104,7 +104,7 @@ class RecordStore:
         end = time.monotonic() + timeout
         if self._db is not None:
             # Restores a file that was just removed: otherwise the next instance would find no records.
-            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
+            await asyncio.wait([asyncio.ensure_future(self.check_file())], timeout=timeout)
         await self._batcher.close(max(0.0, end - time.monotonic()), self._drop)
 
     # --- queries --------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class RecordStore:
         """
         await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
 
-    async def look(self) -> None:
+    async def check_file(self) -> None:
         """Detects that the file was removed, replaced or overwritten, and repairs it. An error is kept in ``fault``."""
         with contextlib.suppress(RecordsError):
             await self.do(_read_afresh, Mode.READ)
@@ -153,7 +153,7 @@ class RecordStore:
         if self._db is not None and self._db.is_named(self.path):
             return self._db
         # The old connection stays open until the new one is: it may have the only copy of a removed file.
-        db = self.keeper.open(self._damage, self._db)
+        db = self.database.open(self._damage, self._db)
         old, self._db, self._damage = self._db, db, None
         if old is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -165,7 +165,7 @@ class RecordStore:
     def _drop(self) -> None:
         db, self._db = self._db, None
         if db is not None:
-            self.keeper.close(db)
+            self.database.close(db)
 
     def _work(self, jobs: Sequence[FollowUp]) -> list[object]:
         """Runs the jobs. Reads have a transaction of their own and come first: a writer that is stopped must not block them."""
@@ -182,8 +182,8 @@ class RecordStore:
             then, result = jobs[i].then, results[i]
             if then and not isinstance(result, BaseException):
                 results[i] = _caught(functools.partial(then, result))
-        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
-            for (i, _), result in zip(further, self._work([job for _, job in further]), strict=True):
+        if follow_ups := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
+            for (i, _), result in zip(follow_ups, self._work([job for _, job in follow_ups]), strict=True):
                 results[i] = result
         return results
 
@@ -196,7 +196,7 @@ class RecordStore:
             try:
                 return self._attempt(operations, write=write, synced=synced)
             except sqlite3.DatabaseError as error:
-                e = explained(error, self.path)
+                e = explain_error(error, self.path)
                 if not self._may_pass(e):
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
@@ -218,7 +218,7 @@ class RecordStore:
         except BaseException:
             rollback(db)
             raise
-        if write and not db.is_named(self.path) and not self.keeper.restore(db):
+        if write and not db.is_named(self.path) and not self.database.restore(db):
             # Another instance set this file aside, perhaps before it saw this write. A retry finds the true state.
             raise RecordsBusyError(
                 f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
