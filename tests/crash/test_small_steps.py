@@ -287,7 +287,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         told: list[Any] = []
         monkeypatch.setattr(rows, "update", updated)
         monkeypatch.setattr(store, "_attempt", attempted)
-        monkeypatch.setattr(one.claims.reports, "say", lambda key, statuses: told.append((key.uid, *statuses)))
+        monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
         monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
