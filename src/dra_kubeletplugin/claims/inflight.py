@@ -80,18 +80,18 @@ class ClaimTasks:
                 raise
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")
-        flight = _ClaimTask(work, task)
-        self._last[uid] = flight
+        current = _ClaimTask(work, task)
+        self._last[uid] = current
         self._all.add(task)
 
-        def landed(done: asyncio.Task[Any]) -> None:
+        def finished(done: asyncio.Task[Any]) -> None:
             self._all.discard(done)
-            if self._last.get(uid) is flight:
+            if self._last.get(uid) is current:
                 del self._last[uid]
             if not done.cancelled():
                 done.exception()  # retrieved, so that asyncio does not log a result that no caller awaits
 
-        task.add_done_callback(landed)
+        task.add_done_callback(finished)
         return task, before is None
 
     async def end(self, grace: float) -> None:
@@ -103,13 +103,13 @@ class ClaimTasks:
         if self._all:
             log.info("stopping: %d claims are being worked on", len(self._last))
             await asyncio.wait(self._all, timeout=grace)
-        left = set(self._all)
-        for task in left:
+        unfinished = set(self._all)
+        for task in unfinished:
             task.cancel()
-        if left:
-            _, stuck = await asyncio.wait(left, timeout=1)
-            names = ", ".join(sorted(t.get_name() for t in left))
-            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(left), names)
+        if unfinished:
+            _, stuck = await asyncio.wait(unfinished, timeout=1)
+            names = ", ".join(sorted(t.get_name() for t in unfinished))
+            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(unfinished), names)
             if stuck:
                 log.warning("%d of them do not let themselves be cancelled", len(stuck))
 

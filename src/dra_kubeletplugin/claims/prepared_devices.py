@@ -58,16 +58,16 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
     recorded = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
-    for allocated, given in matched:
+    for allocated, device in matched:
         entry = allocated_json(allocated)
         entry = {**recorded.get((*identity(entry), allocated.request), entry)}
-        if given.edits:
-            _check_paths(claim, given, host)
-            name = specs.device_name(claim.uid, given.name, given.share_id)
-            edits.append((name, given.edits.json()))
+        if device.edits:
+            _check_paths(claim, device, host)
+            name = specs.device_name(claim.uid, device.name, device.share_id)
+            edits.append((name, device.edits.json()))
             entry["cdi"] = [specs.device_id(name)]
-        if given.data is not None:
-            entry["data"] = _plain(claim, given)
+        if device.data is not None:
+            entry["data"] = _plain(claim, device)
         devices.append(entry)
     record.doc["devices"] = devices
     record.doc["complete"] = True
@@ -85,7 +85,7 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
 def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
     """Pairs every allocated device with its one prepared device."""
     shown = f"claim {claim.namespace}/{claim.name}"
-    given: dict[_Key, PreparedDevice] = {}
+    by_key: dict[_Key, PreparedDevice] = {}
     if not is_a(prepared, Iterable):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
@@ -111,32 +111,32 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
                     f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                     f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
-        if key in given:
+        if key in by_key:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
-        given[key] = p
+        by_key[key] = p
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
-    if given.keys() != wanted.keys():
-        raise _mismatch(shown, given.keys(), wanted.keys())
-    return [(allocated, given[key]) for key, allocated in wanted.items()]
+    if by_key.keys() != wanted.keys():
+        raise _mismatch(shown, by_key.keys(), wanted.keys())
+    return [(allocated, by_key[key]) for key, allocated in wanted.items()]
 
 
-def _mismatch(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
-    for pool, name, share, request in given - wanted:
+def _mismatch(shown: str, returned: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
+    for pool, name, share, request in returned - wanted:
         return BadAnswerError(
             f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
             f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
         )
-    missing = next(iter(wanted - given))
+    missing = next(iter(wanted - returned))
     return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
 
 
-def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
+def _check_paths(claim: Claim, device: PreparedDevice, host: Host) -> None:
     """Reports a missing path at once, because the runtime's own error comes late and is not repeated."""
-    for path in given.edits.host_paths():
+    for path in device.edits.host_paths():
         seen = _seen(path, host.dev)
         # Symbolic links are not followed: their target may be visible only on the host.
         if seen is not None and not os.path.lexists(seen):
-            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
+            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {device.name} is not on the host"
             described = not host.is_real and host.dev == host.sysfs / "dev"
             raise HostPathMissingError(missing + (_near(seen) or (_IN_ITS_FILE if described else _INSTALL)))
 
@@ -162,11 +162,11 @@ def _seen(path: str, dev: Path) -> Path | None:
     return dev / below.relative_to("/dev") if below.is_relative_to("/dev") else None
 
 
-def _plain(claim: Claim, given: PreparedDevice) -> Any:
+def _plain(claim: Claim, device: PreparedDevice) -> Any:
     try:
-        return plain_json(given.data)
+        return plain_json(device.data)
     except ValueError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {given.name}: {e}") from None
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {device.name}: {e}") from None
 
 
 def _type(value: object) -> str:

@@ -288,14 +288,14 @@ class Rollback:
         if await self.store.run(lambda: self.files.are_intact(record)):
             return False
 
-        def again(db: Connection) -> bool:
+        def restore(db: Connection) -> bool:
             row = rows.read(db, record.uid)
             if isinstance(row, Record) and self.transitions.is_prepared(row):
                 return self.files.restore(row)  # with updates that other instances have committed
             self._clear(db, record.uid)
             return False
 
-        return await self.store.do(again)
+        return await self.store.do(restore)
 
     async def remove_orphan(self, uid: str) -> bool:
         """Removes the files of a claim without a record. Returns whether it did."""

@@ -233,10 +233,10 @@ def _mismatch(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     except TypeError as e:
         parameters = list(signature.parameters)
         any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for given in data:
-            if given not in parameters and not any_name:
-                return f"{cls}.{printable(name)} has no parameter {given!r}" + (
-                    did_you_mean(given, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
+        for key in data:
+            if key not in parameters and not any_name:
+                return f"{cls}.{printable(name)} has no parameter {key!r}" + (
+                    did_you_mean(key, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
                 )
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""

@@ -214,8 +214,8 @@ def forget(db: sqlite3.Connection, uid: str) -> None:
     """
     for table in ("holds", "claims"):
         keys = {bytes(r[0] or b"") for r in db.execute(f"SELECT DISTINCT CAST(uid AS BLOB) FROM {table}")}
-        meant = [(key,) for key in keys if shown_key(key) == uid]
-        db.executemany(f"DELETE FROM {table} WHERE CAST(uid AS BLOB) = ?", meant)
+        matches = [(key,) for key in keys if shown_key(key) == uid]
+        db.executemany(f"DELETE FROM {table} WHERE CAST(uid AS BLOB) = ?", matches)
 
 
 def shown_key(raw: object) -> str:

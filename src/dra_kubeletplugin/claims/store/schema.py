@@ -79,7 +79,7 @@ def _inode(path: str) -> Inode | None:
 
 def is_torn(has: Inodes, named: Inodes) -> bool:
     """Whether only some of an instance's open files still have their names: then the file and the log do not match."""
-    return has != named and any(mine == now for mine, now in zip(has, named, strict=True))
+    return has != named and any(opened == now for opened, now in zip(has, named, strict=True))
 
 
 def connect(path: Path, wait: float) -> Connection:
