@@ -47,7 +47,6 @@ def remove(folder: Path, *parts: str) -> None:
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from dra_kubeletplugin.claims import rows
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.crash.stores import a_record, add, open_store
 
@@ -60,7 +59,7 @@ async def main():
     async def look():
         while True:
             await asyncio.sleep(0.05)  # as a plugin does, which has more time
-            await store.look()
+            await store.check_file()
 
     looking = asyncio.create_task(look())
     while line := await loop.run_in_executor(None, sys.stdin.readline):
