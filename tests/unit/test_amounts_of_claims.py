@@ -16,8 +16,8 @@ from dra_kubeletplugin.claims.capacity import (
     decoded,
     encoded,
     nano,
-    shared_supplies,
     read_takes,
+    shared_supplies,
     shortage,
     takes_json,
 )
