@@ -270,7 +270,7 @@ class Box:
 
     def _told(self, what: str, uids: set[str]) -> str:
         """``what``, and what the log says of some claims and of the records."""
-        uids = {*uids, "claims.keeper", "claims.recovery", "claims.store", "started as"}
+        uids = {*uids, "claims.store", "started as"}
         lines = self.logged.splitlines()
         return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
 

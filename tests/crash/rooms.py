@@ -104,7 +104,7 @@ class Room:
 
     async def open(self) -> None:
         self.process.acquire()
-        self.process.bury()
+        self.process.reap_dead()
         await self.inventory.update([Pool("node", [Device(f"d-{i}") for i in range(40)])])
         await self.claims.open()
 

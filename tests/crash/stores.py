@@ -32,10 +32,10 @@ def open_store(
     process = InstanceLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
-    keeper = RecordDatabase(
+    database = RecordDatabase(
         folder / "records.db", specs, process, in_flight or InFlightRecords(), boot, wait, Metrics()
     )
-    return RecordStore(keeper)
+    return RecordStore(database)
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +46,7 @@ async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIter
         yield store
     finally:
         await store.close()
-        store.keeper.process.release()
+        store.database.process.release()
 
 
 def a_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **doc: Any) -> Record:

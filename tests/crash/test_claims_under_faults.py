@@ -200,7 +200,7 @@ async def test_the_kubelet_s_unprepare_never_joins_what_reconciling_found_not_to
             return await ask(*args, **kwargs)
 
         monkeypatch.setattr(one.claims.store, "do", slow)
-        nothing = asyncio.create_task(one.claims.engine.undoing.tidy("a"))  # a prepared claim: it has nothing to do
+        nothing = asyncio.create_task(one.claims.engine.rollback.tidy("a"))  # a prepared claim: it has nothing to do
         await entered.wait()
         call = asyncio.create_task(one.unprepare(known))
         await asyncio.sleep(0)
@@ -277,14 +277,14 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
     async with room(tmp_path, driver, api) as one:
         await one.claims.prepare(refs)
         api.claims.clear()
-        undo = one.claims.engine.undoing.undo
+        undo = one.claims.engine.rollback.undo
 
         async def fails(marked: RollBack) -> None:
             if marked.record.uid == "bad":
                 raise AttributeError("a fault of ours")
             await undo(marked)
 
-        monkeypatch.setattr(one.claims.engine.undoing, "undo", fails)
+        monkeypatch.setattr(one.claims.engine.rollback, "undo", fails)
         await one.claims.reconciler.once()
         report = await one.claims.reconciler.once()
         assert "good" in driver.unprepared

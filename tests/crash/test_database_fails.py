@@ -68,7 +68,7 @@ async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(da
         (aside,) = [p for p in folder.iterdir() if ".damaged-" in p.name and not p.name.endswith(("-wal", "-shm"))]
         assert aside.name.startswith("records.db.damaged-2")
         assert (await node.leftovers()) == {"files": [uid], "records": [uid], "held": ["toy-0"]}
-        assert any("set aside" in line for line in node.plugin.claims.keeper.report)
+        assert any("set aside" in line for line in node.plugin.claims.database.report)
         assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
         assert not await node.plugin.not_ready()
         assert any("the record database was damaged" in line for line in await node.plugin.notes())
@@ -382,7 +382,7 @@ async def test_who_looks_at_the_records_and_leaves_takes_nothing_away() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
         store = node.plugin.claims.store
-        await store.look()
+        await store.check_file()
         script = (
             "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('SELECT * FROM claims'); db.close()"
         )

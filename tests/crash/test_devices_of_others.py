@@ -180,7 +180,7 @@ async def test_an_unknown_device_is_tried_again_while_the_slices_cannot_be_read(
         api.refuses = False
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         api.refuses = True
-        one.claims.engine.verifier.elsewhere._anywhere._task = None
+        one.claims.engine.verifier.slices._unbound_slices._task = None
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError), "a repetition needs no slice"
 
 
@@ -200,7 +200,7 @@ async def test_a_server_that_does_not_answer_the_list_is_waited_for_no_longer_th
     async with room(tmp_path, Fabric(), api, call_timeout=600) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         api.silent = True
-        one.claims.engine.verifier.elsewhere._anywhere._task = None
+        one.claims.engine.verifier.slices._unbound_slices._task = None
         async with asyncio.timeout(100):
             assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
 
@@ -358,7 +358,7 @@ async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, mo
     api.slices = [a_slice({"name": "f-0"})]
     async with room(tmp_path, Fabric(), api) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
-        look = one.claims.engine.verifier.elsewhere._anywhere
+        look = one.claims.engine.verifier.slices._unbound_slices
         async with asyncio.timeout(30):
             while look._task is not None:
                 await asyncio.sleep(0.02)

@@ -164,7 +164,7 @@ class Instance:
         )
         self.process = InstanceLock(options.plugin_dir / "processes")
         self.process.acquire()
-        self.process.bury()
+        self.process.reap_dead()
         self.boot_id = f"boot-{machine.boot}"
         self.claims = ClaimManager(
             self.driver,
@@ -185,7 +185,7 @@ class Instance:
             await asyncio.Event().wait()
 
         self.claims.store.do = never  # type: ignore[method-assign]
-        self.claims.store.aside = never  # type: ignore[method-assign]
+        self.claims.store.run = never  # type: ignore[method-assign]
         current = asyncio.current_task()
         tasks = [t for t in asyncio.all_tasks() if t is not current]
         for task in tasks:
@@ -468,7 +468,7 @@ class Machine(RuleBasedStateMachine):
                             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 path.write_bytes(os.urandom(8192) if how == "garbage" else b"")
         for instance in (self.instance(second), *self.instances.values()):
-            self.run(instance.claims.store.look())
+            self.run(instance.claims.store.check_file())
             assert self.run(instance.claims.recovery.once())
             self.run(instance.claims.reconciler.once(ask_server=False))
 

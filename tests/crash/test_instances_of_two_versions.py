@@ -64,7 +64,7 @@ def test_a_mark_with_fields_of_a_newer_version_is_read_and_of_another_shape_is_s
     assert not is_newest(older)
     write(b'{"since": {"seconds": 5}}')
     assert older.alive(newer.id)
-    assert older.bury() == []
+    assert older.reap_dead() == []
     assert older.alive(newer.id)
     newer.release()
     older.release()

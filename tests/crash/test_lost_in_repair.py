@@ -85,7 +85,7 @@ class Two:
     def end(self) -> None:
         for store in self.stores.values():
             store._drop()
-            store.keeper.process.release()
+            store.database.process.release()
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ async def main():
     async def look():
         while True:
             await asyncio.sleep(0.05)  # as a plugin does, which has more time
-            await store.look()
+            await store.check_file()
 
     looking = asyncio.create_task(look())
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -159,7 +159,7 @@ async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_o
     async with instance(tmp_path) as store, instance(tmp_path) as other:
         await store.all()
         store._drop()
-        path, open_it = store.path, store.keeper.open
+        path, open_it = store.path, store.database.open
 
         def replaced(fault: Exception | None, removed: Any) -> Any:
             monkeypatch.undo()
@@ -167,11 +167,11 @@ async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_o
             path.rename(path.with_name("elsewhere"))  # and another instance, which had not opened it, makes a new one
             for part in ("-wal", "-shm"):
                 path.with_name(path.name + part).unlink(missing_ok=True)
-            store.keeper.process.note_records(None)
-            other.keeper.close(other.keeper.open())
+            store.database.process.note_records(None)
+            other.database.close(other.database.open())
             return db
 
-        monkeypatch.setattr(store.keeper, "open", replaced)
+        monkeypatch.setattr(store.database, "open", replaced)
         await add(store, a_record("u", "d-0"))
         assert [r.uid for r in await other.all()] == ["u"]
 
@@ -194,7 +194,7 @@ async def die(store: RecordStore) -> None:
     """As killed: nothing is written any more, and the kernel closes what was open."""
     await store._batcher.close(5)
     store._drop()
-    store.keeper.process.release()
+    store.database.process.release()
 
 
 async def test_an_instance_that_slept_while_the_file_was_written_again_never_puts_its_own_in_place_of_the_newer(
@@ -212,7 +212,7 @@ async def test_an_instance_that_slept_while_the_file_was_written_again_never_put
         async with instance(tmp_path, wait=0.1) as third:
             with pytest.raises(RecordsBusyError, match="which has it open"):
                 await third.all()
-            await awake.look()
+            await awake.check_file()
             for store in (asleep, third):
                 with pytest.raises(DeviceHeldError):
                     await add(store, a_record("thief", "d-2"))
@@ -290,7 +290,7 @@ async def test_a_log_that_is_removed_alone_is_noticed_by_who_has_it_and_waited_f
         async with instance(tmp_path, wait=0.1) as third:
             with pytest.raises(RecordsBusyError, match="or its log was removed"):
                 await third.all()
-            await second.look()
+            await second.check_file()
             for i, store in enumerate((third, first, second)):
                 with pytest.raises(DeviceHeldError):
                     await add(store, a_record("thief", "d-1"))
@@ -307,7 +307,7 @@ async def test_the_driver_is_asked_where_the_log_of_an_instance_that_died_is_los
     """It may have begun a claim, of which only the hardware knows then. A log that was written back at the end is no loss."""
     dead = open_store(tmp_path)
     await recovered(dead)
-    mark = dead.keeper.process.folder / f"{dead.keeper.process.id}.lock"
+    mark = dead.database.process.folder / f"{dead.database.process.id}.lock"
     left, log = mark.read_bytes(), tmp_path / "records.db-wal"
     kept = tmp_path / "kept"
     os.link(log, kept)
@@ -319,7 +319,7 @@ async def test_the_driver_is_asked_where_the_log_of_an_instance_that_died_is_los
     remove(tmp_path, part)
     for again in (False, True):
         async with instance(tmp_path) as store:
-            store.keeper.process.bury()
+            store.database.process.reap_dead()
             assert await store.recovering() is (asked and not again)
             await recovered(store)
 
@@ -353,7 +353,7 @@ async def test_of_two_claims_with_one_device_the_later_has_it_where_the_log_of_t
             with pytest.raises(rows.HeldByError, match=holder):
                 await add(store, a_record("thief", device))
         assert await store.recovering()
-        assert any("two claims have one device" in line for line in store.keeper.report)
+        assert any("two claims have one device" in line for line in store.database.report)
 
 
 @pytest.mark.parametrize("parts", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids=" ".join)
@@ -373,7 +373,7 @@ async def test_who_opens_a_file_whose_log_is_removed_at_that_moment_neither_writ
         monkeypatch.setattr(database, "connect", removed)
         with pytest.raises(RecordsBusyError, match="or its log was removed"):
             await add(second, a_record("lost", "d-x"))
-        await first.look()
+        await first.check_file()
         assert len(await second.all()) == 40
     assert not list(tmp_path.glob("*.damaged-*"))
     check_sound(tmp_path)
@@ -390,7 +390,7 @@ async def test_what_comes_in_the_place_of_a_file_in_use_is_set_aside_and_never_r
         (tmp_path / "garbage").rename(tmp_path / "records.db")
         with pytest.raises(RecordsBusyError):
             await second.all()
-        await first.look()
+        await first.check_file()
         assert len(await second.all()) == 40
         (aside,) = tmp_path.glob("*.damaged-*")
         assert aside.stat().st_size == size
@@ -594,7 +594,7 @@ WRONG: dict[str, Any] = {
 async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
     tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_AGAIN", (0.01, 0.01))
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
     api, driver = Api(), knowing(answer)
     if isinstance(answer, BaseException):
 
@@ -623,12 +623,12 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
 async def test_the_driver_is_asked_for_another_instance_that_died_before_it_could_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_FOR_OTHERS", 0.01)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_CHECK", 0.01)
     api = Api()
     async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
         asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
         await one.claims.store.do(lambda db: rows.forget(db, "a"))
-        other = open_store(one.settings.plugin_dir, in_flight=one.claims.keeper.in_flight)
+        other = open_store(one.settings.plugin_dir, in_flight=one.claims.database.in_flight)
         await other.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
         await die(other)
 
@@ -644,8 +644,8 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_SLOW", 0.05)
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START", 0.3)
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._ASK_AGAIN", (0.01, 0.01))
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.3)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
     go, calls = threading.Event(), []
 
     def hangs() -> list[RecoveredClaim]:

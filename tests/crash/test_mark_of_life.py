@@ -34,7 +34,7 @@ from dra_kubeletplugin.claims.instances import InstanceLock
 for _ in range(int(sys.argv[2])):
     lock = InstanceLock(Path(sys.argv[1]))
     lock.acquire()
-    lock.bury()
+    lock.reap_dead()
     print(lock.id, flush=True)
     sys.stdin.readline()  # it lives until it has been looked at
     lock.release()
@@ -48,7 +48,7 @@ def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -
 
     def clean() -> None:
         while not stop.is_set():
-            cleaner.bury()
+            cleaner.reap_dead()
 
     threads = [threading.Thread(target=clean) for _ in range(2)]
     starters = [
@@ -108,7 +108,7 @@ async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardwar
         await asyncio.gather(call, return_exceptions=True)
         other = InstanceLock(folder)
         assert other.alive(id)
-        assert other.bury() == []
+        assert other.reap_dead() == []
         assert other.alive(id)
         Holding.go.set()
         await until(lambda: not other.alive(id))
@@ -191,7 +191,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
     lock.acquire()
     from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
-    for left in lock.bury():
+    for left in lock.reap_dead():
         assert not remove_stale(Path(left.path), left.device or None, left.inode or None)
     assert lock.others() == []
     assert is_newest(lock)
@@ -208,7 +208,7 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
 
     def rewrite(size: int) -> None:
         while not stop.is_set():
-            lock.own([OwnedSocket("/" + "x" * size)] * (size // 10))
+            lock.claim_sockets([OwnedSocket("/" + "x" * size)] * (size // 10))
 
     threads = [threading.Thread(target=rewrite, args=(size,)) for size in (10, 90)]
     for thread in threads:
@@ -249,7 +249,7 @@ def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_fil
     going.join()
     os.close(opened[0])
     assert other.read_bytes() == b""
-    lock.own([])  # and nothing after it
+    lock.claim_sockets([])  # and nothing after it
     assert list(tmp_path.iterdir()) == [other]
 
 
@@ -268,7 +268,7 @@ async def test_hidden_sockets_and_sockets_of_the_killed_go_and_those_of_the_livi
             with socket.socket(socket.AF_UNIX) as s:
                 s.bind(os.fsencode(path))
         info = (folder / "left.sock").stat()
-        dead.own(
+        dead.claim_sockets(
             [
                 OwnedSocket(str(folder / "left.sock"), info.st_dev, info.st_ino),
                 OwnedSocket(str(folder / "theirs.sock"), 1, 1),

@@ -123,14 +123,14 @@ def test_files_lost_cut_or_changed_come_back_and_then_all_go(place: Place) -> No
     place.files.note(record)
     whole = place.all()
     contents = {p: Path(p).read_bytes() for p in whole}
-    assert not place.files.mend(record)
+    assert not place.files.restore(record)
     for path in whole:
         Path(path).unlink()
-        assert place.files.mend(record), path
+        assert place.files.restore(record), path
         assert place.all() == whole
     for path, content in contents.items():
         Path(path).write_bytes(content[:-5])
-        assert place.files.mend(record), path
+        assert place.files.restore(record), path
     assert {p: Path(p).read_bytes() for p in contents} == contents
     assert list(place.files.uids()) == [UID]
     place.files.remove_all(UID)
@@ -157,7 +157,7 @@ def test_what_an_older_claim_of_the_same_name_leaves_takes_nothing_of_the_later(
     place.files.put(old)
     place.files.put(new)
     place.files.remove(UID)
-    assert place.metadata.holds(new)
+    assert place.metadata.are_intact(new)
     place.files.remove(OTHER)
     assert place.all() == []
 
@@ -249,7 +249,7 @@ def test_whatever_dies_between_two_file_operations_nothing_is_left_and_nothing_m
         files = ClaimFiles(later, MetadataFiles(place.plugin, later))
         if number % 2:
             files.put(record)
-            assert files.metadata.holds(record), number
+            assert files.metadata.are_intact(record), number
         files.remove_all(UID)
         later.clean(lambda token: False)
         assert place.all() == [], number

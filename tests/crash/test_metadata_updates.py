@@ -76,7 +76,7 @@ async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> 
         assert path(r, "acc").read_bytes() == before
         assert await r.driver.update_metadata(UID, "acc", attributes={"x": 2}, device="node/d-2") == 3
         assert [d.attributes.get("x") for d in told(r, "acc").devices] == [None, 2]
-        assert r.claims.files.holds((await r.claims.store.all())[0]), "the note tells it too"
+        assert r.claims.files.are_intact((await r.claims.store.all())[0]), "the note tells it too"
 
 
 @pytest.mark.crash
@@ -104,9 +104,9 @@ async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_s
             if point != "update: half the file":
                 assert seen <= container().generation <= seen + 1
             async with room(tmp_path, Net(), api) as r:
-                await until(lambda: not r.claims.flights.uids)
+                await until(lambda: not r.claims.tasks.uids)
                 (record,) = await r.claims.store.all()
-                assert r.claims.files.holds(record)
+                assert r.claims.files.are_intact(record)
                 assert seen <= container().generation <= seen + 1
                 seen += 1
                 assert (
@@ -174,11 +174,11 @@ async def test_an_update_during_prepare_waits_for_it_and_one_within_is_told_what
             pass
         assert "claim uid-1 is worked on for more than 0.5 s" in str(refused)
         assert "do not wait for it within prepare" in str(refused)
-        await until(lambda: not r.claims.flights.uids)
+        await until(lambda: not r.claims.tasks.uids)
     driver.inside = False
     async with room(tmp_path, driver, api) as r:
         preparing = asyncio.create_task(r.prepare(ref))
-        await until(lambda: r.claims.flights.uids)
+        await until(lambda: r.claims.tasks.uids)
         update = driver.update_metadata(UID, "net", network_data=ETH)
         driver.go_on.set()
         await preparing

@@ -160,7 +160,7 @@ def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
     described = [{"driver": "d" * 63, "pool": "p", "name": "d-0"}]
     record.doc["metadata"] = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
     files.put(record)
-    assert files.holds(record)
+    assert files.are_intact(record)
     specs.write(record.uid, {"kind": "x"})
     specs.write_note(record.uid, b"x")
     specs.write_note(record.uid, b"again, under a temporary name")

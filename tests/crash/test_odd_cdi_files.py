@@ -366,7 +366,7 @@ async def test_a_file_that_appears_while_its_claim_ends_is_no_lost_record(tmp_pa
         await until(gone)
         async with room(tmp_path, Plain(), api) as other:
             assert await other.records() == {}
-            assert other.claims.keeper.report == []
+            assert other.claims.database.report == []
 
 
 def test_the_record_of_a_file_is_the_record_that_it_was_written_for(tmp_path: Path) -> None:

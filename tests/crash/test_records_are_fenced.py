@@ -169,7 +169,7 @@ async def test_a_commit_into_a_file_that_is_just_being_set_aside_does_not_count(
         monkeypatch.setattr(RecordDatabase, "_make", late_make)
 
         def slow_insert(db: sqlite3.Connection) -> None:
-            rows.insert(db, DRIVER, a_record("late", "d-0", State.PREPARING, writer.keeper.process.id))
+            rows.insert(db, DRIVER, a_record("late", "d-0", State.PREPARING, writer.database.process.id))
             inside.set()
             read.wait(60)
 
@@ -238,14 +238,14 @@ async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
         await before.prepare(old)
     hardware.clear()
     async with room(tmp_path, Slow(hardware), api) as one:
-        free = one.claims.engine.undoing.free
+        free = one.claims.engine.rollback.free
 
         async def prepared_in_between(holders: Any) -> None:
             monkeypatch.undo()
             assert not isinstance(await one.prepare(old), Exception)
             await free(holders)
 
-        monkeypatch.setattr(one.claims.engine.undoing, "free", prepared_in_between)
+        monkeypatch.setattr(one.claims.engine.rollback, "free", prepared_in_between)
         assert isinstance(await one.prepare(new), DeviceHeldError)
         assert hardware == {"d-0": "old"}
         assert await one.records() == {"old": "Prepared"}
@@ -286,7 +286,7 @@ async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
 ) -> None:
     api = Api()
     async with left_over(tmp_path, api) as (one, driver):
-        judge, judged = one.claims.engine.judge, set[str]()
+        judge, judged = one.claims.engine.transitions, set[str]()
         begin = judge.begin
 
         def seen(db: sqlite3.Connection, wanted: Record, *more: Any) -> Any:
@@ -322,7 +322,7 @@ async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
     api = Api()
     async with left_over(tmp_path, api) as (one, driver):
         tries, waits = list[str](), list[str]()
-        start = one.claims.flights.start
+        start = one.claims.tasks.start
 
         async def broken(claim: PreparedClaim, device: str) -> None:
             tries.append(device)
@@ -335,7 +335,7 @@ async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
             return found
 
         monkeypatch.setattr(driver, "undo_release", broken)
-        monkeypatch.setattr(one.claims.flights, "start", started)
+        monkeypatch.setattr(one.claims.tasks, "start", started)
         refs = [api.allocate(name, name, f"d-{i % 2}", DRIVER) for i, name in enumerate("abcdef")]
         calls = [asyncio.create_task(one.prepare(ref)) for ref in refs]
         await until(lambda: len(waits) == len(refs))
@@ -350,12 +350,12 @@ async def test_who_waits_long_for_an_undo_is_told_for_which_and_the_undo_goes_on
     api = Api()
     async with left_over(tmp_path, api) as (one, driver):
         ref = api.allocate("new", "new", "d-0", DRIVER)
-        one.claims.engine.undoing.patience = 0.01
+        one.claims.engine.rollback.holder_timeout = 0.01
         answer = await one.prepare(ref)
         assert isinstance(answer, DeviceHeldError)
         assert "still held by claim ns/gone" in str(answer)
         assert "goes on" in str(answer)
-        one.claims.engine.undoing.patience = 60
+        one.claims.engine.rollback.holder_timeout = 60
         driver.may_undo.set()
         assert not isinstance(await one.prepare(ref), Exception)
         assert sorted(driver.undone) == ["d-0", "d-1"]

@@ -49,7 +49,7 @@ async def test_a_retry_that_is_scheduled_during_a_reconciling_pass_survives_the_
     api, driver = Api(), SlowToUndo()
     fast, slow = api.allocate("fast", FAST, "d-0", DRIVER), api.allocate("slow", SLOW, "d-1", DRIVER)
     async with room(tmp_path, driver, api) as one:
-        retries = one.claims.engine.undoing.retries
+        retries = one.claims.engine.rollback.retries
         driver.broken = OSError("the card does not answer")
         for ref in fast, slow:
             assert not isinstance(await one.prepare(ref), DraError)

@@ -278,7 +278,7 @@ async def test_however_often_it_is_tried_each_text_is_logged_once_and_the_event_
     ref, other = allocate(api), allocate(api, "other", OTHER)
     events = SayingEvents()
     async with room(tmp_path, driver, api) as one:
-        one.claims.engine.undoing.events = events  # type: ignore[assignment]
+        one.claims.engine.rollback.events = events  # type: ignore[assignment]
         await one.prepare(ref)
         driver.broken = OSError("the card does not answer")
         caplog.set_level(logging.INFO)

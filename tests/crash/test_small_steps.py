@@ -55,7 +55,7 @@ def noting(key: str, *, fail: bool = False) -> Any:
 
 async def test_of_a_batch_what_fails_is_rolled_back_alone(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
-        await store.look()
+        await store.check_file()
         before = store.transactions
         results = await asyncio.gather(*(store.do(noting(k, fail=k in "bd")) for k in "abcde"), return_exceptions=True)
         assert store.transactions == before + 1
@@ -68,7 +68,7 @@ async def test_of_a_batch_what_fails_is_rolled_back_alone(tmp_path: Path) -> Non
 
 async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with instance(tmp_path) as store:
-        await store.look()
+        await store.check_file()
         path = store.path
 
     seen: list[sqlite3.Connection] = []
@@ -106,7 +106,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START", 0.01 if slow else 100.0)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.01 if slow else 100.0)
     one = Room(tmp_path, Plain(), Api(), "boot")
     go_on = asyncio.Event()
     if not slow:
@@ -246,9 +246,9 @@ async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_pa
         aside.write_bytes(b"no database")
         path.with_name("records.db.unmerged-1-wal").write_bytes(b"its own")
     path.with_name("records.db-wal").write_bytes(b"left over")
-    await store.look()
+    await store.check_file()
     await store.close()
-    store.keeper.process.release()
+    store.database.process.release()
     (log,) = tmp_path.glob("records.db.damaged-*-wal")
     assert log.read_bytes() == (b"its own" if before else b"left over")
     assert not list(tmp_path.glob("records.db.unmerged-*"))
@@ -287,7 +287,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         told: list[Any] = []
         monkeypatch.setattr(rows, "update", updated)
         monkeypatch.setattr(store, "_attempt", attempted)
-        monkeypatch.setattr(one.claims.reports, "say", lambda key, statuses: told.append((key.uid, *statuses)))
+        monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
         monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
@@ -327,7 +327,7 @@ async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a
     async with room(tmp_path, Plain(), api) as one:
         await one.prepare(holder)
         assert [await told() for _ in range(3)] == [1, 0, 0]
-        monkeypatch.setattr(engine, "_TELL_AGAIN", 0.0)
+        monkeypatch.setattr(engine, "_LOG_AGAIN", 0.0)
         assert await told() == 1
         monkeypatch.undo()
         api.away = True
@@ -378,7 +378,7 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
     holder.execute("ROLLBACK")
     holder.close()
     await asyncio.gather(reading, adding)
-    store.keeper.process.release()
+    store.database.process.release()
 
 
 # --- a note and no record ----------------------------------------------------------------------------------
@@ -386,13 +386,13 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
 
 async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_asked(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
-        await store.look()
+        await store.check_file()
         await add(store, with_file(tmp_path, "kept", "d-0"))
         await add(store, with_file(tmp_path, "lost", "d-1"))
         await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "lost")))
     async with instance(tmp_path) as store:
         assert {r.uid for r in await store.all()} == {"kept", "lost"}
-        assert store.keeper.report == ["1 record lost and rebuilt from CDI files: lost"]
+        assert store.database.report == ["1 record lost and rebuilt from CDI files: lost"]
         assert await store.recovering()
 
 
@@ -400,7 +400,7 @@ async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with instance(tmp_path) as store:
-        await store.look()
+        await store.check_file()
         await add(store, with_file(tmp_path, "ended", "d-0"))
         await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "ended")))
     specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
@@ -415,7 +415,7 @@ async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
     async with instance(tmp_path) as store:
         assert await store.all() == []
         assert specs.uids() == []
-        assert store.keeper.report == []
+        assert store.database.report == []
         assert not await store.recovering()
 
 
@@ -428,6 +428,6 @@ async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_
         assert isinstance(record, Record)
         await claims.store.do(lambda db: rows.forget(db, "a"))
         specs.path("a").write_text("{}")  # so that there is something to mend
-        assert not await claims.engine.undoing.mend(record)
+        assert not await claims.engine.rollback.restore_files(record)
         assert not specs.path("a").exists()
         assert not specs.note_path("a").exists()

@@ -71,7 +71,7 @@ async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
 
 
 @pytest.mark.parametrize("who", ["prepare", "reconcile"])
-@pytest.mark.parametrize("step", ["holds", "mend"])
+@pytest.mark.parametrize("step", ["are_intact", "restore"])
 async def test_files_that_are_mended_while_another_instance_unprepares_the_claim_do_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, step: str
 ) -> None:
@@ -86,7 +86,7 @@ async def test_files_that_are_mended_while_another_instance_unprepares_the_claim
         else:
             await old.claims.reconciler.once(ask_server=False)
         await done.wait()
-        await until(lambda: not old.claims.flights.uids)
+        await until(lambda: not old.claims.tasks.uids)
         assert await new.records() == {}
         assert list(old.settings.cdi_root.iterdir()) == []
 
@@ -112,7 +112,7 @@ async def test_what_looks_like_an_orphan_stays_where_another_instance_prepares_i
     async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
         with_file(tmp_path, "a", "d-0")
         done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
-        await old.claims.engine.undoing.remove_orphan("a")
+        await old.claims.engine.rollback.remove_orphan("a")
         await done.wait()
         assert await new.records() == {"a": "Prepared"}
         assert new.claims.files.specs.exists("a")

@@ -68,7 +68,7 @@ async def test_a_claim_that_got_its_devices_again_while_it_was_looked_for_keeps_
     known = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, driver, api) as old, room(tmp_path, Plain(), api) as new:
         await old.prepare(known)
-        found, ask = released(api, "a"), old.claims.reconciler.verifier.elsewhere.kubelet_is_away
+        found, ask = released(api, "a"), old.claims.reconciler.verifier.slices.kubelet_is_away
 
         async def asked() -> bool:
             if who == "old":
@@ -83,7 +83,7 @@ async def test_a_claim_that_got_its_devices_again_while_it_was_looked_for_keeps_
                 await given_again(api, found, new)
             return looks[-1]
 
-        old.claims.reconciler.verifier.elsewhere.kubelet_is_away = asked  # type: ignore[method-assign]
+        old.claims.reconciler.verifier.slices.kubelet_is_away = asked  # type: ignore[method-assign]
         old.claims.reconciler.verifier.fetch = fetch  # type: ignore[method-assign]
         report = await old.claims.reconciler.once()
         assert (report.unprepared, driver.unprepared) == ([], [])
@@ -99,7 +99,7 @@ async def prepared_anew(one: Room, api: Api) -> None:
 
 
 async def kubelet_came(one: Room, api: Api) -> None:
-    one.claims.kubelet_came()
+    one.claims.kubelet_registered()
 
 
 @pytest.mark.parametrize("what", [prepared_anew, kubelet_came])
@@ -129,14 +129,14 @@ async def test_a_kubelet_that_comes_amid_a_pass_has_its_time_too(tmp_path: Path)
     async with room(tmp_path, driver, api) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
-        ask = one.claims.reconciler.verifier.elsewhere.kubelet_is_away
+        ask = one.claims.reconciler.verifier.slices.kubelet_is_away
 
         async def asked() -> bool:
             away = await ask()
-            one.claims.kubelet_came()
+            one.claims.kubelet_registered()
             return away
 
-        one.claims.reconciler.verifier.elsewhere.kubelet_is_away = asked  # type: ignore[method-assign]
+        one.claims.reconciler.verifier.slices.kubelet_is_away = asked  # type: ignore[method-assign]
         await one.claims.reconciler.once()
         assert driver.unprepared == []
 
@@ -150,13 +150,13 @@ async def test_a_kubelet_that_was_restarted_is_heard_of(clock: Any, monkeypatch:
         await node.cluster.client.delete(CLAIMS, "c", "default")
         uid = found["metadata"]["uid"]
         assert (await reconciler.once()).waiting == [uid]
-        came = reconciler.kubelet_came
+        came = reconciler.kubelet_registered
 
         def told() -> None:
             came()
             heard.set()
 
-        monkeypatch.setattr(reconciler, "kubelet_came", told)
+        monkeypatch.setattr(reconciler, "kubelet_registered", told)
         await node.kubelet.restart()
         await heard.wait()
         clock.now += GRACE + 1

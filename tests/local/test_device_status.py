@@ -111,7 +111,7 @@ async def test_a_report_waits_out_an_outage() -> None:
         meta = (await node.claim_of("pod"))["metadata"]
         key = ClaimKey("default", meta["name"], meta["uid"])
         with node.cluster.api_away():
-            said = node.plugin.claims.reports.say(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
+            said = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
             assert await said is False, "it waits for a bounded time"
         await told(node, lambda d: d[0]["data"] == {"vlan": 9})
 
@@ -135,7 +135,7 @@ async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
         )
         key = ("node-1", "n0", "")
         reports = node.plugin.claims.reports
-        said = reports.say(
+        said = reports.queue(
             ClaimKey("default", meta["name"], meta["uid"]),
             {key: DeviceStatus(conditions=[Condition("Ready", False, "LinkDown")])},
         )
@@ -153,7 +153,7 @@ async def test_a_new_process_keeps_what_the_one_before_said_of_other_devices() -
         claim = await node.claim_of("pod")
         meta = claim["metadata"]
         key = ClaimKey("default", meta["name"], meta["uid"])
-        await node.plugin.claims.reports.say(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
+        await node.plugin.claims.reports.queue(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
         after = await told(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
         assert after[0] == before[0]
 

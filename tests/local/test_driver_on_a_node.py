@@ -480,7 +480,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
         await until(lambda: len(cls.calls) == 4)
         assert written == [4]
         busy = threading.Event()
-        held = asyncio.create_task(store.aside(lambda: busy.wait(60)))
+        held = asyncio.create_task(store.run(lambda: busy.wait(60)))
         cls.block.set()
         await until(lambda: given == 4)  # while the database is busy, all that comes waits for one transaction
         busy.set()

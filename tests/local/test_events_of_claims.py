@@ -102,8 +102,8 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_n
         )
         assert len(events_of(node.cluster.api.storage)) == 4
         count = found["ResourceClaim"]["count"]
-        await node.plugin.claims.troubles.look()
-        await node.plugin.claims.troubles.look()
+        await node.plugin.claims.alerts.check()
+        await node.plugin.claims.alerts.check()
         assert on_claim_and_pod(node, "DeviceVanished")["ResourceClaim"]["count"] == count == 1, (
             "it goes on, and is no news"
         )
@@ -117,11 +117,11 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         db.execute("UPDATE claims SET doc = 'nonsense'")
         db.commit()
         db.close()
-        await node.plugin.claims.troubles.look()
+        await node.plugin.claims.alerts.check()
         found = await told(node, "RecordSetAside")
         assert "cannot be read, so its devices stay held" in found["Pod"]["message"]
-        node.plugin.claims.keeper.report.append("the records were damaged")
-        await node.plugin.claims.troubles.look()
+        node.plugin.claims.database.report.append("the records were damaged")
+        await node.plugin.claims.alerts.check()
         await until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
         (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")
         assert event["involvedObject"]["kind"] == "Node"

@@ -540,7 +540,7 @@ async def set_aside() -> list[str]:
         await node.run_pod()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
         seen = await unready(node, "rebuilt")
-        await node.plugin.claims.troubles.look()
+        await node.plugin.claims.alerts.check()
         return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]
 
 
@@ -552,7 +552,7 @@ async def one_record() -> list[str]:
         db.execute("UPDATE claims SET doc = 'nonsense'")
         db.commit()
         db.close()
-        await node.plugin.claims.troubles.look()
+        await node.plugin.claims.alerts.check()
         return await told(node.cluster, "pod", "RecordSetAside")
 
 

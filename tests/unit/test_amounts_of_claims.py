@@ -16,8 +16,8 @@ from dra_kubeletplugin.claims.capacity import (
     decoded,
     encoded,
     nano,
-    places,
     read_takes,
+    shared_supplies,
     shortage,
     takes_json,
 )
@@ -69,7 +69,7 @@ def short(found: Shortage | None) -> Any:
         return None
     return (
         list(found.devices),
-        found.asked // N,
+        found.requested // N,
         found.limit // N,
         found.held // N,
         set(found.holders),
@@ -223,7 +223,7 @@ def test_what_is_written_is_what_is_read() -> None:
     ],
 )  # fmt: skip
 def test_where_others_holds_matter(wanted: list[Hold], found: list[tuple[str, str | None]]) -> None:
-    assert places(wanted) == found
+    assert shared_supplies(wanted) == found
 
 
 def test_an_amount_below_zero_gives_nobody_more() -> None:

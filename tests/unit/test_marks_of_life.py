@@ -135,7 +135,7 @@ def test_a_clock_that_is_set_between_two_starts_makes_no_older_one_the_newest(
 
 def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
     mine = InstanceLock(folder)
-    mine.own([SOCKET])
+    mine.claim_sockets([SOCKET])
     mine.note_records(OPENED)
     assert not folder.exists()
     mine.acquire()
@@ -146,9 +146,9 @@ def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
 def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with living(folder) as mine:
         path = folder / f"{mine.id}.lock"
-        mine.own([SOCKET] * 10)
+        mine.claim_sockets([SOCKET] * 10)
         large = path.stat().st_size
-        mine.own([])
+        mine.claim_sockets([])
         mine.note_records(OPENED)
         assert path.stat().st_size == large
         assert [o.opened for o in InstanceLock(folder).others()] == [OPENED]
@@ -161,19 +161,19 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
 
 def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> None:
     with living(folder) as mine, living(folder) as other:
-        other.own([SOCKET, OwnedSocket("/y.sock")])
+        other.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
         copy = (folder / f"{other.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
         (folder / ".2-dead.new").write_bytes(b"")
         (folder / "precious").write_bytes(b"")
         (folder / "folder.lock").mkdir()
         with locked(folder / ".3-alive.new", b""):
-            assert mine.bury() == [SOCKET, OwnedSocket("/y.sock")]
+            assert mine.reap_dead() == [SOCKET, OwnedSocket("/y.sock")]
         assert sorted(p.name for p in folder.iterdir()) == sorted(
             [f"{mine.id}.lock", f"{other.id}.lock", ".3-alive.new", "precious", "folder.lock"]
         )
-        assert mine.bury() == []
-    assert InstanceLock(folder / "nowhere").bury() == []
+        assert mine.reap_dead() == []
+    assert InstanceLock(folder / "nowhere").reap_dead() == []
 
 
 def test_what_the_dead_had_open_is_left_to_who_buries_them_until_that_is_looked_after(folder: Path) -> None:
@@ -184,22 +184,22 @@ def test_what_the_dead_had_open_is_left_to_who_buries_them_until_that_is_looked_
     with living(folder) as dead, living(folder) as mine:
         dead.note_records(OPENED)
         (folder / "1-dead.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
-        mine.bury()
+        mine.reap_dead()
         mine.note_records(older)
         (folder / "2-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())  # killed in its turn
         for i, opened in enumerate(others):
             dead.note_records(opened)
             (folder / f"9-{i:02}.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
-        assert mine.left == [OPENED]
+        assert mine.dead_databases == [OPENED]
         with living(folder) as next_one:
-            next_one.bury()
-            assert len(next_one.left) == 16
-            assert set(next_one.left) <= {OPENED, older, *others}
-            next_one.forget_left()
-            assert next_one.left == []
+            next_one.reap_dead()
+            assert len(next_one.dead_databases) == 16
+            assert set(next_one.dead_databases) <= {OPENED, older, *others}
+            next_one.clear_dead_databases()
+            assert next_one.dead_databases == []
             (folder / "3-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())
-            next_one.bury()
-            assert next_one.left == [OPENED, older]
+            next_one.reap_dead()
+            assert next_one.dead_databases == [OPENED, older]
 
 
 def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
 
     fake = SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX, LOCK_NB=fcntl.LOCK_NB)
     monkeypatch.setattr(locks, "fcntl", fake)
-    assert InstanceLock(folder).bury() == []
+    assert InstanceLock(folder).reap_dead() == []
     assert path.exists()
 
 
@@ -227,7 +227,7 @@ def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
     with path.open("rb") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)))
-        assert InstanceLock(folder).bury() == [OwnedSocket("/x")]
+        assert InstanceLock(folder).reap_dead() == [OwnedSocket("/x")]
     assert not path.exists()
 
 
@@ -246,7 +246,7 @@ try:
         os.dup(0)
 except OSError:
     print(looking.alive(living.id))
-for look in (looking.others, looking.bury, folder.unmerged, folder.damaged):
+for look in (looking.others, looking.reap_dead, folder.unmerged, folder.damaged):
     try:
         print(look())
     except OSError as e:
@@ -302,7 +302,7 @@ def test_a_living_one_lives_whatever_its_file_holds(
 def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "1-x.lock").write_bytes(written(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}'))
-    assert InstanceLock(folder).bury() == [OwnedSocket("/c", 0, 3)]
+    assert InstanceLock(folder).reap_dead() == [OwnedSocket("/c", 0, 3)]
 
 
 @pytest.mark.parametrize("good", [1, 10, 11])

@@ -14,11 +14,11 @@ from dra_kubeletplugin.claims.store.schema import (
     Connection,
     as_records_error,
     connect,
-    explained,
+    explain_error,
     inodes_of,
     is_busy,
     is_damage,
-    is_header_odd,
+    is_header_invalid,
     is_sound,
     make_tables,
     migrate,
@@ -341,16 +341,16 @@ def test_headers_that_none_has(path: Path, at: int | None, value: int, odd: bool
     if at is not None:
         data[at] = value
     path.write_bytes(data)
-    assert is_header_odd(path) is odd
+    assert is_header_invalid(path) is odd
     for text, blamed in (("attempt to write a readonly database", odd), ("unsupported file format", odd), ("disk I/O", False)):  # fmt: skip
         fault = sqlite3.OperationalError(text)
-        found = explained(fault, path)
+        found = explain_error(fault, path)
         assert (found is not fault) is blamed
         assert is_damage(found) is blamed
 
 
 def test_a_file_that_is_not_there_has_no_odd_header(tmp_path: Path) -> None:
-    assert not is_header_odd(tmp_path / "none")
+    assert not is_header_invalid(tmp_path / "none")
 
 
 def test_a_database_is_sound_where_all_of_it_can_be_read_and_fits_together(path: Path) -> None:

@@ -36,10 +36,10 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
             claim, device = ClaimKey("ns", "c", "u"), ("p", "d", "")
             odd, good = DeviceStatus(data={"x": 1}), DeviceStatus(data={"x": 2})
             await asyncio.sleep(0)  # it runs
-            first = reports.say(claim, {device: odd})
+            first = reports.queue(claim, {device: odd})
             while not sent:
                 await asyncio.sleep(0.01)
-            second = reports.say(claim, {device: good})
+            second = reports.queue(claim, {device: good})
             await asyncio.sleep(0)
             refused.set()
             assert not await first

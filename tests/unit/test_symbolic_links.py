@@ -47,7 +47,7 @@ def mark(folder: Path) -> None:
     lock = InstanceLock(folder)
     lock.id = INSTANCE
     lock.acquire()
-    lock.bury()
+    lock.reap_dead()
     lock.release()
 
 
@@ -55,7 +55,7 @@ def ask(folder: Path) -> None:
     lock = InstanceLock(folder)
     assert not lock.alive(INSTANCE)
     assert lock.others() == []
-    lock.bury()
+    lock.reap_dead()
 
 
 def lock_path(folder: Path) -> None:

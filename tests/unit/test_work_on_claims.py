@@ -215,19 +215,19 @@ async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -
 
 
 async def test_a_meeting_begins_when_all_have_come_or_left() -> None:
-    meeting = BatchWindow(3, patience=60)
-    tasks = [asyncio.create_task(meeting.meet(who)) for who in "aab"]
+    window = BatchWindow(3, max_wait=60)
+    tasks = [asyncio.create_task(window.wait(who)) for who in "aab"]
     await asyncio.sleep(0.01)
     assert not any(t.done() for t in tasks), "one of three is missing, who came twice counts once"
-    meeting.leave("c")
+    window.leave("c")
     await asyncio.wait_for(asyncio.gather(*tasks), 30)
-    await asyncio.wait_for(meeting.meet("late"), 30)
+    await asyncio.wait_for(window.wait("late"), 30)
 
 
 async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leaves_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await asyncio.wait_for(BatchWindow(2, patience=0.01).meet("a"), 30)
+    await asyncio.wait_for(BatchWindow(2, max_wait=0.01).wait("a"), 30)
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
@@ -237,10 +237,10 @@ async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leave
         return timers[-1]
 
     monkeypatch.setattr(loop, "call_later", later)
-    meeting = BatchWindow(3, patience=60)
-    await asyncio.gather(*(meeting.meet(who) for who in "abc"))
+    window = BatchWindow(3, max_wait=60)
+    await asyncio.gather(*(window.wait(who) for who in "abc"))
     assert [t.cancelled() for t in timers] == [True]
-    await meeting.meet("d")
+    await window.wait("d")
     assert len(timers) == 1
 
 
@@ -254,7 +254,7 @@ def in_flight(metrics: Metrics) -> float:
 
 async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_do() -> None:
     metrics = Metrics()
-    flights = ClaimTasks(metrics)
+    tasks_in_flight = ClaimTasks(metrics)
     order: list[str] = []
     go_on = asyncio.Event()
 
@@ -266,35 +266,40 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
 
         return do
 
-    prepare, fresh = flights.start("u", Work.PREPARE, work("prepare"))
+    prepare, fresh = tasks_in_flight.start("u", Work.PREPARE, work("prepare"))
     assert fresh
-    assert flights.start("u", Work.PREPARE, work("never")) == (prepare, False)
-    unprepare, fresh = flights.start("u", Work.UNPREPARE, work("unprepare"))
+    assert tasks_in_flight.start("u", Work.PREPARE, work("never")) == (prepare, False)
+    unprepare, fresh = tasks_in_flight.start("u", Work.UNPREPARE, work("unprepare"))
     assert not fresh
-    again, _ = flights.start("u", Work.PREPARE, work("prepare again"))
+    again, _ = tasks_in_flight.start("u", Work.PREPARE, work("prepare again"))
     assert again is not prepare
-    other, fresh = flights.start("v", Work.TIDY, work("tidy"))
+    other, fresh = tasks_in_flight.start("v", Work.TIDY, work("tidy"))
     assert fresh
-    second, fresh = flights.start("v", Work.TIDY, work("tidy again"))
+    second, fresh = tasks_in_flight.start("v", Work.TIDY, work("tidy again"))
     assert (second is other, fresh) == (False, False)
-    free, fresh = flights.start("v", Work.FREE, work("free"))
+    free, fresh = tasks_in_flight.start("v", Work.FREE, work("free"))
     assert (free in {second, other}, fresh) == (False, False)
-    assert flights.start("v", Work.FREE, work("never")) == (free, False)
-    assert [flights.prepares(uid) for uid in "uvw"] == [True, False, False]
+    assert tasks_in_flight.start("v", Work.FREE, work("never")) == (free, False)
+    assert [tasks_in_flight.prepares(uid) for uid in "uvw"] == [True, False, False]
     await asyncio.sleep(0.01)
     assert order == ["prepare", "tidy"]
-    assert ("u" in flights, "w" in flights, flights.uids, in_flight(metrics)) == (True, False, ["u", "v"], 2)
+    assert ("u" in tasks_in_flight, "w" in tasks_in_flight, tasks_in_flight.uids, in_flight(metrics)) == (
+        True,
+        False,
+        ["u", "v"],
+        2,
+    )
     go_on.set()
     assert await asyncio.gather(prepare, unprepare, again, other, second, free) == [
         "prepare", "unprepare", "prepare again", "tidy", "tidy again", "free"
     ]  # fmt: skip
     assert order.index("unprepare") < order.index("prepare again")
     await asyncio.sleep(0)
-    assert ("u" in flights, flights.uids, in_flight(metrics)) == (False, [], 0)
+    assert ("u" in tasks_in_flight, tasks_in_flight.uids, in_flight(metrics)) == (False, [], 0)
 
 
 async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
-    flights = ClaimTasks(Metrics())
+    tasks_in_flight = ClaimTasks(Metrics())
 
     async def fail() -> None:
         raise DraError("no")
@@ -303,8 +308,8 @@ async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_be
         return "fine"
 
     with operation() as number:
-        task, _ = flights.start("u", Work.PREPARE, fail)
-    behind, _ = flights.start("u", Work.UNPREPARE, fine)
+        task, _ = tasks_in_flight.start("u", Work.PREPARE, fail)
+    behind, _ = tasks_in_flight.start("u", Work.UNPREPARE, fine)
     with pytest.raises(DraError) as e:
         await task
     assert e.value.operation == number
@@ -313,18 +318,18 @@ async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_be
 
 @pytest.mark.parametrize("grace", [60.0, 0.01])
 async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: pytest.LogCaptureFixture) -> None:
-    flights = ClaimTasks(Metrics())
+    tasks_in_flight = ClaimTasks(Metrics())
     go_on = asyncio.Event()
 
     async def wait() -> str:
         await go_on.wait()
         return "done"
 
-    task, _ = flights.start("u", Work.PREPARE, wait)
-    assert not flights.ending
-    ending = asyncio.create_task(flights.end(grace))
+    task, _ = tasks_in_flight.start("u", Work.PREPARE, wait)
+    assert not tasks_in_flight.ending
+    ending = asyncio.create_task(tasks_in_flight.end(grace))
     await asyncio.sleep(0)
-    assert flights.ending
+    assert tasks_in_flight.ending
     if grace > 1:
         go_on.set()
         await asyncio.wait_for(ending, 30)
@@ -335,12 +340,12 @@ async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: py
         assert task.cancelled()
         assert "1 claims were left unfinished (prepare u)" in caplog.text
         assert "do not let themselves" not in caplog.text
-    await flights.end(0)
-    assert flights.uids == []
+    await tasks_in_flight.end(0)
+    assert tasks_in_flight.uids == []
 
 
 async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    flights = ClaimTasks(Metrics())
+    tasks_in_flight = ClaimTasks(Metrics())
     go_on = asyncio.Event()
 
     async def stubborn() -> None:
@@ -348,10 +353,10 @@ async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog
             with contextlib.suppress(asyncio.CancelledError):
                 await go_on.wait()
 
-    task, _ = flights.start("u", Work.PREPARE, stubborn)
+    task, _ = tasks_in_flight.start("u", Work.PREPARE, stubborn)
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        await flights.end(0.01)
+        await tasks_in_flight.end(0.01)
     assert not task.done()
     assert "1 of them do not let themselves be cancelled" in caplog.text
     go_on.set()

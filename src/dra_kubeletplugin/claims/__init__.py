@@ -1,4 +1,4 @@
-"""The prepared-claim engine: verify, guard, record, prepare, undo, unprepare, reconcile."""
+"""Claim manager: prepares and unprepares claims, rolls back failures, and reconciles records with the API server."""
 
 from .engine import Answer, ClaimIdentity
 from .manager import ClaimManager

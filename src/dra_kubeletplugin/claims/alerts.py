@@ -1,7 +1,7 @@
-"""What is wrong with claims that are in use, told where an operator looks: on the claim, on its pods, and on the node.
+"""Reports faults of claims in use as events on the claim, on its pods and on the node.
 
-A device that vanished or fell ill while a claim has it, and a record that had to be set aside. What fails while something is done
-is told by whoever does it.
+A fault is a device that vanished or became unhealthy while a claim has it, or a record that had to be set aside.
+Failures of an operation on a claim are reported by the code that runs the operation.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_su
 from .record import Record, State, UnreadableRecord
 from .store.rows import Row
 
-_AGAIN = 60.0  # seconds between looks where no health changes
-_NEXT = 1.0  # seconds after a look that could not read the records
-Alert = tuple[Subject, str, str]  # the claim, a reason, a sentence
+_INTERVAL = 60.0  # seconds between checks while no device's health changes
+_RETRY = 1.0  # seconds until the next check after the records could not be read
+Alert = tuple[Subject, str, str]  # the claim, the event's reason, the event's text
 
 
 class Alerts:
-    """One instance's. Each is told when it begins, and once more when it came back.
+    """Reports the faults of one instance: once when a fault begins, and again when it returns after it had ended.
 
     Args:
-        rows: answers all that is on record; may raise :class:`RecordsError`.
-        repaired: sentences of what became of the records as a whole; it only grows.
+        rows: returns every row of the records; may raise :class:`RecordsError`.
+        repaired: sentences about repairs of the record database as a whole; the sequence only grows.
     """
 
     def __init__(
@@ -43,33 +43,33 @@ class Alerts:
         self._node = node_subject(node)
         self._rows = rows
         self._repaired = repaired
-        self._told: set[Alert] = set()
-        self._told_of_records = 0
+        self._reported: set[Alert] = set()
+        self._reported_repairs = 0
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Checks for faults for ever. Never returns, and no external failure ends it."""
         while True:
-            seen, pause = self._inventory.health_version, _AGAIN
+            seen, pause = self._inventory.health_version, _INTERVAL
             try:
-                await self.look()
-            except RecordsError:  # readiness says so
-                pause = _NEXT
+                await self.check()
+            except RecordsError:  # readiness reports it
+                pause = _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    while True:  # the usual report is that all is well
+                    while True:  # most health reports say that all devices are healthy
                         seen = await self._inventory.health_changed(seen)
-                        if self._told or self._inventory.has_faults:
+                        if self._reported or self._inventory.has_faults:
                             break
 
-    async def look(self) -> None:
-        """Tells what is new. Raises :class:`RecordsError`."""
-        for sentence in self._repaired[self._told_of_records :]:
+    async def check(self) -> None:
+        """Records events for faults that are new since the last check. Raises :class:`RecordsError`."""
+        for sentence in self._repaired[self._reported_repairs :]:
             self._events.tell(self._node, "RecordsSetAside", sentence)
-        self._told_of_records = len(self._repaired)
+        self._reported_repairs = len(self._repaired)
         found = set(self._found(await self._rows()))
-        for trouble in sorted(found - self._told):
-            self._events.tell_claim(*trouble)
-        self._told = found
+        for alert in sorted(found - self._reported):
+            self._events.tell_claim(*alert)
+        self._reported = found
 
     def _found(self, rows: Sequence[Row]) -> Iterator[Alert]:
         for row in rows:
@@ -100,7 +100,7 @@ class Alerts:
 
 
 def _subject_of(row: UnreadableRecord) -> Subject | None:
-    """The claim, where the row still says which it is."""
+    """Returns the claim, if the unreadable row still contains a valid namespace and name."""
     namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
     named = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
     return claim_subject(namespace, name, row.uid) if named else None

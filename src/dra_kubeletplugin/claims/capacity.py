@@ -1,8 +1,8 @@
-"""What a claim takes of counters and of shared capacity, and whether that is there.
+"""Calculates what a claim takes of shared counters and shared capacity, and whether enough is available.
 
-A partition draws from counter sets of its pool, whoever has it (KEP-4815); a share has a part of its device's capacity
-(KEP-5075). What is held counts as it was when it was taken, what there is counts as it is now. What is there no more sets no
-limit: nothing can be compared with it.
+A partition draws from the counter sets of its pool, whichever claim has it (KEP-4815). A share takes part of its device's
+capacity (KEP-5075). Held amounts count as they were when the claim was prepared; limits count as they are now.
+A counter or capacity that is no longer published sets no limit, because there is nothing to compare with.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ..resourceapi.quantity import Format, Quantity, QuantityRangeError
 from ..resourceapi.types import Device
 
 JSON = dict[str, Any]
-_NANO = 9  # digits behind the point: a billionth is the least that Kubernetes knows
+_NANO = 9  # decimal places: one billionth is the smallest amount that Kubernetes has
 _CONTEXT = Context(prec=120)
-_MOST = 80  # digits; more than anything has
-_HUGE = int("1" + "0" * _MOST)
+_MAX_DIGITS = 80  # digits; no real amount has more
+_MAX_AMOUNT = int("1" + "0" * _MAX_DIGITS)
 
 
 class Hold(NamedTuple):
-    """A device, or a share of it, that nobody else may hold. ``takes`` is JSON text, empty where it is not known."""
+    """A device, or a share of a device, that one claim holds exclusively.
+
+    ``takes`` is JSON text; it is empty where the amounts are not known.
+    """
 
     pool: str
     device: str
@@ -36,29 +39,29 @@ class Hold(NamedTuple):
 
 
 class Supply(Protocol):
-    """What there is now. Asked from the thread of the records."""
+    """Limits and amounts as they are now. The methods are called from the record thread."""
 
     def draws(self, pool: str, name: str) -> JSON | None:
-        """Counter set → counter → amount that a device draws now; None where the device is not known."""
+        """Returns the amounts that a device draws now, by counter set and counter; None if the device is not known."""
 
     def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
-        """Capacity → amount of a device; None where it is not known."""
+        """Returns the capacity amounts of a device; None if the device is not known."""
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
-        """Counter → amount of a counter set; None where it is not known."""
+        """Returns the amounts of a counter set by counter; None if the counter set is not known."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """More is asked for than there is beside what others hold; amounts as :func:`nano` has them.
+    """A claim asks for more than is left beside the amounts that other claims hold.
 
-    ``holders`` are the UIDs of the claims that hold some of it; those in ``unknown`` hold a device of which nobody knows what it
-    takes.
+    Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.
+    ``unknown`` are the UIDs of holders whose taken amounts are not known.
     """
 
-    what: str
+    resource: str
     devices: Sequence[str]
-    asked: int
+    requested: int
     limit: int
     held: int
     format: Format
@@ -66,11 +69,11 @@ class Shortage:
     unknown: frozenset[str]
 
     def __str__(self) -> str:
-        asked, limit, held = (
-            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.asked, self.limit, self.held)
+        requested, limit, held = (
+            Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.requested, self.limit, self.held)
         )
         rest = f", of which {held} are held" if self.holders else ""
-        return f"{asked} of {self.what} are asked for and there are {limit}{rest}"
+        return f"{requested} of {self.resource} are asked for and there are {limit}{rest}"
 
 
 class _Takes(msgspec.Struct, frozen=True):
@@ -79,18 +82,18 @@ class _Takes(msgspec.Struct, frozen=True):
 
 
 class Takes(NamedTuple):
-    """Amounts of one hold: counter set → counter → amount, and capacity → amount."""
+    """Amounts of one hold: by counter set and counter, and by capacity name."""
 
     counters: Mapping[str, Mapping[str, int]]
     capacity: Mapping[str, int]
 
 
 def takes_json(counters: JSON, consumed: Mapping[str, Quantity] | None = None) -> JSON:
-    """What a claim takes, as its record has it; nothing of a device that it has whole and undivided.
+    """Returns the amounts that a claim takes, as its record stores them; empty for a whole device without counters.
 
     Args:
-        counters: what the device draws, see :meth:`Supply.draws`.
-        consumed: the part of a share; None for a whole device.
+        counters: the amounts that the device draws, see :meth:`Supply.draws`.
+        consumed: the capacity of a share; None for a whole device.
     """
     out: JSON = {"counters": counters} if counters else {}
     if consumed is not None:
@@ -99,13 +102,13 @@ def takes_json(counters: JSON, consumed: Mapping[str, Quantity] | None = None) -
 
 
 def draws_of(device: Device) -> JSON:
-    """Counter set → counter → amount that a device draws."""
+    """Returns the amounts that a device draws, by counter set and counter."""
     return {s: {n: str(Quantity(v)) for n, v in c.items()} for s, c in device.consumes_counters.items()}
 
 
-@functools.lru_cache(512)  # partitions of a kind take the same
+@functools.lru_cache(512)  # partitions of the same kind take the same amounts
 def read_takes(text: object) -> Takes | None:
-    """What ``takes_json`` told, from its JSON text; None for what cannot be read."""
+    """Decodes the JSON text of :func:`takes_json`; None for text that cannot be read."""
     try:
         found = msgspec.json.decode(text, type=_Takes) if isinstance(text, str) else None
         if found is None:
@@ -117,51 +120,55 @@ def read_takes(text: object) -> Takes | None:
 
 
 def _taken(amount: str) -> int:
-    """Whoever takes less than nothing gives the others nothing by it."""
+    """Returns an amount in billionths, at least 0: a negative amount must not add to what other claims can take."""
     return max(0, nano(amount))
 
 
 @functools.lru_cache(512)
 def nano(text: str) -> int:
-    """A quantity in billionths: exact, and quick to add. What has more digits than anything real is cut to a number as large.
+    """Converts a quantity to billionths, as an exact integer that is fast to add.
 
-    Raises ``ValueError`` for what is no quantity.
+    A quantity with more digits than any real amount becomes a constant of that size.
+
+    Raises ``ValueError`` for text that is not a quantity.
     """
     try:
         value = Quantity(text).value
     except QuantityRangeError:
-        return -_HUGE if "-" in text.partition("e")[0] else _HUGE
-    if value.adjusted() > _MOST:
-        return _HUGE if value > 0 else -_HUGE
+        return -_MAX_AMOUNT if "-" in text.partition("e")[0] else _MAX_AMOUNT
+    if value.adjusted() > _MAX_DIGITS:
+        return _MAX_AMOUNT if value > 0 else -_MAX_AMOUNT
     return int(value.scaleb(_NANO, _CONTEXT))
 
 
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    """What there is not enough of for ``wanted`` beside ``held``; None where it fits.
+    """Returns the first counter or capacity that does not suffice for ``wanted`` beside ``held``; None if all suffice.
 
-    A hold of which it is not known what it takes, as a version before this one made it, or ``recover()`` told of it: a share is
-    taken to have its device whole, a device to draw what it draws now, and one that nobody knows any more to draw everything.
+    The amounts of a hold are unknown where an older version of the plugin or ``recover()`` recorded it. Such a share counts as the whole
+    device, and such a device as what it draws now. A device that is no longer known counts as drawing everything.
     """
-    mine = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
-    return _of_counters(mine, held, supply) or _of_capacity(mine, held, supply)
+    wanted_takes = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
+    return _counter_shortage(wanted_takes, held, supply) or _capacity_shortage(wanted_takes, held, supply)
 
 
-def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, s) for h, t in mine for s in t.counters):
+def _counter_shortage(
+    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
+) -> Shortage | None:
+    for pool, name in dict.fromkeys((h.pool, s) for h, t in wanted_takes for s in t.counters):
         limits = supply.counters(pool, name)
         if limits is None:
             continue
-        asked = {h.device: t.counters[name] for h, t in mine if h.pool == pool and name in t.counters}
+        requested = {h.device: t.counters[name] for h, t in wanted_takes if h.pool == pool and name in t.counters}
         drawn = [(h, c) for h in held if h.pool == pool and (c := _drawn(h, name, supply)) != {}]
-        for counter in dict.fromkeys(c for counters in asked.values() for c in counters):
+        for counter in dict.fromkeys(c for counters in requested.values() for c in counters):
             if counter not in limits:
                 continue
             limit = nano(limits[counter])
-            # Shares of one device draw once, whichever claims have them.
+            # All shares of one device draw its counters once, also when several claims have them.
             before: dict[str, int] = {}
             for h, c in drawn:
                 before[h.device] = max(before.get(h.device, 0), limit if c is None else c.get(counter, 0))
-            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in asked.items()}
+            after = before | {d: max(before.get(d, 0), c.get(counter, 0)) for d, c in requested.items()}
             used, total = sum(before.values()), sum(after.values())
             if total > used and total > limit:
                 return Shortage(
@@ -175,7 +182,7 @@ def _of_counters(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], suppl
 
 
 def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | None:
-    """What a hold draws from a counter set; None where nobody knows."""
+    """Returns the amounts that a hold draws from a counter set; None if they are not known."""
     takes = read_takes(hold.takes)
     if takes is None:
         draws = supply.draws(hold.pool, hold.device)
@@ -183,31 +190,33 @@ def _drawn(hold: Hold, counter_set: str, supply: Supply) -> Mapping[str, int] | 
     return None if takes is None else takes.counters.get(counter_set, {})
 
 
-def _of_capacity(mine: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    for pool, name in dict.fromkeys((h.pool, h.device) for h, t in mine if h.share and t.capacity):
+def _capacity_shortage(
+    wanted_takes: Sequence[tuple[Hold, Takes]], held: Sequence[Hold], supply: Supply
+) -> Shortage | None:
+    for pool, name in dict.fromkeys((h.pool, h.device) for h, t in wanted_takes if h.share and t.capacity):
         limits = supply.capacity(pool, name)
         if limits is None:
             continue
-        asked = [t.capacity for h, t in mine if (h.pool, h.device) == (pool, name)]
-        had = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
-        for capacity in dict.fromkeys(c for amounts in asked for c in amounts):
+        requested = [t.capacity for h, t in wanted_takes if (h.pool, h.device) == (pool, name)]
+        taken = [(h, read_takes(h.takes)) for h in held if (h.pool, h.device) == (pool, name)]
+        for capacity in dict.fromkeys(c for amounts in requested for c in amounts):
             if capacity not in limits:
                 continue
             limit = nano(limits[capacity])
-            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in had)
-            more = sum(amounts.get(capacity, 0) for amounts in asked)
+            used = sum(limit if t is None else t.capacity.get(capacity, 0) for _, t in taken)
+            more = sum(amounts.get(capacity, 0) for amounts in requested)
             if more > 0 and used + more > limit:
                 return Shortage(
                     f"capacity {capacity} of device {name} in pool {pool}",
                     [name], more, limit, used, Quantity(limits[capacity]).format,
-                    frozenset(h.uid for h, t in had if t is None or t.capacity.get(capacity)),
-                    frozenset(h.uid for h, t in had if t is None),
+                    frozenset(h.uid for h, t in taken if t is None or t.capacity.get(capacity)),
+                    frozenset(h.uid for h, t in taken if t is None),
                 )  # fmt: skip
     return None
 
 
 def decoded(text: object) -> JSON | None:
-    """What a hold takes as its record has it; None where it is not known."""
+    """Returns the amounts of a hold as its record stores them; None if they are not known."""
     if read_takes(text) is None:
         return None
     out: JSON = msgspec.json.decode(str(text))
@@ -215,14 +224,17 @@ def decoded(text: object) -> JSON | None:
 
 
 def encoded(takes: object) -> str:
-    """``takes`` of a record's device as a hold has it."""
+    """Encodes ``takes`` of a recorded device as the text of a hold; empty if the amounts are not known."""
     if not isinstance(takes, dict):
         return ""
     return msgspec.json.encode(takes).decode() if takes else "{}"
 
 
-def places(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
-    """Where others' holds matter: pool, and the device where only that does."""
+def shared_supplies(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
+    """Returns where the holds of other claims matter, as pairs of pool and device.
+
+    The device is None where the claim draws from the pool's counters: then all holds of the pool matter.
+    """
     out: dict[tuple[str, str | None], None] = {}
     for hold in wanted:
         takes = read_takes(hold.takes)

@@ -1,6 +1,6 @@
-"""A claim's files: the CDI spec, and a note with all that its record needs, should the database be lost.
+"""Writes and removes a claim's files: the CDI spec, the metadata files, and a note with the claim's record.
 
-So no name has to be parsed, and requests, admin access and a driver's undo steps survive too.
+The note restores the record if the database is lost: no name has to be parsed, and requests, admin access and undo steps survive.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class _Note(msgspec.Struct):
 
 
 def note_of(record: Record) -> bytes:
-    """What a prepared claim's note says. The same record gives the same bytes, so that a repetition can compare."""
+    """Encodes the note of a prepared claim. The same record gives the same bytes, so that notes can be compared."""
     doc = msgspec.Raw(msgspec.json.encode(record.doc))
     return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
 
 
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
-    """The record that a claim's note tells of; None where there is none or it cannot be understood.
+    """Reads the record from a claim's note; None if there is no note or it cannot be decoded.
 
-    Raises ``OSError`` where no file can be read now.
+    Raises ``OSError`` if no file can be read now.
     """
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
@@ -67,9 +67,9 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
 
 
 class ClaimFiles:
-    """The files of claims. ``specs`` and ``metadata`` name them. All methods block, and are called in the thread of the records.
+    """The files of claims, at the paths that ``specs`` and ``metadata`` define. All methods block and run in the record thread.
 
-    Raise :class:`RecordsError` where they say nothing else.
+    Methods raise :class:`RecordsError` unless their text says otherwise.
     """
 
     def __init__(self, specs: ClaimSpecs, metadata: MetadataFiles) -> None:
@@ -94,17 +94,17 @@ class ClaimFiles:
             self._probing.release()
 
     def put(self, record: Record) -> None:
-        """Writes the spec and the metadata of a prepared claim, if it has them."""
+        """Writes the spec and the metadata files of a prepared claim, if it has them."""
         with self._translated("written"):
             self.metadata.put(record)
             if spec := record.doc.get("cdi"):
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
-        """Writes the note of a claim that is prepared; raises nothing: one that cannot be written is due with the next pass.
+        """Writes the note of a prepared claim. Raises nothing: a failure is logged, and the next pass writes the note.
 
-        To be called inside the transaction that says so: then no other instance has taken the claim over, and whoever was told that
-        the claim is prepared can rely on the note, should the database be lost at this moment.
+        Call it inside the transaction that commits the claim as prepared: then no other instance has taken the claim over.
+        A reader of the committed state can then rely on the note, if the database is lost at this moment.
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
@@ -112,28 +112,31 @@ class ClaimFiles:
             log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
 
     def put_metadata(self, record: Record) -> None:
-        """Writes the metadata of a prepared claim alone."""
+        """Writes only the metadata files of a prepared claim."""
         with self._translated("written"):
             self.metadata.put(record)
 
-    def holds(self, record: Record) -> bool:
-        """Whether all files are there and say what the record does. Raises nothing."""
-        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.holds(record)
+    def are_intact(self, record: Record) -> bool:
+        """Whether all files exist and match the record. Raises nothing."""
+        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.are_intact(record)
 
-    def mend(self, record: Record) -> bool:
-        """Writes the files again where one is missing, cut or changed; True where one was.
+    def restore(self, record: Record) -> bool:
+        """Restores the files if one is missing, truncated or changed. Returns True if it wrote them.
 
-        To be called inside the transaction that read the record: another instance may have news of its metadata.
+        Call it inside the transaction that read the record: another instance may have committed newer metadata.
         """
-        if self.holds(record):
+        if self.are_intact(record):
             return False
         self.put(record)
         with self._translated("written"):
             self.specs.write_note(record.uid, note_of(record))
         return True
 
-    def known(self, uid: str) -> Record | None:
-        """What the note of a claim tells of it; None where it tells nothing. Raises :class:`RecordsError` where that is not known now."""
+    def read_note(self, uid: str) -> Record | None:
+        """Returns the record from a claim's note; None if there is no usable note.
+
+        Raises :class:`RecordsError` if the note cannot be read now.
+        """
         try:
             return record_of(self.specs, uid)
         except OSError as e:
@@ -141,36 +144,36 @@ class ClaimFiles:
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
 
     def remove(self, uid: str) -> None:
-        """Takes the spec away, so that no container gets the devices any more; the note stays as long as the record.
+        """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
 
-        A file that is not there is no fault.
+        Missing files are ignored.
         """
         with self._translated("removed"):
             self.specs.remove(uid)
             self.metadata.remove(uid)
 
-    def forget(self, uid: str) -> None:
-        """Takes the note away: what it tells is undone, and would come back with the next opening of the records.
+    def remove_note(self, uid: str) -> None:
+        """Removes the note. It describes a claim that is rolled back, and the next opening of the database would restore it.
 
-        What cannot be removed and tells nothing is logged: the next pass finds an orphan.
+        A note that cannot be removed and cannot be decoded is only logged: the next pass removes it as an orphan.
         """
         try:
             with self._translated("removed"):
                 self.specs.remove_note(uid)
         except RecordsError as e:
-            if self.known(uid) is not None:
+            if self.read_note(uid) is not None:
                 raise
             log.warning("the note of claim %s cannot be removed: %s", printable(uid), e)
 
     def remove_all(self, uid: str) -> None:
-        """Both, for a claim that has no record."""
+        """Removes the spec, the metadata files and the note of a claim without a record."""
         with self._translated("removed"):
             self.specs.remove(uid)
             self.metadata.remove_orphans(uid)
             self.specs.remove_note(uid)
 
     def uids(self) -> dict[str, float]:
-        """The claims that have a file of ours, with the age of the newest in seconds. Raises ``OSError``."""
+        """Returns the claims that have a file of this driver, with the age of the newest file in seconds. Raises ``OSError``."""
         specs, metadata = self.specs, self.metadata
         return {
             uid: _age(specs.note_path(uid), specs.path(uid), metadata.path(uid))
@@ -179,9 +182,9 @@ class ClaimFiles:
 
     @contextlib.contextmanager
     def _translated(self, verb: str) -> Iterator[None]:
-        """Raises :class:`RecordsError` that names the path that failed and the operating system's reason, and sets ``fault``.
+        """Converts errors to :class:`RecordsError` with the failed path and the operating system's reason, and sets ``fault``.
 
-        The text is the same for each try, so that Events of it are aggregated.
+        The text is the same for each attempt, so that Events with it are aggregated.
         """
         try:
             yield
@@ -195,7 +198,7 @@ class ClaimFiles:
 
 
 def _age(*paths: Path) -> float:
-    """Seconds since the newest of these files was written."""
+    """Returns the seconds since the newest of these files was written."""
     written = [0.0]
     for path in paths:
         with contextlib.suppress(OSError):

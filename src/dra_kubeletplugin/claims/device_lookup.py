@@ -1,4 +1,4 @@
-"""What is known of a claim's devices: by the inventory, or from the slices of others."""
+"""Looks up a claim's devices: in the inventory, or in slices that another process published."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ JSON = dict[str, Any]
 
 
 class DeviceLookup(Supply):
-    """For one claim. Its questions may be asked from the thread of the records: what they read is replaced, never changed."""
+    """The devices and limits for one claim.
+
+    Its methods can be called from the record thread: the data that they read is replaced, never changed in place.
+    """
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._found: dict[tuple[str, str], RemoteDevice] = {}
 
     def add(self, pool: str, found: RemoteDevice) -> None:
-        """A device of another process's pool."""
+        """Adds a device from another process's pool."""
         self._found[pool, found.device.name] = found
 
     def draws(self, pool: str, name: str) -> JSON | None:
@@ -40,13 +43,16 @@ class DeviceLookup(Supply):
         return {n: str(c.value if isinstance(c, Capacity) else Quantity(c)) for n, c in device.capacity.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
-        for (found_in, _), found in self._found.items():
-            if found_in == pool and counter_set in found.counter_sets:
+        for (found_pool, _), found in self._found.items():
+            if found_pool == pool and counter_set in found.counter_sets:
                 return found.counter_sets[counter_set]
         return self._inventory.counters(pool, counter_set)
 
     def entry(self, device: AllocatedDevice) -> JSON:
-        """A device as a record has it before it is prepared: with what it takes, and how it is published if that is ours."""
+        """Returns a device as its record stores it before it is prepared.
+
+        The entry has the amounts that the device takes. A device of this driver's inventory also has its published description.
+        """
         out = allocated_json(device)
         draws = self.draws(device.pool, device.name) or {}
         out["takes"] = takes_json(draws, device.consumed_capacity if device.share_id else None)

@@ -1,8 +1,8 @@
-"""Writes what drivers tell of allocated devices into ``status.devices[]`` of their claims (KEP-4817), behind everything else.
+"""Writes drivers' reports about allocated devices into ``status.devices[]`` of their claims (KEP-4817), in the background.
 
-By server-side apply with a field manager of our own, so that entries of other drivers, and conditions of other writers on the
-same device, stay as they are. An apply says all that its manager has to say: what was reported before, by this process or by
-one that is gone, is read back from the claim and sent again.
+It uses server-side apply with its own field manager, so entries of other drivers and conditions of other writers stay.
+An apply must contain all fields of its manager. Fields that this process or an earlier one reported are read back from the claim
+and sent again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..resourceapi.defaulting import now
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
-_WAIT = 5.0  # seconds that an awaited report takes at most
-_PATIENCE = 600.0  # seconds for which one that fails is tried again
+_WAIT = 5.0  # seconds that a caller waits for a report to be written
+_RETRY_FOR = 600.0  # seconds for which a failing report is retried
 _MAX_PAUSE = 30.0
-_MOST = 1_000  # claims with reports under way; above, the oldest is dropped
+_MOST = 1_000  # claims with pending reports; above this the oldest is dropped
 _AT_ONCE = 4
-_CONFLICTS = 5  # writes by others in a row before it is called a failure
+_CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _LONGEST_MANAGER = 128
 
 
@@ -45,33 +45,33 @@ class ClaimKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-DeviceKey = tuple[str, str, str]  # pool, name, share
+DeviceKey = tuple[str, str, str]  # pool, device, share id
 
 
 @dataclass
 class _Pending:
-    """What is to be said of one claim."""
+    """The statuses of one claim that are still to be written."""
 
     claim: ClaimKey
     wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
     failures: int = 0
     not_before: float = 0.0
-    told: list[Callable[[bool], object]] = field(default_factory=list)
+    listeners: list[Callable[[bool], object]] = field(default_factory=list)
 
-    def tell(self, written: bool) -> None:
-        waiting, self.told = self.told, []
-        for one in waiting:
-            one(written)
+    def notify(self, written: bool) -> None:
+        waiting, self.listeners = self.listeners, []
+        for listener in waiting:
+            listener(written)
 
 
 class DeviceStatusReporter:
-    """Reports of one driver in one role. Made on the event loop; :meth:`say` from any thread.
+    """Writes the status reports of one driver with one field manager.
 
-    ``fault`` is why reports do not arrive now, empty where they do.
+    Create it on the event loop; :meth:`queue` can be called from any thread. ``fault`` is why reports fail now; empty if they succeed.
 
     Args:
-        manager: name of the field manager, of at most 128 bytes: longer ones are cut.
+        manager: name of the field manager; cut to 128 bytes.
     """
 
     def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics) -> None:
@@ -86,24 +86,24 @@ class DeviceStatusReporter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def of(self, claim: ClaimKey) -> StatusSink:
-        """Where the reports of one claim go."""
+        """Returns the sink for the reports of one claim."""
         return _ClaimStatus(self, claim)
 
-    def say(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
-        """Takes reports; they are written soon."""
+    def queue(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
+        """Queues reports, which are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
 
-        def told(written: bool) -> None:
+        def finish(written: bool) -> None:
             result.append(written)
             done.set()
             ended.set()
 
-        if self._loop is None:  # it does not run yet
-            self._take(claim, statuses, told)
+        if self._loop is None:  # the loop has not started yet
+            self._take(claim, statuses, finish)
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._take, claim, statuses, told)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
+                self._loop.call_soon_threadsafe(self._take, claim, statuses, finish)
 
         async def wait() -> bool:
             with contextlib.suppress(TimeoutError):
@@ -117,7 +117,7 @@ class DeviceStatusReporter:
         return ReportedStatus(wait, block)
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Writes pending reports. Never returns, and no external failure ends it."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -129,20 +129,20 @@ class DeviceStatusReporter:
                     async with asyncio.timeout(self._pause()):
                         await self._wake.wait()
 
-    # --- what is under way ----------------------------------------------------------------------
+    # --- pending reports ------------------------------------------------------------------------
 
     def _take(
-        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], told: Callable[[bool], object]
+        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
         pending = self._pending.pop(claim.uid, None) or _Pending(claim)
         pending.wanted.update(statuses)
-        pending.told.append(told)
+        pending.listeners.append(listener)
         pending.not_before = 0.0
         self._pending[claim.uid] = pending
         while len(self._pending) > _MOST:
             oldest = self._pending.pop(next(iter(self._pending)))
             log.warning("the status of claim %s is not reported: too many others are under way", oldest.claim)
-            oldest.tell(False)
+            oldest.notify(False)
         self._wake.set()
 
     def _due(self) -> list[_Pending]:
@@ -157,20 +157,20 @@ class DeviceStatusReporter:
 
     async def _work(self, pending: _Pending) -> None:
         uid = pending.claim.uid
-        sent, told = dict(pending.wanted), list(pending.told)
+        sent, listeners = dict(pending.wanted), list(pending.listeners)
         try:
             written = await self.write(pending.claim, sent)
         except ApiError as e:
-            if self._failed(pending, e):
-                self._settle(pending, sent, told, written=False)
-        except Exception as e:  # an odd answer must not end the process
+            if self._gives_up(pending, e):
+                self._settle(pending, sent, listeners, written=False)
+        except Exception as e:  # an unexpected response must not end the process
             log.exception("reporting the status of claim %s failed", pending.claim)
-            if self._failed(pending, ApiError(describe(e))):
-                self._settle(pending, sent, told, written=False)
+            if self._gives_up(pending, ApiError(describe(e))):
+                self._settle(pending, sent, listeners, written=False)
         else:
             self.fault = ""
             self.metrics.inc("status_reports_total", result="written" if written else "dropped")
-            self._settle(pending, sent, told, written=written)
+            self._settle(pending, sent, listeners, written=written)
         finally:
             self._busy.discard(uid)
             self._wake.set()
@@ -179,21 +179,21 @@ class DeviceStatusReporter:
         self,
         pending: _Pending,
         sent: Mapping[DeviceKey, DeviceStatus],
-        told: list[Callable[[bool], object]],
+        listeners: list[Callable[[bool], object]],
         *,
         written: bool,
     ) -> None:
-        """What was sent is done with; what came meanwhile is still to be said."""
-        for one in told:
-            one(written)
-        pending.told = [t for t in pending.told if t not in told]
+        """Removes the statuses that were sent; statuses that were queued meanwhile stay pending."""
+        for listener in listeners:
+            listener(written)
+        pending.listeners = [t for t in pending.listeners if t not in listeners]
         pending.wanted = {k: s for k, s in pending.wanted.items() if sent.get(k) is not s}
         pending.since = time.monotonic()
         if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
             del self._pending[pending.claim.uid]
 
-    def _failed(self, pending: _Pending, e: ApiError) -> bool:
-        """Whether it is given up; otherwise it is tried again after a pause."""
+    def _gives_up(self, pending: _Pending, e: ApiError) -> bool:
+        """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
         fault = f"the status of claims cannot be reported{hint}: {e}"
@@ -203,7 +203,7 @@ class DeviceStatusReporter:
         pending.failures += 1
         pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
         pending.not_before = time.monotonic() + pause
-        if time.monotonic() - pending.since > _PATIENCE or (e.status in {400, 422} and not e.unreachable):
+        if time.monotonic() - pending.since > _RETRY_FOR or (e.status in {400, 422} and not e.unreachable):
             log.warning("the status of claim %s is given up: %s", pending.claim, e)
             return True
         return False
@@ -216,7 +216,15 @@ class DeviceStatusReporter:
         wanted: Mapping[DeviceKey, DeviceStatus],
         same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     ) -> bool:
-        """Writes now. Whether it is in the claim then; False where the claim or the devices are its no more, or not ``same``.
+        """Writes the statuses now.
+
+        Args:
+            claim: the claim to write to.
+            wanted: the statuses to write, by device.
+            same: checks the claim that was read; nothing is written if it returns False.
+
+        Returns:
+            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or is not ``same``.
 
         Raises :class:`ApiError`.
         """
@@ -245,7 +253,7 @@ class DeviceStatusReporter:
             except ApiError as e:
                 if e.status != 409:
                     raise
-                continue  # somebody else wrote: look again
+                continue  # another writer changed the claim: read it again
             return True
         raise ApiError(f"claim {claim} is written by others all the time", status=409)
 
@@ -271,13 +279,13 @@ class _ClaimStatus(StatusSink):
         self._claim = claim
 
     def report(self, key: DeviceKey, status: DeviceStatus) -> ReportedStatus:
-        return self._reports.say(self._claim, {key: status})
+        return self._reports.queue(self._claim, {key: status})
 
 
 def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]) -> list[JSON] | None:
-    """All that ``manager`` has to say of the claim's devices: what it said before, and what it says now.
+    """Returns all entries that ``manager`` must apply: the ones it applied before, updated with the new statuses.
 
-    None where none of the wanted devices is allocated to the claim any more.
+    None if none of the wanted devices is allocated to the claim any more.
     """
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
@@ -286,13 +294,13 @@ def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, De
     if not fresh:
         return None
     current = {_key(d): d for d in status.get("devices") or [] if d.get("driver") == driver}
-    said = _said(claim, driver, manager, current)
+    applied = _applied(claim, driver, manager, current)
     out = []
-    for key in sorted(allocated & (said.keys() | fresh.keys())):
+    for key in sorted(allocated & (applied.keys() | fresh.keys())):
         pool, device, share = key
         entry: JSON = {"driver": driver, "pool": pool, "device": device} | ({"shareID": share} if share else {})
-        told = fresh.get(key)
-        out.append(entry | (told.json(current.get(key, {}), now()) if told else said[key]))
+        report = fresh.get(key)
+        out.append(entry | (report.json(current.get(key, {}), now()) if report else applied[key]))
     return out
 
 
@@ -300,10 +308,10 @@ def _key(device: Mapping[str, Any]) -> DeviceKey:
     return str(device.get("pool")), str(device.get("device")), str(device.get("shareID") or "")
 
 
-def _said(
+def _applied(
     claim: JSON, driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
 ) -> dict[DeviceKey, JSON]:
-    """What of ``current`` is the manager's, by the claim's managed fields."""
+    """Returns the part of ``current`` that belongs to the field manager, according to the claim's managed fields."""
     out: dict[DeviceKey, JSON] = {}
     for entry in claim["metadata"].get("managedFields") or []:
         if (entry.get("manager"), entry.get("operation"), entry.get("subresource")) != (manager, "Apply", "status"):
@@ -316,14 +324,16 @@ def _said(
                 continue
             types = {k.get("type") for k, _ in _items(owned.get("f:conditions") or {})}
             conditions = [c for c in device.get("conditions") or [] if c.get("type") in types]
-            said = {"conditions": conditions} if conditions else {}
-            said |= {n: device[n] for n in ("data", "networkData") if f"f:{n}" in owned and device.get(n) is not None}
-            out[key] = said
+            applied = {"conditions": conditions} if conditions else {}
+            applied |= {
+                n: device[n] for n in ("data", "networkData") if f"f:{n}" in owned and device.get(n) is not None
+            }
+            out[key] = applied
     return out
 
 
 def _items(fields: Mapping[str, Any]) -> Iterable[tuple[JSON, JSON]]:
-    """Items of a list that has keys, from managed fields."""
+    """Yields the items of a keyed list from managed fields."""
     for element, below in fields.items():
         if element.startswith("k:"):
             yield json.loads(element[2:]), below

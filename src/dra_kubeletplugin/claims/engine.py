@@ -1,7 +1,8 @@
-"""Prepares and unprepares claims. Whatever crashes, nothing leaks and nothing is handed out twice.
+"""Prepares and unprepares claims so that a crash at any point leaks nothing and never allocates a device twice.
 
-The order never varies: record, hardware, CDI file, commit; back again in reverse. Work on one claim is one flight: a second
-caller joins it, the opposite call waits for it, other claims never do. Flights outlive the calls that began them.
+A prepare always writes the record, prepares the hardware, writes the CDI file and commits; a rollback does the reverse.
+A claim has one operation in flight at a time. A repeated call joins it, the opposite call waits for it, and other claims do not wait.
+An operation continues when the call that started it has ended.
 """
 
 from __future__ import annotations
@@ -48,18 +49,21 @@ from .verification import ClaimIdentity, VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
 Answer = Sequence[PreparedResult] | DraError
-_POLL = 0.05  # seconds between looks at a claim that another process works on
-_ROUNDS = 20  # how often obstacles (stale records, stale holders) are cleared before giving up
-_TELL_AGAIN = 600.0  # seconds
-_MOST_TOLD = 1_000  # claims
-_PATIENCE = 1.2  # seconds that a claim which may be answered from its record waits for the API server
+_POLL = 0.05  # seconds between checks of a claim that another process works on
+_ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
+_LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
+_MAX_LOGGED = 1_000  # claims whose last logged failure is remembered
+_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds that a prepared claim waits for the API server
 
 
 class Engine:
-    """The claims of one driver on one node, for one process.
+    """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
-    ``call_timeout`` and ``lock_wait`` are seconds: how soon the kubelet is answered, and how long another instance's work on a
-    claim is waited for. ``changed`` is called when a claim's devices were taken; ``reports`` takes what drivers tell of devices.
+    Args:
+        call_timeout: seconds within which the kubelet gets a response.
+        lock_wait: seconds to wait while another instance works on a claim.
+        changed: called when a claim has taken its devices.
+        reports: writes the device status that drivers report.
     """
 
     def __init__(
@@ -69,10 +73,10 @@ class Engine:
         store: RecordStore,
         files: ClaimFiles,
         verifier: Verifier,
-        judge: Transitions,
-        flights: ClaimTasks,
+        transitions: Transitions,
+        tasks: ClaimTasks,
         in_flight: InFlightRecords,
-        undoing: Rollback,
+        rollback: Rollback,
         metrics: Metrics,
         *,
         call_timeout: float,
@@ -85,27 +89,28 @@ class Engine:
         self.store = store
         self.files = files
         self.verifier = verifier
-        self.judge = judge
-        self.flights = flights
+        self.transitions = transitions
+        self.tasks = tasks
         self.in_flight = in_flight
-        self.undoing = undoing
+        self.rollback = rollback
         self.metrics = metrics
         self.call_timeout = call_timeout
         self.lock_wait = lock_wait
         self.changed = changed
         self.reports = reports
-        self._told: dict[str, tuple[str, float]] = {}  # how the last try failed, and when that was told, by claim UID
-        self._unread = False  # that the driver gives metadata for nobody was told
+        # The last failure and when it was logged, by claim UID.
+        self._logged_failures: dict[str, tuple[str, float]] = {}
+        self._unused_metadata_logged = False  # whether unused metadata of the driver was logged
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
-        """An answer for every claim, by UID, within ``call_timeout``. Never raises."""
-        meeting = BatchWindow(len({r.uid for r in refs}))
-        return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, meeting), meeting)
+        """Returns a result or an error for every claim, by UID, within ``call_timeout``. Never raises."""
+        window = BatchWindow(len({r.uid for r in refs}))
+        return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
-        """An empty answer, or an error, for every claim, by UID. Never asks the API server, never raises."""
+        """Returns an empty result or an error for every claim, by UID. Never calls the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
     async def _all(
@@ -113,20 +118,20 @@ class Engine:
         work: Work,
         refs: Sequence[ClaimIdentity],
         do: Callable[[ClaimIdentity], Awaitable[Any]],
-        meeting: BatchWindow | None,
+        window: BatchWindow | None,
     ) -> dict[str, Answer]:
         with operation() as op:
-            if self.flights.ending:
+            if self.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
             names = {r.uid: str(r) for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self.flights.start(ref.uid, work, functools.partial(do, ref))
+                task, alone = self.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
-                if meeting and not alone:
-                    meeting.leave(ref.uid)  # the rest of the call does not wait for work that began before it
+                if window and not alone:
+                    window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
                 with self.metrics.timed("request_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
@@ -135,23 +140,25 @@ class Engine:
             for uid, result in out.items():
                 if not isinstance(result, DraError):
                     results["ok"] += 1
-                    self._told.pop(uid, None)
+                    self._logged_failures.pop(uid, None)
                     continue
                 results[result.reason] += 1
-                self._tell(uid, f"{work.value} of claim {names[uid]} (UID {uid})", result, result.operation or op)
+                self._log_failure(
+                    uid, f"{work.value} of claim {names[uid]} (UID {uid})", result, result.operation or op
+                )
             for reason, count in results.items():
                 self.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
 
-    def _tell(self, uid: str, what: str, error: DraError, op: str) -> None:
-        """The kubelet tries again all the time: what fails in the same way is told again after a while only."""
+    def _log_failure(self, uid: str, what: str, error: DraError, op: str) -> None:
+        """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause."""
         text, now = f"{what}: {error.event()}", time.monotonic()
-        before, when = self._told.get(uid, ("", now))
-        if text == before and now - when < _TELL_AGAIN:
+        before, when = self._logged_failures.get(uid, ("", now))
+        if text == before and now - when < _LOG_AGAIN:
             return
-        while len(self._told) >= _MOST_TOLD:
-            del self._told[next(iter(self._told))]
-        self._told[uid] = (text, now)
+        while len(self._logged_failures) >= _MAX_LOGGED:
+            del self._logged_failures[next(iter(self._logged_failures))]
+        self._logged_failures[uid] = (text, now)
         log.warning("%s [op %s]: %s", what, op, error.event())
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
@@ -160,12 +167,12 @@ class Engine:
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet tries again")
         error = task.exception()
-        # Without the traceback: its frames keep the claim, and form cycles that only a collection frees.
+        # Without the traceback: its frames reference the claim in cycles that only a garbage collection frees.
         return without_frames(as_dra_error(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
 
-    async def _prepare(self, ref: ClaimIdentity, meeting: BatchWindow) -> Sequence[PreparedResult]:
+    async def _prepare(self, ref: ClaimIdentity, window: BatchWindow) -> Sequence[PreparedResult]:
         try:
             if not is_uid(ref.uid):
                 raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
@@ -173,14 +180,20 @@ class Engine:
             if isinstance(verified, Record):
                 return await self._repeat(verified)
             if not verified.devices:
-                return ()  # another driver's claim: nothing of it is ours
-            await meeting.meet(ref.uid)
+                return ()  # no device of the claim belongs to this driver
+            await window.wait(ref.uid)
         finally:
-            meeting.leave(ref.uid)
+            window.leave(ref.uid)
         doc = {"devices": list(verified.entries), "operation": operation_id()}
         for _ in range(_ROUNDS):
             record = Record(
-                ref.uid, ref.namespace, ref.name, State.PREPARING, self.judge.boot_id, self.judge.process.id, dict(doc)
+                ref.uid,
+                ref.namespace,
+                ref.name,
+                State.PREPARING,
+                self.transitions.boot_id,
+                self.transitions.process.id,
+                dict(doc),
             )
             match await self._begin(record, verified):
                 case AlreadyPrepared(found):
@@ -189,59 +202,59 @@ class Engine:
                     return await self._prepare_fresh(record, ref, verified)
                 case RollBack(found) as marked:
                     text = f"claim {found.shown} has an earlier record: rolling it back first"
-                    self.undoing.retries.log(found.uid, text, level=logging.INFO)
-                    await self.undoing.undo(marked)
+                    self.rollback.retries.log(found.uid, text, level=logging.INFO)
+                    await self.rollback.undo(marked)
                 case StaleHolders(holders):
-                    await self.undoing.free(holders)
+                    await self.rollback.free(holders)
                 case InProgress(found):
                     await self._wait_for_other(found)
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
-        """The claim as the API server has it, or the record that answers while the server does not."""
+        """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
         loop = asyncio.get_running_loop()
-        second_look: asyncio.Task[None] | None = None
+        record_lookup: asyncio.Task[None] | None = None
 
-        async def look_at_record(scope: asyncio.Timeout) -> None:
-            with contextlib.suppress(DraError):  # the server is still waited for
-                if await self._answerable(ref.uid):
+        async def check_record(scope: asyncio.Timeout) -> None:
+            with contextlib.suppress(DraError):  # the API server may still respond
+                if await self._prepared_record(ref.uid):
                     scope.reschedule(0)
 
-        def grow_impatient(scope: asyncio.Timeout) -> None:
-            nonlocal second_look
-            second_look = loop.create_task(look_at_record(scope))
+        def start_record_lookup(scope: asyncio.Timeout) -> None:
+            nonlocal record_lookup
+            record_lookup = loop.create_task(check_record(scope))
 
         try:
             async with asyncio.timeout(None) as scope:
-                timer = loop.call_later(_PATIENCE, grow_impatient, scope)
+                timer = loop.call_later(_ANSWER_FROM_RECORD_AFTER, start_record_lookup, scope)
                 try:
                     return await self.verifier.verify(ref)
                 finally:
                     timer.cancel()
-                    if second_look:
-                        second_look.cancel()
+                    if record_lookup:
+                        record_lookup.cancel()
         except (ApiUnavailableError, TimeoutError) as e:
-            if record := await self._answerable(ref.uid):
+            if record := await self._prepared_record(ref.uid):
                 return record
             if isinstance(e, ApiUnavailableError):
                 raise
             raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not answer") from None
 
-    async def _answerable(self, uid: str) -> Record | None:
+    async def _prepared_record(self, uid: str) -> Record | None:
         row = await self.store.get(uid)
-        return row if isinstance(row, Record) and self.judge.answers(row) else None
+        return row if isinstance(row, Record) and self.transitions.is_prepared(row) else None
 
     async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
-        """In one transaction: what there is already decides, else the record is written and devices are held."""
+        """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
 
         def begin(db: Connection) -> Decision:
-            verdict = self.judge.begin(db, record, verified.fault, verified.supply)
-            if isinstance(verdict, Prepare):
+            decision = self.transitions.begin(db, record, verified.fault, verified.supply)
+            if isinstance(decision, Prepare):
                 self.in_flight.put(record)
-            return verdict
+            return decision
 
         try:
-            return await self.undoing.judged(begin, Mode.SYNC)
+            return await self.rollback.decide(begin, Mode.SYNC)
         except DraError:
             self.in_flight.drop(record.uid)
             raise
@@ -272,7 +285,7 @@ class Engine:
             _undo=undo,
             _status=self.reports.of(key),
         )
-        told: dict[tuple[str, str, str], DeviceStatus] = {}
+        statuses: dict[tuple[str, str, str], DeviceStatus] = {}
         try:
             try:
                 prepared = await self.calls(self.driver.prepare, claim)
@@ -283,13 +296,13 @@ class Engine:
                 complete(record, claim, prepared, self.files.specs, self.driver.host)
                 if self.driver.metadata:
                     metadata_files.describe(record, claim, prepared, self.files.specs)
-            if not self.driver.metadata and not self._unread and any(p.metadata for p in prepared):
-                self._unread = True
+            if not self.driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
+                self._unused_metadata_logged = True
                 log.warning(
                     "prepare gives metadata of devices, and %s.metadata is off: no container has it",
                     type(self.driver).__name__,
                 )
-            told = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
+            statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(
                 lambda db: self._commit(db, record, fence), first=lambda: self.files.put(record)
@@ -299,7 +312,7 @@ class Engine:
                 )
         except Exception as e:
             error = as_dra_error(e)
-            found = await self.undoing.take_back(record, error)
+            found = await self.rollback.roll_back_prepare(record, error)
             if found is None:
                 raise error from e
             await self._repeat(found)
@@ -307,8 +320,8 @@ class Engine:
         self.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
-        if told:
-            self.reports.say(key, told)
+        if statuses:
+            self.reports.queue(key, statuses)
         return prepared_result(record)
 
     def _commit(self, db: Connection, record: Record, fence: Fence) -> bool:
@@ -318,8 +331,8 @@ class Engine:
         return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
-        """Answers from the record; a CDI file that was lost or damaged since comes back first."""
-        if await self.undoing.mend(record):
+        """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
+        if await self.rollback.restore_files(record):
             log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
         return prepared_result(record)
 
@@ -331,24 +344,24 @@ class Engine:
         deadline = time.monotonic() + self.lock_wait
         while time.monotonic() < deadline:
             now = await self.store.get(record.uid)
-            if not isinstance(now, Record) or not self.judge.is_others(now):
+            if not isinstance(now, Record) or not self.transitions.has_other_owner(now):
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
             f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{self.judge.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
+            f"{self.transitions.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
         )
 
     # --- unprepare ------------------------------------------------------------------------------
 
     async def _unprepare(self, ref: ClaimIdentity) -> None:
         for _ in range(_ROUNDS):
-            match await self.undoing.unprepare(ref.uid):
+            match await self.rollback.unprepare(ref.uid):
                 case InProgress(found):
                     await self._wait_for_other(found)
                     continue
                 case RollBack(found) as marked:
-                    await self.undoing.undo(marked)
+                    await self.rollback.undo(marked)
                     log.info("unprepared claim %s", found.shown)
                 case RolledBack(found):
                     log.info("unprepared claim %s", found.shown)
@@ -356,8 +369,8 @@ class Engine:
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def stop(self, grace: float) -> None:
-        """No new work; waits up to ``grace`` seconds for what is under way. The rest is for the next process to undo."""
-        await self.flights.end(grace)
+        """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
+        await self.tasks.end(grace)
 
 
 __all__ = ["Answer", "ClaimIdentity", "Engine"]

@@ -1,4 +1,7 @@
-"""Work on claims under way: one flight a claim. The same work is joined, other work waits, other claims never do."""
+"""In-flight work on claims: at most one operation per claim runs at a time.
+
+A second request for the same work joins the running task. Other work on the claim waits for it. Claims do not wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Work(enum.Enum):
-    """What is done for a claim. Work is joined by others that ask for the same."""
+    """A kind of work on a claim. A request for the same kind joins work in flight, if the kind is joinable."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
-    FREE = "free"  # for others, who wait for its devices
-    TIDY = "tidy"  # recovery and reconciling: what one pass found is not what another asks for
+    FREE = "free"  # another claim waits for this claim's devices
+    TIDY = "tidy"  # recovery and reconciling: each pass has its own reason, so it does not join another's work
 
     @property
     def joinable(self) -> bool:
@@ -36,19 +39,19 @@ class _ClaimTask:
 
 
 class ClaimTasks:
-    """Flights outlive the calls that began them; only :meth:`end` ends one early."""
+    """The tasks that work on claims. They outlive the calls that started them; only :meth:`end` cancels one."""
 
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("in_flight", lambda: len(self._last))
-        self.ending = False  # nothing new is to be started
-        self._last: dict[str, _ClaimTask] = {}  # the newest of each claim; earlier ones are waited for by it
+        self.ending = False  # True when no new work may start
+        self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the one before it
         self._all: set[asyncio.Task[Any]] = set()
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._last
 
     def prepares(self, uid: str) -> bool:
-        """Whether a prepare is the last that is under way for a claim. May be asked from any thread."""
+        """Whether the newest work on a claim is a prepare. Can be called from any thread."""
         last = self._last.get(uid)
         return last is not None and last.work is Work.PREPARE
 
@@ -57,9 +60,10 @@ class ClaimTasks:
         return list(self._last)
 
     def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
-        """The task that does ``work`` for a claim: the one under way, or a new one behind what is.
+        """Returns the task that does ``work`` for a claim: the task in flight, or a new one that waits for it.
 
-        The second value is True where nothing was under way for the claim.
+        Returns:
+            The task, and whether the claim had no work in flight.
         """
         before = self._last.get(uid)
         if before and before.work is work and work.joinable:
@@ -71,47 +75,51 @@ class ClaimTasks:
             try:
                 return await do()
             except DraError as e:
-                # Who joins this work is told where its log lines are.
+                # The log lines have the id of the call that started the work: a call that joins it must report that id.
                 e.operation = e.operation or operation_id()
                 raise
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")
-        flight = _ClaimTask(work, task)
-        self._last[uid] = flight
+        current = _ClaimTask(work, task)
+        self._last[uid] = current
         self._all.add(task)
 
-        def landed(done: asyncio.Task[Any]) -> None:
+        def finished(done: asyncio.Task[Any]) -> None:
             self._all.discard(done)
-            if self._last.get(uid) is flight:
+            if self._last.get(uid) is current:
                 del self._last[uid]
             if not done.cancelled():
-                done.exception()  # retrieved, so that an answer nobody waits for is no warning
+                done.exception()  # retrieved, so that asyncio does not log a result that no caller awaits
 
-        task.add_done_callback(landed)
+        task.add_done_callback(finished)
         return task, before is None
 
     async def end(self, grace: float) -> None:
-        """Waits up to ``grace`` seconds for what is under way, then cancels the rest: the next process undoes it.
+        """Waits up to ``grace`` seconds for work in flight, then cancels the rest, which the next process rolls back.
 
-        Never takes much longer, also where a driver's method does not let itself be cancelled.
+        It returns about one second later at most, also when a driver's method ignores its cancellation.
         """
         self.ending = True
         if self._all:
             log.info("stopping: %d claims are being worked on", len(self._last))
             await asyncio.wait(self._all, timeout=grace)
-        left = set(self._all)
-        for task in left:
+        unfinished = set(self._all)
+        for task in unfinished:
             task.cancel()
-        if left:
-            _, stuck = await asyncio.wait(left, timeout=1)
-            names = ", ".join(sorted(t.get_name() for t in left))
-            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(left), names)
+        if unfinished:
+            _, stuck = await asyncio.wait(unfinished, timeout=1)
+            names = ", ".join(sorted(t.get_name() for t in unfinished))
+            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(unfinished), names)
             if stuck:
                 log.warning("%d of them do not let themselves be cancelled", len(stuck))
 
 
 def as_dra_error(e: BaseException) -> DraError:
-    """How a flight failed. Errors pass; what is none is a fault of ours, told without its insides and logged with them."""
+    """Converts the failure of a task.
+
+    A :class:`DraError` is returned unchanged. Any other exception is a bug in the plugin: it is logged with its traceback.
+    The error that callers get does not contain it.
+    """
     if isinstance(e, DraError):
         return e
     log.error("a fault of the framework", exc_info=e)

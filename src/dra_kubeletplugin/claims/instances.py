@@ -1,7 +1,7 @@
-"""Which instances of the plugin live: each holds a lock on a file of its own for as long as it can touch hardware.
+"""Detects which plugin instances are alive: each holds a lock on its own file while it can touch hardware.
 
-The kernel drops the lock with the process, whatever kills it; a stopped process keeps it. The file says what its process has
-in the file system, so that the next instance can take away what a killed one left. Source: flock(2).
+The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file lists the sockets and the
+database of its process, so the next instance can remove files that a killed one left behind. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..base.files import NOT_NOW, named
 from ..base.flock import try_lock
 
 _SUFFIX = ".lock"
-_READS = 10  # half a millisecond apart; a write takes a hundredth of one
-_MOST_LEFT = 16  # databases; more did not die since somebody looked after them
-_UNLOCKED = ".new"  # of a file that has not got its lock yet: no instance is judged by it
+_READS = 10  # attempts, half a millisecond apart; a write takes a hundredth of that
+_MOST_LEFT = 16  # databases of dead instances; more do not accumulate before an instance handles them
+_UNLOCKED = ".new"  # suffix of a file that is not locked yet: it does not count as an instance
 
 
 @dataclass(frozen=True)
 class OwnedSocket:
-    """A socket of an instance. ``inode`` is 0 where it was not known yet."""
+    """A socket of an instance. ``inode`` is 0 if it was not known when the socket was noted."""
 
     path: str
     device: int = 0
@@ -55,7 +55,7 @@ class _Content(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Instance:
-    """A living instance, as its file tells. ``since`` is seconds since boot; ``opened`` is None where it has no database open."""
+    """A living instance, read from its file. ``since`` is seconds since boot; ``opened`` is None if it has no database open."""
 
     id: str
     since: float
@@ -63,37 +63,37 @@ class Instance:
 
 
 class InstanceLock:
-    """The lock of this process, in ``folder``; ``id`` names it in records."""
+    """The lock of this process, a file in ``folder``. Records name the process by ``id``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._fd: int | None = None
         self._content = _Content()
-        self._writing = threading.Lock()  # the store's thread notes the records
+        self._writing = threading.Lock()  # the record thread also writes the file
 
     def acquire(self) -> None:
         """Marks this process as alive.
 
-        Raises ``OSError`` where the folder cannot be written.
+        Raises ``OSError`` if the folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         while self._fd is None:
-            # The lock comes before the name, so nobody ever finds a name of ours without its lock.
+            # Locked before it gets its final name: otherwise another instance could see the file unlocked and take it for dead.
             unnamed = self.folder / f".{self.id}{_UNLOCKED}"
             fd = forks.open_file(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 unnamed.rename(self._path(self.id))
             except (BlockingIOError, FileNotFoundError):
-                forks.close(fd)  # somebody cleaned up at that moment; a fresh file it is
+                forks.close(fd)  # another instance cleaned up at that moment: retry with a new file
                 continue
             except BaseException:
                 forks.close(fd)
                 raise
             self._fd = fd
-        # Of all clocks the one that nobody sets back and that goes on through a suspend, one for all containers of the host. Who
-        # lives was started in this boot, so its times compare. Source: clock_gettime(2)
+        # This clock cannot be set, continues during suspend and is the same in all containers of the host.
+        # All living instances were started in this boot, so their times can be compared. Source: clock_gettime(2)
         self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._write()
 
@@ -104,18 +104,18 @@ class InstanceLock:
             self._write()
 
     @property
-    def left(self) -> list[OpenDatabase]:
-        """What those had open that were buried: they died with it."""
+    def dead_databases(self) -> list[OpenDatabase]:
+        """The databases that dead instances had open, from the files that were removed."""
         return self._content.left
 
-    def forget_left(self) -> None:
-        """What the dead had open is looked after."""
+    def clear_dead_databases(self) -> None:
+        """Clears :attr:`dead_databases` once the databases of dead instances have been handled."""
         if self._content.left:
             self._content.left = []
             self._write()
 
-    def own(self, sockets: Iterable[OwnedSocket]) -> None:
-        """Notes which sockets are this instance's, in place of those noted before."""
+    def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
+        """Notes the sockets of this instance, replacing the earlier list."""
         self._content.sockets = list(sockets)
         self._write()
 
@@ -126,20 +126,20 @@ class InstanceLock:
                 return
             content = msgspec.json.encode(self._content)
             data = b"%s\n%08x\n" % (content, zlib.crc32(content))
-            # The lock is on this file, so no other can take its name: it is written over, and never shrinks.
+            # Replacing the file would lose the lock on it, so the content is overwritten in place, and the file never shrinks.
             size = max(len(data), os.fstat(fd).st_size)
             os.pwrite(fd, data.ljust(size), 0)
 
     def release(self) -> None:
-        """The mark goes; call it when no thread of this process can touch hardware any more."""
-        with self._writing:  # the number of a closed file is soon another file's
+        """Releases the lock and removes the file. Call it when no thread of this process can touch hardware any more."""
+        with self._writing:  # the kernel may reuse the descriptor number for another file
             if self._fd is not None:
                 self._path(self.id).unlink(missing_ok=True)
                 forks.close(self._fd)
                 self._fd = None
 
     def alive(self, id: str) -> bool:
-        """Whether the process that holds ``id`` lives. Changes nothing."""
+        """Whether the process that holds ``id`` is alive. Changes nothing."""
         if not id or "/" in id:
             return False
         if id == self.id:
@@ -147,7 +147,7 @@ class InstanceLock:
         return _is_locked(self._path(id))
 
     def others(self) -> list[Instance]:
-        """The other living instances. Raises ``OSError`` where they cannot be looked for."""
+        """Returns the other living instances. Raises ``OSError`` if the folder cannot be read."""
         found = []
         for path in named(self.folder, "", _SUFFIX):
             id = path.name.removesuffix(_SUFFIX)
@@ -161,8 +161,8 @@ class InstanceLock:
         """When this instance took its lock, in seconds since boot."""
         return self._content.since
 
-    def bury(self) -> list[OwnedSocket]:
-        """Takes the files of dead instances away; answers the sockets that they may have left."""
+    def reap_dead(self) -> list[OwnedSocket]:
+        """Removes the files of dead instances. Returns the sockets that they may have left behind."""
         left: list[OwnedSocket] = []
         for path in [*named(self.folder, "", _SUFFIX), *named(self.folder, ".", _UNLOCKED)]:
             with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ class InstanceLock:
                     content = _read(path)
                     left += content.sockets
                     self._inherit(content)
-                    # Still the file that was locked: ids are never used twice, but names can be made by hand.
+                    # The name may belong to another file now: instances never reuse an id, but a person may create a file by hand.
                     if os.path.samestat(os.fstat(fd), path.stat()):
                         path.unlink()
                 finally:
@@ -181,7 +181,7 @@ class InstanceLock:
         return left
 
     def _inherit(self, dead: _Content) -> None:
-        """Before its file goes: whoever dies next leaves it to the one after."""
+        """Copies the databases of a dead instance to this instance's file before the dead one's file is removed."""
         found = [o for o in (*dead.left, dead.opened) if o is not None and o not in self._content.left]
         if found:
             self._content.left = [*self._content.left, *found][-_MOST_LEFT:]
@@ -199,9 +199,10 @@ def _is_locked(path: Path) -> bool:
     try:
         fd = forks.open_file(path, os.O_RDWR)
     except OSError as e:
-        return e.errno in NOT_NOW  # it may live: who is taken for dead loses its devices to others
+        return e.errno in NOT_NOW  # it may be alive: a wrong "dead" would hand its devices to other claims
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once do not see each other
+        # Shared: two instances that check at once do not see each other's lock.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -210,9 +211,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
-    """What the file tells; nothing where it is no file of ours, or its writer was stopped within the write.
+    """Reads an instance's file. Returns empty content if the file is foreign, or its writer stopped during the write.
 
-    Raises ``OSError`` where no file can be read now.
+    Raises ``OSError`` if no file can be read now.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -220,16 +221,18 @@ def _read(path: Path) -> _Content:
         content = msgspec.json.decode(_whole(path), type=_Content)
     except (OSError, ValueError, RecursionError) as e:
         if getattr(e, "errno", None) in NOT_NOW:
-            raise  # it may have the records open: whoever does not know that may give out anew what they hold
+            raise  # it may have the records open: ignoring it could hand out devices that its records hold
         return _Content()
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content
 
 
 def _whole(path: Path) -> bytes:
-    """The first line, as it was written: a read can meet a write, and then finds some of both (the kernel locks neither).
+    """Reads the first line with a valid checksum.
 
-    Raises ``ValueError`` where no read finds it whole.
+    A read during a write can return parts of both versions, because the kernel locks neither.
+
+    Raises ``ValueError`` if no attempt reads a complete line.
     """
     for _ in range(_READS):
         content, _, rest = path.read_bytes().partition(b"\n")

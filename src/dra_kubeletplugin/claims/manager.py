@@ -1,4 +1,4 @@
-"""Everything that knows about claims, built once and whole."""
+"""Builds the claim manager and its parts, and runs their background tasks."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
-_START = 5.0  # seconds that a start waits for leftovers to be undone; they go on behind the sockets
-_LOOK = 2.0  # seconds between looks at the database's name
-_ASK_AGAIN = 1.0, 30.0  # seconds until a driver that could not tell what it knows is asked again, at first and at most
-_ASK_FOR_OTHERS = 5.0  # seconds between looks whether another instance should have asked
-_MEASURE = 2.0  # seconds that a probe waits for the records
-_MAX_NOTES = 20  # claims whose rollback fails that readiness names
+_START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer ones continue while the plugin serves
+_CHECK_INTERVAL = 2.0  # seconds between checks that the database file still has its name
+_RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
+_RECOVER_CHECK = 5.0  # seconds between checks whether another instance left recovery undone
+_PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
+_MAX_NOTES = 20  # failing rollbacks that readiness lists
 
 
 class ClaimManager:
-    """The claims of one driver on one node: calls of the kubelet go in, everything else goes on by itself.
+    """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
-    ``process`` is the mark of life of this instance, taken before and released after. ``changed`` is called when devices were
-    taken or freed.
+    Args:
+        process: the lock of this instance; the caller acquires it before and releases it after.
+        changed: called when devices were taken or freed.
     """
 
     def __init__(
@@ -71,34 +72,34 @@ class ClaimManager:
         name, wait = settings.driver_name, settings.lock_wait
         in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
-        self.flights = ClaimTasks(metrics)
+        self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs))
-        self.keeper = RecordDatabase(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = RecordStore(self.keeper)
-        judge = Transitions(name, process, boot_id, self.flights.prepares, settings.node_name)
+        self.database = RecordDatabase(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
+        self.store = RecordStore(self.database)
+        transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
-        elsewhere = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
-        verifier = Verifier(client, inventory, elsewhere, driver, name, refuse_unhealthy=refuse)
+        slices = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
+        verifier = Verifier(client, inventory, slices, driver, name, refuse_unhealthy=refuse)
         events = events or EventRecorder(client, name, settings.node_name, metrics)
-        undoing = Rollback(
-            driver, calls, self.store, self.files, judge, self.flights, in_flight, metrics, changed, events,
-            patience=settings.call_timeout / 2,
+        rollback = Rollback(
+            driver, calls, self.store, self.files, transitions, self.tasks, in_flight, metrics, changed, events,
+            holder_timeout=settings.call_timeout / 2,
         )  # fmt: skip
         self.engine = Engine(
-            driver, calls, self.store, self.files, verifier, judge, self.flights, in_flight, undoing, metrics,
+            driver, calls, self.store, self.files, verifier, transitions, self.tasks, in_flight, rollback, metrics,
             call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
         )  # fmt: skip
         self.reconciler = Reconciler(
-            undoing, self.store, self.files, self.flights, judge, verifier, metrics,
-            grace=settings.reconcile_grace, patience=settings.call_timeout,
+            rollback, self.store, self.files, self.tasks, transitions, verifier, metrics,
+            grace=settings.reconcile_grace, work_timeout=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)
-        # A prepare that waits for an update of its own claim is told so before the kubelet gives up on it.
-        patience = settings.call_timeout / 2
-        self._updates = MetadataUpdates(self.store, self.files, judge, self.flights, patience=patience)
-        self.troubles = Alerts(events, inventory, settings.node_name, self.store.everything, self.keeper.report)
-        self._first: list[asyncio.Task[object]] = []  # what a start began, and did not wait for
+        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
+        update_timeout = settings.call_timeout / 2
+        self._updates = MetadataUpdates(self.store, self.files, transitions, self.tasks, timeout=update_timeout)
+        self.alerts = Alerts(events, inventory, settings.node_name, self.store.everything, self.database.report)
+        self._startup: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
@@ -110,9 +111,9 @@ class ClaimManager:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 
-    def kubelet_came(self) -> None:
-        """To be called whenever a kubelet has registered the plugin."""
-        self.reconciler.kubelet_came()
+    def kubelet_registered(self) -> None:
+        """Call it whenever a kubelet has registered the plugin."""
+        self.reconciler.kubelet_registered()
 
     # --- calls of the driver --------------------------------------------------------------------
 
@@ -123,9 +124,9 @@ class ClaimManager:
     # --- lifespan -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Opens the records, repairs them where it must, and undoes what a crash left, for a bounded time.
+        """Opens the records, repairs them if needed, and rolls back what a crash left, for a bounded time.
 
-        Records that cannot be used are no reason not to serve: each call and :meth:`faults` say so.
+        Unusable records do not stop the plugin from serving: each call and :meth:`faults` report them.
         """
         self._updates.open()
         await self._begin("what the driver's hardware knows", self.recovery.once())
@@ -133,43 +134,46 @@ class ClaimManager:
 
     async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name=what)
-        self._first.append(task)
-        done, _ = await asyncio.wait([task], timeout=_START)
+        self._startup.append(task)
+        done, _ = await asyncio.wait([task], timeout=_START_TIMEOUT)
         if not done:
             log.warning("%s takes long; it goes on", what)
-            task.add_done_callback(_tell)
+            task.add_done_callback(_log_result)
         else:
-            _tell(task)
+            _log_result(task)
 
     async def _tidy(self) -> None:
         if report := await self.reconciler.once(ask_server=False):
             log.info("start: %s", report)
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Tasks by name; none of them ever ends."""
-        undoing = self.engine.undoing
+        """Returns the background tasks by name. They never end."""
+        rollback = self.engine.rollback
         return {
             "reconciler": lambda: self.reconciler.run(self.settings.reconcile_interval),
             "recovery": self._keep_recovering,
-            "records": self._keep_looking,
+            "records": self._keep_checking_file,
             "device status": self.reports.run,
-            "troubles": self.troubles.run,
-            "rollbacks": lambda: undoing.retries.run(undoing.tidy),
+            "alerts": self.alerts.run,
+            "rollbacks": lambda: rollback.retries.run(rollback.tidy),
         }
 
-    async def _keep_looking(self) -> None:
-        """Somebody may remove the file while nothing happens; a new instance would find nothing."""
+    async def _keep_checking_file(self) -> None:
+        """Checks the database file regularly. It may be removed while the plugin is idle, and a new instance would find no records."""
         while True:
-            await asyncio.sleep(_LOOK)
-            await self.store.look()
+            await asyncio.sleep(_CHECK_INTERVAL)
+            await self.store.check_file()
 
     async def _keep_recovering(self) -> None:
-        """The records may also be damaged, and made anew, while the plugin runs: here, or by an instance that died before it asked."""
-        first, longest = _ASK_AGAIN
+        """Runs recovery again whenever it is due.
+
+        The database may be rebuilt at any time, also by an instance that died before it called recover().
+        """
+        first, longest = _RECOVER_RETRY
         pause = first
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_ASK_FOR_OTHERS):
+                async with asyncio.timeout(_RECOVER_CHECK):
                     await self.store.opened.wait()
             self.store.opened.clear()
             try:
@@ -185,54 +189,54 @@ class ClaimManager:
                 self.store.opened.set()
 
     async def stop(self, grace: float) -> None:
-        """No new work; waits up to ``grace`` seconds for what is under way."""
+        """Accepts no new work and waits up to ``grace`` seconds for work in flight."""
         await self.engine.stop(grace)
 
     async def close(self) -> None:
-        for task in self._first:
+        for task in self._startup:
             task.cancel()
         await self.store.close()
 
-    # --- what is so now -------------------------------------------------------------------------
+    # --- current state --------------------------------------------------------------------------
 
     async def held(self) -> Held:
-        """Each device that some claim has, see :meth:`Inventory.update`.
+        """Returns each device that some claim has, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """
         return await self.store.held()
 
     async def faults(self) -> list[str]:
-        """Why claims cannot be worked on now; a disk that was full is tried again."""
+        """Returns the reasons why claims cannot be prepared now. Tests a failed disk again first."""
         if self.store.fault:
             with contextlib.suppress(RecordsError, TimeoutError):
-                async with asyncio.timeout(_MEASURE):
+                async with asyncio.timeout(_PROBE_TIMEOUT):
                     await self.store.probe()
         if self.files.fault:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_MEASURE):
+                async with asyncio.timeout(_PROBE_TIMEOUT):
                     await asyncio.to_thread(self.files.probe)
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
-        """What an operator should know: what was repaired, checks that hang, unreadable records, and rollbacks that fail."""
-        out = [*self.keeper.report, *self.recovery.report]
+        """Returns notes for operators: repairs, checks that hang, unreadable records and failing rollbacks."""
+        out = [*self.database.report, *self.recovery.report]
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(_MEASURE):
+            async with asyncio.timeout(_PROBE_TIMEOUT):
                 out += _notes_of(await self.store.everything())
         return out
 
     async def measure(self) -> None:
-        """Brings the metrics of claims up to date."""
+        """Updates the metrics of claims."""
         with contextlib.suppress(RecordsError, TimeoutError):
-            async with asyncio.timeout(_MEASURE):
+            async with asyncio.timeout(_PROBE_TIMEOUT):
                 self.metrics.set("prepared_claims", await self.store.prepared())
         self.metrics.set("records_healthy", int(not self.store.fault))
 
 
 def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
-    """What is wrong with records, and with rollbacks of claims."""
+    """Yields a sentence for each unreadable record and each failing rollback."""
     yield from (
         f"the record of claim {row.shown} cannot be read: {row.reason}"
         for row in rows
@@ -245,8 +249,8 @@ def _notes_of(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{len(failing) - _MAX_NOTES} more claims cannot be rolled back: see `dra claims` on the node"
 
 
-def _tell(task: asyncio.Task[object]) -> None:
-    """How a part of the start ended."""
+def _log_result(task: asyncio.Task[object]) -> None:
+    """Logs the failure of a startup task."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, DraError):
         log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)

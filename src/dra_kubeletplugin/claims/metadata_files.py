@@ -1,8 +1,8 @@
-"""Device metadata files of prepared claims (KEP-5304): written with a claim's CDI spec, removed with it.
+"""Writes the device metadata files of prepared claims (KEP-5304), together with each claim's CDI spec.
 
-For each request there is ``<plugin folder>/dra-device-metadata/<claim uid>/<request>/metadata.json``, and a CDI spec
-``<driver>_metadata_<claim uid>_<request>.json`` that mounts it read-only where programs look. The folder of a request is made before
-its spec and removed after it, so the folders of a claim name all specs that may exist, whenever a process dies.
+For each request there is ``<plugin folder>/dra-device-metadata/<claim uid>/<request>/metadata.json``. A CDI spec named
+``<driver>_metadata_<claim uid>_<request>.json`` mounts it read-only at the standard path. The folder of a request is created before
+its spec and removed after it. So the folders of a claim list all specs that may exist, even if a process dies in between.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ _MAX_ATTRIBUTES = 32
 
 
 def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], specs: ClaimSpecs) -> None:
-    """Puts what the files say into ``record``, and their CDI ids to the first device of each request.
+    """Adds the metadata of all devices to ``record``, and each request's metadata CDI id to the first device of the request.
 
-    Raises :class:`BadAnswerError` for attributes that no file may have, :class:`ClaimError` for names that no path may have.
+    Raises :class:`BadAnswerError` for attributes that are not allowed in the file, and :class:`ClaimError` for names that are not
+    allowed in its path.
     """
     pod_claim = _pod_claim(claim)
-    given = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
+    by_key = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
     requests: dict[str, list[JSON]] = {}
     seen: set[str] = set()
     entries = []
     for allocated, entry in zip(claim.devices, record.devices, strict=True):
-        answered = given[allocated.request, allocated.pool, allocated.name, allocated.share_id]
+        given = by_key[allocated.request, allocated.pool, allocated.name, allocated.share_id]
         device: JSON = {"driver": specs.driver, "pool": allocated.pool, "name": allocated.name}
-        if attributes := _attributes(claim, allocated.attributes, answered):
+        if attributes := _attributes(claim, allocated.attributes, given):
             device["attributes"] = attributes
-        if answered.status and answered.status.network_data:
-            device["networkData"] = answered.status.network_data.json()
+        if given.status and given.status.network_data:
+            device["networkData"] = given.status.network_data.json()
         requests.setdefault(allocated.request, []).append(device)
         base = base_request(allocated.request)
         if base not in seen:
@@ -68,7 +69,7 @@ def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], s
 
 
 def _pod_claim(claim: Claim) -> str:
-    """The pod's name of a claim that was made from a template, else empty.
+    """Returns the claim's name in its pod spec, for a claim created from a template; otherwise empty.
 
     Users may write any text into the annotation. The claim controller writes a DNS label, so another text is ignored.
     """
@@ -77,54 +78,59 @@ def _pod_claim(claim: Claim) -> str:
 
 
 def updated(record: Record, update: MetadataUpdate) -> JSON:
-    """The document of ``record`` with what a driver says later of one device; the file of its request gets the next generation.
+    """Returns the document of ``record`` with an update for one device; the file of its request gets the next generation.
 
-    The same document where it says nothing new. Raises :class:`MetadataUpdateError` for a claim without metadata, and
-    :class:`DriverError` for a request or device that it does not have, or too many attributes.
+    The same document is returned if the update changes nothing.
+
+    Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
+    too many attributes.
     """
-    told = record.doc.get("metadata")
-    if not told:
+    metadata = record.doc.get("metadata")
+    if not metadata:
         raise MetadataUpdateError(
             f"claim {record.shown} has no device metadata: it was prepared by a version of the driver that wrote none"
         )
-    request, index = _found(record, told["requests"], update)
-    devices = list(told["requests"][request])
+    request, index = _found(record, metadata["requests"], update)
+    devices = list(metadata["requests"][request])
     devices[index] = _with(record, devices[index], update)
-    if devices[index] == told["requests"][request][index]:
+    if devices[index] == metadata["requests"][request][index]:
         return record.doc
     base = base_request(request)
-    updates = told.get("updates") or {}
-    told = {
-        **told,
-        "requests": {**told["requests"], request: devices},
+    updates = metadata.get("updates") or {}
+    metadata = {
+        **metadata,
+        "requests": {**metadata["requests"], request: devices},
         "updates": {**updates, base: updates.get(base, 0) + 1},
     }
-    return {**record.doc, "metadata": told}
+    return {**record.doc, "metadata": metadata}
 
 
 def generation(record: Record, request: str) -> int:
-    """Of the file of a request: each has its own, so that no reader is woken by what another request's devices are."""
-    told = record.doc["metadata"]
-    found: int = told["generation"] + (told.get("updates") or {}).get(base_request(request), 0)
+    """Returns the generation of a request's file.
+
+    Each file has its own generation, so an update of one request does not wake readers of another.
+    """
+    metadata = record.doc["metadata"]
+    found: int = metadata["generation"] + (metadata.get("updates") or {}).get(base_request(request), 0)
     return found
 
 
 def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
-    """The one device that is meant: its request, and its place there."""
-    places = [
+    """Returns the request and the index of the device that an update means."""
+    candidates = [
         (name, i, device)
         for name, devices in requests.items()
         if update.request in (name, base_request(name))
         for i, device in enumerate(devices)
     ]
-    if not places:
+    if not candidates:
         raise DriverError(f"claim {record.shown} has no request {update.request!r}: it has {', '.join(requests)}")
-    meant = [p for p in places if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
-    if len(meant) != 1:
-        names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in places)
-        given = f"device {update.device!r} is none, or several, of them" if update.device else "give device="
-        raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {given}")
-    return meant[0][0], meant[0][1]
+    matches = [p for p in candidates if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
+    if len(matches) != 1:
+        names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in candidates)
+        hint = f"device {update.device!r} is none, or several, of them" if update.device else "give device="
+        raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {hint}")
+    return matches[0][0], matches[0][1]
 
 
 def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
@@ -140,17 +146,17 @@ def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
     return out
 
 
-def _attributes(claim: Claim, attributes: Mapping[str, Any], answered: PreparedDevice) -> JSON:
-    merged = {**attributes, **answered.metadata}
+def _attributes(claim: Claim, attributes: Mapping[str, Any], given: PreparedDevice) -> JSON:
+    merged = {**attributes, **given.metadata}
     try:
         wire = {name: attribute_json(value, name) for name, value in merged.items()}
     except TypeError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {e}") from None
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {e}") from None
     if len(wire) > _MAX_ATTRIBUTES:
-        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", answered.name, wire))
-    added = {name: value for name, value in wire.items() if name in answered.metadata}
+        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", given.name, wire))
+    added = {name: value for name, value in wire.items() if name in given.metadata}
     if faults := attribute_faults(added):
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {answered.name}: {faults}")
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {faults}")
     return wire
 
 
@@ -163,10 +169,10 @@ def _id(driver: str, uid: str, request: str) -> str:
 
 
 class MetadataFiles:
-    """The files of all claims of one driver. All methods block; none keeps state.
+    """Writes and checks the metadata files of all claims of one driver. All methods block; the class keeps no state between calls.
 
     Args:
-        folder: of the plugin, where the host has it too.
+        folder: the plugin's folder, with the same path on the host.
         specs: the CDI folder.
     """
 
@@ -176,7 +182,10 @@ class MetadataFiles:
         self._prefix = f"{specs.driver}_metadata_"
 
     def put(self, record: Record) -> None:
-        """Writes the files of a claim whose record has any. Raises ``OSError``, or ``ValueError`` for a name that no file can have."""
+        """Writes the files of a claim, if its record has metadata.
+
+        Raises ``OSError``, or ``ValueError`` for a name that is not a valid file name.
+        """
         if not record.doc.get("metadata"):
             return
         folder = self.path(record.uid)
@@ -186,7 +195,7 @@ class MetadataFiles:
             self._put_file(folder / request / _FILE, data)
 
     def _put_file(self, path: Path, data: bytes) -> None:
-        """A file that exists keeps its inode, which containers may have mounted."""
+        """Writes a file. An existing file keeps its inode, because containers may have mounted it."""
         try:
             found = content_of(str(path))
         except (FileNotFoundError, ValueError):
@@ -196,8 +205,8 @@ class MetadataFiles:
             with naming(str(path)):
                 rewrite(str(path), data)
 
-    def holds(self, record: Record) -> bool:
-        """Whether the files of a claim are there and say exactly what its record does."""
+    def are_intact(self, record: Record) -> bool:
+        """Whether the files of a claim exist and match its record exactly."""
         if not record.doc.get("metadata"):
             return True
         folder = self.path(record.uid)
@@ -211,7 +220,7 @@ class MetadataFiles:
             return False
 
     def remove(self, uid: str) -> None:
-        """Removes the files of a claim, by its UID alone. A file that is not there is no fault.
+        """Removes the files of a claim, found by its UID alone. Missing files are ignored.
 
         Raises ``OSError``.
         """
@@ -230,31 +239,31 @@ class MetadataFiles:
         _remove_folder(folder)
 
     def remove_orphans(self, uid: str) -> None:
-        """Removes also CDI specs that no folder names, as after a power failure. Raises ``OSError``."""
+        """Also removes CDI specs without a folder, which a power failure can leave. Raises ``OSError``."""
         self.remove(uid)
         for path in named(self.specs.root, f"{self._prefix}{name_of(uid)}_", _JSON):
             remove_file(str(path))
 
     def uids(self) -> list[str]:
-        """The claims that have files. Raises ``OSError``."""
+        """Returns the UIDs of claims that have files. Raises ``OSError``."""
         found = {
             path.name[len(self._prefix) :].partition("_")[0] for path in named(self.specs.root, self._prefix, _JSON)
         }
         return sorted(filter(is_uid, found.union(_names_in(self.root))))
 
     def path(self, uid: str) -> Path:
-        """The folder of a claim; its time is the age of the claim's files."""
+        """The folder of a claim. Its modification time is the age of the claim's files."""
         return self.root / name_of(uid)
 
     def _spec(self, uid: str, request: str) -> Path:
         return self.specs.root / f"{self._prefix}{name_of(uid)}_{request}{_JSON}"
 
     def _contents(self, record: Record) -> dict[str, tuple[bytes, JSON]]:
-        """By request: the file, and the spec that mounts it."""
-        told = record.doc["metadata"]
-        claim = ClaimRef(record.name, record.namespace, record.uid, told["podClaim"])
+        """Returns for each request the file's content and the spec that mounts it."""
+        metadata = record.doc["metadata"]
+        claim = ClaimRef(record.name, record.namespace, record.uid, metadata["podClaim"])
         files: dict[str, dict[str, Sequence[JSON]]] = {}
-        for request, devices in told["requests"].items():  # alternatives of one request share its file
+        for request, devices in metadata["requests"].items():  # alternatives of one request share its file
             files.setdefault(base_request(request), {})[request] = devices
         out = {}
         for base, requests in files.items():
@@ -271,14 +280,14 @@ class MetadataFiles:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """What is in a folder; nothing where there is no folder. Raises ``OSError``."""
+    """Lists a folder; empty if it does not exist. Raises ``OSError``."""
     with ignoring_absence(str(folder)):
         return os.listdir(folder)  # noqa: PTH208 - names
     return []
 
 
 def _remove_folder(path: Path) -> None:
-    """Removes an empty folder, or a file in its place. Raises ``OSError``."""
+    """Removes an empty folder, or a file with that name. Raises ``OSError``."""
     with ignoring_absence(str(path)):
         try:
             path.rmdir()

@@ -1,8 +1,8 @@
-"""Later news of prepared claims' devices: on record, then in the file that containers have mounted; for whoever calls.
+"""Updates the metadata of prepared claims' devices: first in the record, then in the file that containers have mounted.
 
-The record is committed first, and the file is then brought to what the record says, inside a write transaction: so of two
-instances none writes what is older than what is there, and whatever dies in between, the next look at the claim's files puts
-the news into them. The generation that a container sees never falls.
+The record is committed first. A write transaction then updates the file from the record, so no instance writes an older
+version over a newer one. If a process dies in between, the next check of the claim's files writes the update.
+The generation that a container sees never decreases.
 """
 
 from __future__ import annotations
@@ -27,30 +27,34 @@ from .store.store import FollowUp, RecordStore
 from .transitions import Transitions
 
 log = logging.getLogger(__name__)
-_POLL = 0.05  # seconds between looks at a claim that another instance prepares
-_MORE = 5.0  # seconds above the patience after which a thread gives up too; the loop is gone then
+_POLL = 0.05  # seconds between checks of a claim that another instance prepares
+_EXTRA_WAIT = 5.0  # seconds beyond the timeout after which a blocked thread gives up; the event loop has ended then
 
 
 class MetadataUpdates:
-    """Updates of one driver's claims in one process. ``patience`` is how many seconds one waits for other work on its claim."""
+    """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
     def __init__(
-        self, store: RecordStore, files: ClaimFiles, judge: Transitions, flights: ClaimTasks, *, patience: float
+        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, *, timeout: float
     ) -> None:
         self.store = store
         self.files = files
-        self.judge = judge
-        self.flights = flights
-        self.patience = patience
+        self.transitions = transitions
+        self.tasks = tasks
+        self.timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
     def open(self) -> None:
-        """To be called on the event loop, before the driver is."""
+        """Call it on the event loop, before any method of the driver is called."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def begin(self, update: MetadataUpdate) -> Awaitable[int]:
-        """From any thread. On the loop it is under way when this returns, elsewhere it is done; see ``Driver.update_metadata``."""
+        """Starts an update; can be called from any thread.
+
+        On the event loop's thread the update is in flight when this returns, on any other thread it is complete.
+        See ``Driver.update_metadata``.
+        """
         if self._loop is None:
             raise StoppingError(
                 "update_metadata(): the plugin has not opened its records yet: call it later than start()"
@@ -61,20 +65,20 @@ class MetadataUpdates:
         except RuntimeError:
             work.close()
             raise StoppingError("update_metadata(): the plugin has stopped") from None
-        if threading.get_ident() != self._thread:  # the loop's own thread must never wait for the loop
-            pending.wait(self.patience + _MORE)
+        if threading.get_ident() != self._thread:  # the loop's own thread must not wait for the loop
+            pending.wait(self.timeout + _EXTRA_WAIT)
         return pending
 
     async def apply(self, update: MetadataUpdate) -> int:
-        """The generation that the file has then. Raises :class:`DraError`."""
-        if self.flights.ending:
+        """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
+        if self.tasks.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
-        deadline = time.monotonic() + self.patience
-        task, _ = self.flights.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
-        await asyncio.wait({task}, timeout=self.patience)
+        deadline = time.monotonic() + self.timeout
+        task, _ = self.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} is worked on for more than {self.patience:g} s, and its metadata is updated after "
+                f"claim {printable(update.uid)} is worked on for more than {self.timeout:g} s, and its metadata is updated after "
                 "that: do not wait for it within prepare, which says what it knows with prepared()"
             )
         if task.cancelled():
@@ -85,7 +89,7 @@ class MetadataUpdates:
         return found
 
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
-        """One flight of the claim."""
+        """Runs as the in-flight work of the claim."""
         while True:
             done = await self.store.do(
                 lambda db: self._record(db, update),
@@ -99,9 +103,9 @@ class MetadataUpdates:
             await asyncio.sleep(_POLL)
 
     def _record(self, db: Connection, update: MetadataUpdate) -> Any:
-        """Puts it on record; False while another instance prepares the claim."""
-        row = self.judge.readable(rows.read(db, update.uid))
-        if row is not None and row.state is State.PREPARING and self.judge.is_others(row):
+        """Commits the update to the record. Returns False while another instance prepares the claim."""
+        row = self.transitions.readable(rows.read(db, update.uid))
+        if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.doc, record.fence
@@ -112,8 +116,8 @@ class MetadataUpdates:
         return True
 
     def _write(self, db: Connection, update: MetadataUpdate) -> int:
-        """Brings the file to what is on record now, which another instance may have made newer still."""
-        record = self._prepared(self.judge.readable(rows.read(db, update.uid)), update)
+        """Updates the file from the current record, which may include later updates by another instance."""
+        record = self._prepared(self.transitions.readable(rows.read(db, update.uid)), update)
         try:
             self.files.put_metadata(record)
         except RecordsError as e:
@@ -126,7 +130,7 @@ class MetadataUpdates:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
             raise MetadataUpdateError(f"claim {shown} is not prepared, or not any more: there is no metadata to update")
-        if not self.judge.answers(row):
+        if not self.transitions.is_prepared(row):
             raise MetadataUpdateError(
                 f"claim {row.shown} was prepared before the node was rebooted, or is known from its hardware alone: the kubelet "
                 "has it prepared anew before a container starts"
@@ -135,21 +139,21 @@ class MetadataUpdates:
 
 
 class _Pending(Awaitable[int]):
-    """An update under way. Nothing is lost where it is not awaited; a failure is in the log then."""
+    """An update in flight. It completes also if it is not awaited; a failure is logged then."""
 
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
         self._done = done
-        self._asked = False
+        self._awaited = False
         self._shown = f"{printable(update.uid)}, request {printable(update.request)}"
         done.add_done_callback(self._ended)
 
     def __await__(self) -> Generator[Any, None, int]:
-        self._asked = True
+        self._awaited = True
         return asyncio.wrap_future(self._done).__await__()
 
     def wait(self, seconds: float) -> None:
-        """Blocks until it is done. Raises what it raised."""
-        self._asked = True
+        """Blocks until the update is complete. Raises the update's exception."""
+        self._awaited = True
         try:
             self._done.result(seconds)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
@@ -157,7 +161,7 @@ class _Pending(Awaitable[int]):
 
     def _ended(self, done: concurrent.futures.Future[int]) -> None:
         error = None if done.cancelled() else done.exception()
-        if isinstance(error, DraError) and not self._asked:
+        if isinstance(error, DraError) and not self._awaited:
             log.warning("metadata of claim %s is not updated: %s", self._shown, error)
 
 

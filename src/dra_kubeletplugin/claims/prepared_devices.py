@@ -1,4 +1,4 @@
-"""From a driver's answer to a claim's CDI spec and to what the kubelet is told."""
+"""Converts a driver's prepared devices to the claim's CDI spec and to the kubelet's response."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TEXT = (str, type(None))
 _IN_ITS_FILE = ": it is a described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
 _INSTALL = ": install there what makes it, such as its kernel driver, or correct the path"
 _NUMBER = re.compile(r"\d+")
-_Key = tuple[str, str, str | None, str]  # pool, device, share, request
+_Key = tuple[str, str, str | None, str]  # pool, device, share id, request
 
 
 class PreparedResult(NamedTuple):
-    """One device as the kubelet is told of it."""
+    """One device in the response to the kubelet."""
 
     requests: Sequence[str]
     pool: str
@@ -36,7 +36,7 @@ class PreparedResult(NamedTuple):
 
 
 def prepared_result(record: Record) -> list[PreparedResult]:
-    """What a prepared record says to the kubelet."""
+    """Returns the devices of a prepared record in the form of the kubelet's response."""
     return [
         PreparedResult(
             request_names([d.get("request", "")]), d["pool"], d["device"], tuple(d.get("cdi") or ()), d.get("shareID")
@@ -46,28 +46,28 @@ def prepared_result(record: Record) -> list[PreparedResult]:
 
 
 def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, host: Host) -> None:
-    """Puts devices, CDI ids and the CDI spec into ``record``.
+    """Adds devices, CDI ids and the CDI spec to ``record``.
 
-    Where the host's ``/dev`` is seen as ``/dev`` itself, the whole host is, and every path that a container needs is looked at.
-    Elsewhere this is a container, whose own files tell nothing of the host's, and only paths below ``/dev`` are.
+    Where the host's ``/dev`` is mounted at ``/dev``, the process sees the host's files, and every path that a container needs is checked.
+    Otherwise the process sees its own container's files, so only paths below ``/dev`` are checked.
 
-    Raises :class:`BadAnswerError` where the answer and the allocation do not fit, :class:`HostPathMissingError` where a
-    device node, the source of a mount or a hook's program is not there.
+    Raises :class:`BadAnswerError` if the prepared devices do not match the allocation. Raises :class:`HostPathMissingError` if a
+    device node, the source of a mount or a hook's program does not exist.
     """
-    answers = _matched(claim, prepared)
-    begun = {(*identity(d), d.get("request")): d for d in record.devices}
+    matched = _matched(claim, prepared)
+    recorded = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
-    for allocated, given in answers:
+    for allocated, device in matched:
         entry = allocated_json(allocated)
-        entry = {**begun.get((*identity(entry), allocated.request), entry)}
-        if given.edits:
-            _check_paths(claim, given, host)
-            name = specs.device_name(claim.uid, given.name, given.share_id)
-            edits.append((name, given.edits.json()))
+        entry = {**recorded.get((*identity(entry), allocated.request), entry)}
+        if device.edits:
+            _check_paths(claim, device, host)
+            name = specs.device_name(claim.uid, device.name, device.share_id)
+            edits.append((name, device.edits.json()))
             entry["cdi"] = [specs.device_id(name)]
-        if given.data is not None:
-            entry["data"] = _plain(claim, given)
+        if device.data is not None:
+            entry["data"] = _plain(claim, device)
         devices.append(entry)
     record.doc["devices"] = devices
     record.doc["complete"] = True
@@ -83,9 +83,9 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
 
 
 def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[AllocatedDevice, PreparedDevice]]:
-    """Every allocated device with its one answer."""
+    """Pairs every allocated device with its one prepared device."""
     shown = f"claim {claim.namespace}/{claim.name}"
-    given: dict[_Key, PreparedDevice] = {}
+    by_key: dict[_Key, PreparedDevice] = {}
     if not is_a(prepared, Iterable):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
@@ -111,38 +111,41 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
                     f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                     f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
-        if key in given:
+        if key in by_key:
             raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
-        given[key] = p
+        by_key[key] = p
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
-    if given.keys() != wanted.keys():
-        raise _misfit(shown, given.keys(), wanted.keys())
-    return [(allocated, given[key]) for key, allocated in wanted.items()]
+    if by_key.keys() != wanted.keys():
+        raise _mismatch(shown, by_key.keys(), wanted.keys())
+    return [(allocated, by_key[key]) for key, allocated in wanted.items()]
 
 
-def _misfit(shown: str, given: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
-    for pool, name, share, request in given - wanted:
+def _mismatch(shown: str, returned: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
+    for pool, name, share, request in returned - wanted:
         return BadAnswerError(
             f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
             f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
         )
-    missing = next(iter(wanted - given))
+    missing = next(iter(wanted - returned))
     return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
 
 
-def _check_paths(claim: Claim, given: PreparedDevice, host: Host) -> None:
-    """What is missing is told now, because the runtime's own error comes late and is not repeated."""
-    for path in given.edits.host_paths():
+def _check_paths(claim: Claim, device: PreparedDevice, host: Host) -> None:
+    """Reports a missing path at once, because the runtime's own error comes late and is not repeated."""
+    for path in device.edits.host_paths():
         seen = _seen(path, host.dev)
-        # Not followed: a link may lead to where only the host can look.
+        # Symbolic links are not followed: their target may be visible only on the host.
         if seen is not None and not os.path.lexists(seen):
-            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {given.name} is not on the host"
+            missing = f"claim {claim.namespace}/{claim.name}: {path} of device {device.name} is not on the host"
             described = not host.is_real and host.dev == host.sysfs / "dev"
             raise HostPathMissingError(missing + (_near(seen) or (_IN_ITS_FILE if described else _INSTALL)))
 
 
 def _near(missing: Path) -> str:
-    """The name beside a path that may have been meant; another one of the same kind, such as the next card, is not."""
+    """Returns a hint with a similar name in the same folder.
+
+    Names that differ only in a number are skipped: they mean another device, such as the next card.
+    """
     try:
         there = os.listdir(missing.parent)  # noqa: PTH208 - names
     except OSError:
@@ -152,18 +155,18 @@ def _near(missing: Path) -> str:
 
 
 def _seen(path: str, dev: Path) -> Path | None:
-    """Where a path of the host is seen from here; None where it cannot be judged."""
+    """Returns where this process sees a path of the host; None if it cannot check the path."""
     if dev == Path("/dev"):
         return Path(path)
     below = Path(os.path.normpath(path))
     return dev / below.relative_to("/dev") if below.is_relative_to("/dev") else None
 
 
-def _plain(claim: Claim, given: PreparedDevice) -> Any:
+def _plain(claim: Claim, device: PreparedDevice) -> Any:
     try:
-        return plain_json(given.data)
+        return plain_json(device.data)
     except ValueError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {given.name}: {e}") from None
+        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: device {device.name}: {e}") from None
 
 
 def _type(value: object) -> str:

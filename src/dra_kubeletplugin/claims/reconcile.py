@@ -1,6 +1,6 @@
-"""Brings records, CDI files and the API server's claims together: at start, and every few minutes.
+"""Reconciles records, CDI files and the API server's claims: at start, and every few minutes.
 
-A pass waits a bounded time for each claim's work; what takes longer goes on in its own lane and is seen by a later pass.
+A pass waits a bounded time for each claim's work. Longer work continues in its own task, and a later pass sees its result.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .transitions import Transitions
 from .verification import ClaimIdentity, Verifier
 
 log = logging.getLogger(__name__)
-_FAILURES = 3  # questions to the API server that fail before a pass asks no more
+_FAILURES = 3  # failed API requests after which a pass sends no more
 _ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
-_Key = tuple[str, float]  # a record's claim, and when it was made: one claim may be prepared again
+_Key = tuple[str, float]  # claim UID and creation time of its record: one claim may be prepared again
 
 
 @dataclass
 class ReconcileReport:
-    """What one pass did, by claim UID."""
+    """Results of one pass, by claim UID."""
 
     undone: list[str] = field(default_factory=list)
     undo_failed: list[str] = field(default_factory=list)
@@ -59,45 +59,47 @@ class ReconcileReport:
 
 
 class Reconciler:
-    """Args:
-    grace: seconds for which a claim must be gone before it is unprepared.
-    patience: seconds that a pass waits for the work that it began.
+    """Runs the reconcile passes of one driver.
+
+    Args:
+        grace: seconds for which a claim must be gone before it is unprepared.
+        work_timeout: seconds that a pass waits for the work that it started.
     """
 
     def __init__(
         self,
-        undoing: Rollback,
+        rollback: Rollback,
         store: RecordStore,
         files: ClaimFiles,
-        flights: ClaimTasks,
-        judge: Transitions,
+        tasks: ClaimTasks,
+        transitions: Transitions,
         verifier: Verifier,
         metrics: Metrics,
         *,
         grace: float,
-        patience: float,
+        work_timeout: float,
     ) -> None:
-        self.undoing = undoing
+        self.rollback = rollback
         self.store = store
         self.files = files
-        self.flights = flights
-        self.judge = judge
+        self.tasks = tasks
+        self.transitions = transitions
         self.verifier = verifier
         self.metrics = metrics
         self.grace = grace
-        self.patience = patience
+        self.work_timeout = work_timeout
         self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
-        self._unknown: set[str] = set()  # UIDs of claims that could not be read when they were last asked for
-        self._was_away = False  # the kubelet, when it was last asked for
-        self._left: set[str] = set()  # UIDs of claims of which it was told that they are left to the kubelet
+        self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
+        self._kubelet_was_away = False  # whether the kubelet was away at the last check
+        self._left_to_kubelet: set[str] = set()  # UIDs of claims whose log line is written
 
-    def kubelet_came(self) -> None:
-        """A kubelet that starts first ends what it missed: each grace begins anew."""
+    def kubelet_registered(self) -> None:
+        """Restarts each grace period: a kubelet that has just started first unprepares the claims that it missed itself."""
         self._gone_since.clear()
 
     async def run(self, interval: float) -> None:
-        """Never returns. A fault of the outside is logged and waits for the next pass."""
+        """Runs a pass every ``interval`` seconds. Never returns; failures are logged and retried in the next pass."""
         while True:
             await asyncio.sleep(interval)
             try:
@@ -106,9 +108,9 @@ class Reconciler:
                 log.warning("reconciling failed, trying again in %gs: %s", interval, e)
 
     async def once(self, *, ask_server: bool = True) -> ReconcileReport:
-        """One pass. Without ``ask_server`` only what this node knows by itself: that is what a start needs.
+        """Runs one pass. Without ``ask_server`` it uses local state only, as a start does.
 
-        Raises :class:`RecordsError` where the records or the CDI files cannot be read.
+        Raises :class:`RecordsError` if the records or the CDI files cannot be read.
         """
         report = ReconcileReport()
         with operation():
@@ -124,37 +126,42 @@ class Reconciler:
         return report
 
     async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
-        """Unfinished work of dead processes, and undo that failed before."""
-        unfinished = [r.uid for r in records if r.state is not State.PREPARED and not self.judge.is_others(r)]
-        await self._all(unfinished, self.undoing.tidy, report.undone, report)
+        """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
+        unfinished = [
+            r.uid for r in records if r.state is not State.PREPARED and not self.transitions.has_other_owner(r)
+        ]
+        await self._all(unfinished, self.rollback.tidy, report.undone, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
-        """Lost CDI files come back (same boot); files of ours without a record go. Nobody else's is touched."""
-        prepared = [r.uid for r in records if self.judge.answers(r)]
-        await self._all(prepared, self.undoing.mend_file, report.files_restored, report)
+        """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
+        prepared = [r.uid for r in records if self.transitions.is_prepared(r)]
+        await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
         if await self.store.recovering():
-            return  # the driver has not told yet which claims it knows: no file is an orphan
+            return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
             shown = printable(e.filename or self.files.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
-        await self._all(found, self.undoing.remove_orphan, report.files_removed, report)
+        await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
-        """Old files without a record. What writers left that died is taken away on the way."""
-        self.files.specs.clean(self.judge.process.alive)
-        # A clock that was set back leaves files from the future.
+        """Returns claims with old files but no record. Also removes temporary files of writers that died."""
+        self.files.specs.clean(self.transitions.process.alive)
+        # A clock that was set back leaves files with times in the future.
         return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
 
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
-        """Claims that are gone from the API server, were replaced or lost their devices are unprepared after a grace period, while
-        the kubelet is there and does not do it."""
+        """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
+
+        It does so only while the kubelet is there and has not unprepared them itself.
+        """
         now = time.monotonic()
-        over: dict[str, Record] = {}
+        ended: dict[str, Record] = {}
         failures = 0
-        for record in sorted(records, key=lambda r: r.uid in self._unknown):  # else a few bad ones hide all others
-            if record.state is not State.PREPARED or not record.name or record.uid in self.flights:
+        # Claims that could not be read come last: otherwise a few of them would hide all others.
+        for record in sorted(records, key=lambda r: r.uid in self._unknown):
+            if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
                 continue
             key = (record.uid, record.created)
             try:
@@ -164,30 +171,30 @@ class Reconciler:
                 self._unknown.add(record.uid)
                 failures += 1
                 if failures == _FAILURES:
-                    break  # the server is away, and each question waits for it
+                    break  # the API server is unreachable, and each request waits for its timeout
                 continue
             self._unknown.discard(record.uid)
             if live:
                 self._gone_since.pop(key, None)
-                if record.uid in self._left:
+                if record.uid in self._left_to_kubelet:
                     report.waiting.append(record.uid)
             elif now - self._gone_since.setdefault(key, now) < self.grace:
                 report.waiting.append(record.uid)
             else:
-                over[record.uid] = record
-        if over and await self._must_wait():
-            report.waiting += over
+                ended[record.uid] = record
+        if ended and await self._must_wait():
+            report.waiting += ended
             self._gone_since.clear()
-            over.clear()
+            ended.clear()
         known = {(r.uid, r.created) for r in records}
         self._gone_since = {key: since for key, since in self._gone_since.items() if key in known}
         uids = {uid for uid, _ in known}
-        self._left &= uids
+        self._left_to_kubelet &= uids
         self._unknown &= uids
-        await self._all(over, lambda uid: self._reclaim(over[uid]), report.unprepared, report)
+        await self._all(ended, lambda uid: self._reclaim(ended[uid]), report.unprepared, report)
 
     async def _is_live(self, record: Record) -> bool:
-        """Whether a claim has what was prepared for it, or a pod of this node may.
+        """Whether a claim still has the devices that were prepared for it, or a pod of this node may still use them.
 
         Raises :class:`ApiUnavailableError`.
         """
@@ -196,14 +203,14 @@ class Reconciler:
         if claim is not None and not has and self.verifier.may_be_in_use(claim, record):
             self._leave(record)
             return True
-        self._left.discard(record.uid)
+        self._left_to_kubelet.discard(record.uid)
         return has
 
     async def _reclaim(self, record: Record) -> bool:
         async def is_over() -> bool:
             try:
                 if (record.uid, record.created) not in self._gone_since or await self._is_live(record):
-                    return False  # a kubelet has come meanwhile, or the claim has its devices again
+                    return False  # a kubelet registered meanwhile, or the claim has its devices again
             except ApiUnavailableError as e:
                 log.warning("what became of claim %s is not known: %s", record.shown, e)
                 return False
@@ -211,25 +218,25 @@ class Reconciler:
             log.warning("claim %s %s: doing it now", record.shown, what)
             return True
 
-        return await self.undoing.reclaim(record, is_over)
+        return await self.rollback.reclaim(record, is_over)
 
     async def _must_wait(self) -> bool:
-        """While the kubelet is away what it started may run on, also where the API server knows nothing of it any more."""
+        """Whether the kubelet is away: pods that it started may still run, also if the API server has deleted their claims."""
         try:
-            away = await self.verifier.elsewhere.kubelet_is_away()
+            away = await self.verifier.slices.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
             log.warning("whether the kubelet of this node lives is not known: %s", describe(e))
             return True
-        if away and not self._was_away:
+        if away and not self._kubelet_was_away:
             log.warning(
                 "the kubelet of this node is away: what claims that are gone have here stays held until it is back"
             )
-        self._was_away = away
+        self._kubelet_was_away = away
         return away
 
     def _leave(self, record: Record) -> None:
-        if record.uid not in self._left:
-            self._left.add(record.uid)
+        if record.uid not in self._left_to_kubelet:
+            self._left_to_kubelet.add(record.uid)
             log.warning(
                 "claim %s has other devices of this node by now than it was prepared with (%s), which its pod may have all the "
                 "same: they stay held until the kubelet unprepares it: delete that pod",
@@ -240,27 +247,28 @@ class Reconciler:
     async def _all(
         self, uids: Iterable[str], work: Callable[[str], Awaitable[bool]], done: list[str], report: ReconcileReport
     ) -> None:
-        """Works on claims side by side, but for those that are worked on already."""
+        """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
         tasks: Mapping[str, asyncio.Task[Any]] = {
-            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.flights
+            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.tasks
         }
         if not tasks:
             return
-        for task in tasks.values():  # a pass that is cut short has nobody to tell
+        # A cancelled pass does not read the results: without the callback asyncio logs each exception.
+        for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(tasks.values(), timeout=self.patience)
+        await asyncio.wait(tasks.values(), timeout=self.work_timeout)
         for uid, task in tasks.items():
             if not task.done():
                 report.still_working.append(uid)
-                task.cancel()  # only the waiting: the work is shielded
+                task.cancel()  # cancels only the waiting: the work is shielded
             elif (error := task.exception()) is None:
                 if task.result():
                     done.append(uid)
             elif isinstance(error, StoppingError):
                 report.still_working.append(uid)
             elif isinstance(error, DraError):
-                if not isinstance(error, UndoFailedError):  # that one is logged
-                    self.undoing.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
+                if not isinstance(error, UndoFailedError):  # it is logged already
+                    self.rollback.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
                 report.undo_failed.append(uid)
             else:
                 raise error

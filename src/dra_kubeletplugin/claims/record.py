@@ -1,4 +1,4 @@
-"""What is kept of a claim, so that any process can answer for it or undo it."""
+"""The record of a claim: enough for any process to report the claim as prepared, or to roll it back."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class State(enum.StrEnum):
 
 @dataclass
 class Record:
-    """One row. ``doc`` is JSON; fields of it that this version does not know are kept as they are.
+    """One row of the record database. ``doc`` is JSON; fields that this version does not know are kept.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
-    data), ``cdi`` (the claim's CDI spec), ``metadata`` (what its metadata files say), ``complete``, ``operation``, ``retryAt``
-    (when a rollback that failed is tried again, in seconds since 1970); ``rebuilt`` where it did not come from a prepare.
-    ``takes`` is what the claim takes of counters and capacity, missing where it is not known;
-    ``published`` is how a device of our own was published, with its counter sets, should it vanish while it is in use.
+    data), ``cdi`` (the claim's CDI spec), ``metadata`` (content of its metadata files), ``complete``, ``operation``.
+    ``retryAt`` is when a failed rollback is retried, in seconds since 1970. ``rebuilt`` is set where no prepare wrote the record.
+    ``takes`` has the amounts of counters and capacity that the claim takes; it is missing where they are not known.
+    ``published`` is how this driver's device was published, with its counter sets, in case it vanishes while in use.
     """
 
     uid: str
@@ -42,7 +42,7 @@ class Record:
     name: str
     state: State
     boot_id: str
-    owner: str = ""  # the process that works on it; empty when none does
+    owner: str = ""  # the process that works on it; empty if none does
     doc: JSON = field(default_factory=dict)
     error: str = ""
     attempts: int = 0
@@ -56,49 +56,52 @@ class Record:
 
     @property
     def steps(self) -> list[JSON]:
-        """Registered reversals, oldest first."""
+        """The registered undo steps, oldest first."""
         found: list[JSON] = self.doc.get("undo") or []
         return found
 
     @property
     def retry_at(self) -> float | None:
-        """When a rollback that failed is tried again, in seconds since 1970; None where it is not known."""
+        """When a failed rollback is retried, in seconds since 1970; None if that is not known."""
         found = self.doc.get("retryAt")
         return float(found) if isinstance(found, int | float) and abs(found) < _LATEST else None
 
     @property
     def partial(self) -> bool:
-        """Whether only its devices are known, and not what a container gets with them."""
+        """Whether only the devices are known, and not the CDI edits that a container gets with them."""
         return bool(self.doc.get("rebuilt")) and not self.doc.get("complete")
 
     @property
     def shown(self) -> str:
-        """How messages name the claim."""
+        """The claim's name in messages."""
         return f"{self.namespace or '?'}/{self.name or '?'} (UID {self.uid})"
 
     @property
     def fence(self) -> Fence:
-        """What a writer that has read this record may change."""
+        """The fence for a write that is based on this version of the record."""
         return Fence(self.uid, self.owner, self.state)
 
     def holds(self) -> list[Hold]:
-        """What nobody else may hold, sorted; admin access holds nothing. A device in two requests is held once."""
+        """Returns the devices that the claim holds exclusively, sorted.
+
+        Admin access holds nothing. A device in two requests is held once.
+        """
         found = {identity(d): encoded(d.get("takes")) for d in self.devices if not d.get("adminAccess")}
         return [Hold(*key, takes, self.uid) for key, takes in sorted(found.items())]
 
     def same_allocation(self, other: Record) -> bool:
-        """Whether both are for the same devices."""
+        """Whether both records have the same devices."""
         return sorted(map(identity, self.devices)) == sorted(map(identity, other.devices))
 
     def complete_from(self, wanted: Record) -> None:
-        """Fills in what a record lacks that was rebuilt: the claim's name, and its requests."""
+        """Fills the gaps of a rebuilt record: the claim's name and its requests."""
         self.namespace, self.name = wanted.namespace, wanted.name
         requests = {identity(d): d.get("request", "") for d in wanted.devices}
         for d in self.devices:
             d["request"] = d.get("request") or requests.get(identity(d), "")
 
     def prepared_claim(self, boot_id: str) -> PreparedClaim:
-        """What :meth:`Driver.unprepare` is given."""
+        """Returns the argument of :meth:`Driver.unprepare`."""
         devices = [
             PreparedDevice(
                 request=d.get("request", ""),
@@ -123,7 +126,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Fence:
-    """Who worked on a claim, and how far it was, when a writer read it: a write holds only while both are so."""
+    """The owner and state of a record when a writer read it. The write takes effect only if both are unchanged."""
 
     uid: str
     owner: str
@@ -132,7 +135,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class UnreadableRecord:
-    """A row that this version cannot read. It stays as it is, and its devices stay held."""
+    """A row that this version cannot read. The row stays as it is, and its devices stay held."""
 
     uid: str
     reason: str
@@ -145,20 +148,20 @@ class UnreadableRecord:
 
 
 class InFlightRecords:
-    """Records that this process works on, as it last wrote them: what must come back should the database be lost."""
+    """Records that this process works on, as it last wrote them. They are restored if the database is lost."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
 
     def put(self, record: Record) -> None:
-        # Documents are replaced and never changed in place, so one level is copy enough.
+        # Documents are replaced and never changed in place, so a shallow copy is enough.
         self._records[record.uid] = dataclasses.replace(record, doc=dict(record.doc))
 
     def drop(self, uid: str) -> None:
         self._records.pop(uid, None)
 
     def records(self) -> list[Record]:
-        """May be asked from any thread."""
+        """Returns the records. Can be called from any thread."""
         return list(self._records.values())
 
 
@@ -167,7 +170,7 @@ def identity(device: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def allocated_json(device: AllocatedDevice | PreparedDevice) -> JSON:
-    """A device as a record has it before it is prepared."""
+    """Returns a device as its record stores it before the device is prepared."""
     out: JSON = {"request": device.request, "pool": device.pool, "device": device.name}
     if device.share_id:
         out["shareID"] = device.share_id
@@ -177,7 +180,7 @@ def allocated_json(device: AllocatedDevice | PreparedDevice) -> JSON:
 
 
 def check_doc(doc: object) -> JSON:
-    """A document whose devices and steps have the shape that all readers trust.
+    """Checks that a document's devices and steps have the shape that all readers rely on.
 
     Raises ``ValueError``.
     """
@@ -225,5 +228,5 @@ def _is_step(entry: object) -> bool:
 
 
 def request_names(requests: Sequence[str]) -> list[str]:
-    """Names as the kubelet wants them: the base of ``request/subrequest``; an empty list means all."""
+    """Returns request names in the kubelet's form: the base of ``request/subrequest``. An empty list means all requests."""
     return sorted({r.partition("/")[0] for r in requests if r})

@@ -1,6 +1,6 @@
-"""Devices that another process publishes, a controller or another instance: what their ResourceSlices say of them.
+"""Looks up devices that another process publishes (a controller or another instance) in their ResourceSlices.
 
-Asked only for devices that the inventory does not have. One list serves all claims that ask at about the same time.
+Only devices that the inventory does not have are looked up. One list request serves all claims that ask at about the same time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from ..resourceapi.types import Device
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_FRESH = 2.0  # seconds for which an answer serves those who ask later
-_LONGEST = 8.0  # seconds for one look, with all its pages
+_FRESH = 2.0  # seconds for which a response is reused by later callers
+_LONGEST = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RemoteDevice:
-    """A device, and the counter sets from which it draws: counter set → counter → amount."""
+    """A device and the counter sets that it draws from: by counter set and counter, the amount."""
 
     device: Device
     counter_sets: Mapping[str, Mapping[str, str]]
@@ -59,7 +59,7 @@ class _Spec(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What of a slice says where it belongs; the rest is passed over until somebody asks for a device of its pool."""
+    """The part of a slice that identifies its pool. The rest is decoded when a device of the pool is needed."""
 
     spec: _Spec
 
@@ -74,14 +74,14 @@ class _NodeStatus(msgspec.Struct):
 
 
 class _Node(msgspec.Struct):
-    """What of a Node says whether its kubelet is heard."""
+    """The part of a Node that shows whether its kubelet is alive."""
 
     status: _NodeStatus | None = None
 
 
 @dataclass
 class _Pool:
-    """The slices of a pool's newest generation, as they came."""
+    """The encoded slices of a pool's newest generation."""
 
     version: str  # of the API
     generation: int
@@ -94,7 +94,7 @@ class _Pool:
 
     @functools.cached_property
     def slices(self) -> list[JSON]:
-        """Their specs, in resource.k8s.io/v1 form."""
+        """The specs of the slices in resource.k8s.io/v1 form."""
         out = []
         for raw in self.raw:
             found = msgspec.json.decode(raw)
@@ -114,7 +114,7 @@ class _Pool:
 
 
 class _SharedRequest(Generic[T]):
-    """An answer that is shared: asked for once by all who want one that is young enough, and let go of soon."""
+    """A response that concurrent callers share. It is fetched when a caller needs a newer one, and dropped soon afterwards."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -122,12 +122,13 @@ class _SharedRequest(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def since(self, when: float) -> T:
-        """One that began not before ``when``, in the event loop's time. Raises what asking raises."""
+        """Returns the result of a request that began at ``when`` or later, in event loop time. Raises the request's exception."""
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or self._began < when or (task.done() and (task.cancelled() or task.exception())):
             task = asyncio.create_task(self._bounded(), name="looking at slices")
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whoever still waits
+            # Retrieved, also if no caller waits any more.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._task, self._began = task, loop.time()
             loop.call_later(_LONGEST + _FRESH, self._forget, task)
         return await asyncio.shield(task)
@@ -142,8 +143,10 @@ class _SharedRequest(Generic[T]):
 
 
 class SliceLookup:
-    """Args:
-    others: whether another instance of the plugin lives on this node: only then are slices of this node another's.
+    """Finds devices in the ResourceSlices of one driver.
+
+    Args:
+        others: returns whether another instance of the plugin runs on this node: only then may another process publish slices of this node.
     """
 
     def __init__(self, client: KubeClient, driver: str, node: str, others: Callable[[], bool]) -> None:
@@ -151,22 +154,28 @@ class SliceLookup:
         self._driver = driver
         self._node = node
         self._others = others
-        # Slices of other nodes are nobody's business here, and there may be thousands: those of no single node, then ours.
-        self._anywhere: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
-        self._here: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
-        self._labels: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
-        self._told = False  # that the node may not be read
+        # Slices of other nodes are irrelevant here and may be thousands. Slices without a node name are read first, then this node's.
+        self._unbound_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
+        self._node_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
+        self._node_object: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
+        self._forbidden_logged = False  # whether it was logged that the Node may not be read
 
-    async def find(self, shown: str, pool: str, name: str, asked: float) -> RemoteDevice:
-        """``shown`` names the claim in messages; ``asked`` is when its first device was looked for, in the event loop's time.
+    async def find(self, shown: str, pool: str, name: str, started: float) -> RemoteDevice:
+        """Finds a device for a claim.
 
-        Raises :class:`ApiUnavailableError` where the API server does not tell, :class:`DevicesUnknownError` while the pool is
-        being written, :class:`DeviceGoneError` where it has no such device, :class:`WrongNodeError` where it is not for this
-        node.
+        Args:
+            shown: the claim's name in messages.
+            pool: name of the device's pool.
+            name: name of the device.
+            started: when the claim's first device was looked up, in event loop time.
+
+        Raises :class:`ApiUnavailableError` if the API server does not respond, and :class:`DevicesUnknownError` while the pool is being
+        written. Raises :class:`DeviceGoneError` if the pool has no such device. Raises :class:`WrongNodeError` if the device is not for
+        this node.
         """
         try:
-            # What was not there a moment ago may be there now.
-            for since, sure in ((asked - _FRESH, False), (asked, True)):
+            # A device that was missing in a cached response may have been published since.
+            for since, sure in ((started - _FRESH, False), (started, True)):
                 if found := await self._find(shown, pool, name, since, sure=sure):
                     return found
         except (ApiError, TimeoutError) as e:
@@ -179,13 +188,14 @@ class SliceLookup:
         )
 
     async def kubelet_is_away(self) -> bool:
-        """Whether nobody hears of the kubelet of this node: what it started may run on, and it will unprepare what it ends when it
-        is back. False where the node may not be read.
+        """Whether the kubelet of this node sends no heartbeats. False if the Node may not be read.
 
-        Raises :class:`ApiError` or ``TimeoutError`` where the API server does not tell.
+        Pods that it started may still run, and it will unprepare the claims of ended pods when it is back.
+
+        Raises :class:`ApiError` or ``TimeoutError`` if the API server does not respond.
         """
         try:
-            node = await self._labels.since(asyncio.get_running_loop().time())
+            node = await self._node_object.since(asyncio.get_running_loop().time())
         except ApiError as e:
             if e.status != 404:
                 raise
@@ -199,10 +209,13 @@ class SliceLookup:
         return _Condition("Ready", "True") not in (status.conditions or ())
 
     async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
-        """None where there is no such device for this node; where that is ``sure`` and the pool is known, what it is instead."""
-        looks = [self._anywhere, self._here] if self._others() else [self._anywhere]
-        for look in looks:
-            seen = (await look.since(since)).get(pool)
+        """Returns the device, or None if no pool has it for this node.
+
+        If the lookup is ``sure`` and the pool exists, it raises the reason why the device cannot be used.
+        """
+        sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
+        for source in sources:
+            seen = (await source.since(since)).get(pool)
             if seen is None:
                 continue
             try:
@@ -224,20 +237,20 @@ class SliceLookup:
         return None
 
     async def _is_here(self, entry: tuple[JSON, JSON], since: float) -> bool:
-        """Whether a device can be used from this node, as far as that can be told."""
+        """Whether a device can be used from this node. True if the node's labels cannot be read."""
         raw, spec = entry
         at = raw if spec.get("perDeviceNodeSelection") else spec
         node: JSON | None = {"metadata": {"name": self._node}}
         if node_selectors.needs_labels(at.get("nodeSelector")):
-            node = await self._labels.since(since)
+            node = await self._node_object.since(since)
         return node is None or node_selectors.matches(
             node, at.get("nodeName"), at.get("allNodes"), at.get("nodeSelector")
         )
 
-    # --- questions to the API server ------------------------------------------------------------
+    # --- requests to the API server -------------------------------------------------------------
 
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
-        """The driver's pools by name; of one node, or of no single one."""
+        """Returns the driver's pools by name: the pools of one node, or of no single node if ``node`` is empty."""
         resource = await self._client.dra("resourceslices")
         fields = f"spec.driver={self._driver},spec.nodeName={node}"
         out: dict[str, _Pool] = {}
@@ -250,14 +263,14 @@ class SliceLookup:
         return out
 
     async def _this_node(self) -> JSON | None:
-        """The Node; None where we may not read it: then the scheduler's choice stands."""
+        """Returns the Node; None if it may not be read: then the scheduler's choice is trusted."""
         try:
             return await self._client.get(NODES, self._node)
         except ApiError as e:
             if e.status != 403:
                 raise
-            if not self._told:
-                self._told = True
+            if not self._forbidden_logged:
+                self._forbidden_logged = True
                 log.warning(
                     "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
                     e,

@@ -1,6 +1,6 @@
-"""Takes back what is on record of claims: CDI file, hardware, record, in this order; for whoever asks.
+"""Rolls back claims: removes the CDI file, undoes the hardware, then deletes the record.
 
-The kubelet's unprepare, a prepare that failed, holds that stand in another's way, and what recovery and reconciling find.
+It serves the kubelet's unprepare, prepares that failed, claims whose stale holds block another claim, recovery and reconciling.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class Rollback:
-    """The undo half of the engine, for the claims of one driver in one process.
+    """Rolls back the claims of one driver in one process.
 
-    ``changed`` is called when a claim's devices were freed; ``events`` are told of an undo that failed. ``patience`` is how many
-    seconds a prepare waits for others' holds to be undone.
+    Args:
+        changed: called when a claim's devices were freed.
+        events: records an event when a rollback fails.
+        holder_timeout: seconds that a prepare waits until the holds of other claims are rolled back.
     """
 
     def __init__(
@@ -44,76 +46,78 @@ class Rollback:
         calls: Calls,
         store: RecordStore,
         files: ClaimFiles,
-        judge: Transitions,
-        flights: ClaimTasks,
+        transitions: Transitions,
+        tasks: ClaimTasks,
         in_flight: InFlightRecords,
         metrics: Metrics,
         changed: Callable[[], None],
         events: EventRecorder,
         *,
-        patience: float,
+        holder_timeout: float,
     ) -> None:
         self.driver = driver
         self.calls = calls
         self.store = store
         self.files = files
-        self.judge = judge
-        self.flights = flights
+        self.transitions = transitions
+        self.tasks = tasks
         self.in_flight = in_flight
         self.metrics = metrics
         self.changed = changed
         self.events = events
-        self.patience = patience
+        self.holder_timeout = holder_timeout
         self.retries = RollbackRetries()
 
-    async def judged(self, judge: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
-        """What ``judge`` says in a transaction. What it marked to be undone has lost its CDI spec when this returns."""
-        return await self.store.do(judge, mode, then=self._without_spec)
+    async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
+        """Runs ``operation`` in a transaction and returns its decision. A claim marked for rollback has no CDI spec afterwards."""
+        return await self.store.do(operation, mode, then=self._without_spec)
 
     async def unprepare(self, uid: str) -> Decision:
-        """As :meth:`judged`, for a claim that the kubelet has unprepared. All is done at one go where the driver has no part in it.
+        """Decides, as :meth:`decide` does, for a claim that the kubelet unprepares.
+
+        If the driver has nothing to undo, the whole rollback happens here.
 
         Raises :class:`DraError`.
         """
 
         def end(db: Connection) -> Decision:
-            verdict = self.judge.end(db, uid, lambda: self.files.known(uid))
-            if isinstance(verdict, NothingToDo):
+            decision = self.transitions.end(db, uid, lambda: self.files.read_note(uid))
+            if isinstance(decision, NothingToDo):
                 self._clear(db, uid)
-                # Should the driver tell of this claim later, it is known to be over.
-                self.judge.remember_end(db, uid)
-            return verdict
+                # The driver may still report this claim in recover(): it must not be recovered then.
+                self.transitions.remember_end(db, uid)
+            return decision
 
-        def then(verdict: Decision) -> Decision | FollowUp:
-            verdict = self._without_spec(verdict)
-            if not isinstance(verdict, RollBack) or verdict.fault or has_undo(self.driver, verdict.record.steps):
-                return verdict
-            fence, undone = verdict.record.fence, RolledBack(verdict.record)
+        def then(decision: Decision) -> Decision | FollowUp:
+            decision = self._without_spec(decision)
+            if not isinstance(decision, RollBack) or decision.fault or has_undo(self.driver, decision.record.steps):
+                return decision
+            fence, undone = decision.record.fence, RolledBack(decision.record)
             return FollowUp(lambda db: self._drop(db, fence), then=lambda _: undone)
 
         try:
-            verdict = await self.store.do(end, then=then)
+            decision = await self.store.do(end, then=then)
         except DraError:
-            self.in_flight.drop(uid)  # marked or not, its record tells; the kubelet tries again
+            self.in_flight.drop(uid)  # marked or not, its record is enough to roll back; the kubelet retries
             raise
-        if isinstance(verdict, RolledBack):
-            self._undone(verdict.record)
-        return verdict
+        if isinstance(decision, RolledBack):
+            self._undone(decision.record)
+        return decision
 
-    def _without_spec(self, verdict: Decision) -> Decision:
-        if not isinstance(verdict, RollBack):
-            return verdict
-        self.in_flight.put(verdict.record)
+    def _without_spec(self, decision: Decision) -> Decision:
+        if not isinstance(decision, RollBack):
+            return decision
+        self.in_flight.put(decision.record)
         try:
-            self.files.remove(verdict.record.uid)
+            self.files.remove(decision.record.uid)
         except DraError as e:
-            return dataclasses.replace(verdict, fault=e)
-        return verdict
+            return dataclasses.replace(decision, fault=e)
+        return decision
 
     async def undo(self, marked: RollBack) -> None:
-        """The hardware, then the record, after the CDI spec.
+        """Undoes the hardware, then deletes the record. The CDI spec is removed already.
 
-        Raises :class:`DraError` and keeps the record, with the reason, where anything fails.
+        If anything fails, it keeps the record with the reason and raises :class:`DraError`.
         """
         record = marked.record
         fence = record.fence
@@ -124,7 +128,7 @@ class Rollback:
                 self.driver,
                 self.calls,
                 record.steps,
-                record.prepared_claim(self.judge.boot_id),
+                record.prepared_claim(self.transitions.boot_id),
                 record.shown,
                 functools.partial(self.retries.log, record.uid),
             )
@@ -140,13 +144,14 @@ class Rollback:
             try:
                 await self.store.do(lambda db: rows.update(db, record, fence))
             finally:
-                self.in_flight.drop(record.uid)  # its note, or its record, tells; another instance may undo it
-            self._tell(record, error)
+                # Its note or record is enough to roll it back; another instance may do so.
+                self.in_flight.drop(record.uid)
+            self._record_event(record, error)
             raise failed from e
         self._undone(record)
 
-    def _tell(self, record: Record, error: DraError) -> None:
-        """The kubelet makes no event of an unprepare that fails, and knows nothing of other undoing."""
+    def _record_event(self, record: Record, error: DraError) -> None:
+        """Records an event for a failed rollback: the kubelet records none for unprepare, and does not know of other rollbacks."""
         if not isinstance(error, StoppingError):
             what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
             text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
@@ -158,9 +163,9 @@ class Rollback:
         self.changed()
 
     def _clear(self, db: Connection, uid: str) -> bool:
-        """Takes away the files of a claim that has no record; True where it has none.
+        """Removes the files of a claim that has no record. Returns whether the claim has none.
 
-        To be asked inside a write transaction: so no other instance can begin to prepare the claim in between.
+        Call it inside a write transaction, so that no other instance can begin to prepare the claim in between.
         """
         if rows.read(db, uid) is not None:
             return False
@@ -168,26 +173,26 @@ class Rollback:
         return True
 
     def _drop(self, db: Connection, fence: Fence) -> bool:
-        """The note goes with the record, and before it: one that outlived it would tell of what is no more."""
-        self.files.forget(fence.uid)
+        """Deletes the note, then the record: a note that outlived the record would restore a claim that has ended."""
+        self.files.remove_note(fence.uid)
         dropped = rows.delete(db, fence)
         if dropped:
-            self.judge.remember_end(db, fence.uid)
+            self.transitions.remember_end(db, fence.uid)
         return dropped
 
     # --- for a prepare --------------------------------------------------------------------------
 
-    async def take_back(self, record: Record, error: DraError) -> Record | None:
-        """Undoes a prepare that failed with ``error``. Answers the record where it turns out to be complete after all."""
+    async def roll_back_prepare(self, record: Record, error: DraError) -> Record | None:
+        """Rolls back a prepare that failed with ``error``. Returns the record if the claim turns out to be prepared after all."""
 
-        def take_back(db: Connection) -> Decision:
-            verdict = self.judge.take_back(db, record)
-            if isinstance(verdict, NothingToDo):
+        def fail_prepare(db: Connection) -> Decision:
+            decision = self.transitions.fail_prepare(db, record)
+            if isinstance(decision, NothingToDo):
                 self._clear(db, record.uid)
-            return verdict
+            return decision
 
         try:
-            match await self.judged(take_back):
+            match await self.decide(fail_prepare):
                 case RollBack() as marked:
                     await self.undo(marked)
                 case AlreadyPrepared(found):
@@ -196,16 +201,16 @@ class Rollback:
                 case _:
                     self.in_flight.drop(record.uid)
         except DraError as e:
-            # The record keeps the devices held; the next try begins with the rollback.
-            if not isinstance(e, UndoFailedError):  # that one is logged and scheduled
+            # The record keeps the devices held; the next attempt begins with the rollback.
+            if not isinstance(e, UndoFailedError):  # it is logged and scheduled already
                 self.retries.log(record.uid, f"claim {record.shown} cannot be rolled back after {error}: {e}")
                 self.retries.failed(record.uid)
         return None
 
     async def free(self, holders: Sequence[Record]) -> None:
-        """Undoes all holds that stand in the way, side by side; whoever needs the same devices meanwhile joins.
+        """Rolls back all claims whose stale holds block a prepare, concurrently. Claims that need the same devices join.
 
-        Raises :class:`DeviceHeldError` for one that cannot be undone, or takes long: then that goes on.
+        Raises :class:`DeviceHeldError` for a claim that cannot be rolled back in time; a slow rollback continues.
         """
 
         async def one(holder: Record) -> None:
@@ -214,13 +219,13 @@ class Rollback:
             )
             self.retries.log(holder.uid, text, level=logging.INFO)
             try:
-                async with asyncio.timeout(self.patience):
-                    await self._tidy(holder.uid, lambda db: self.judge.free(db, holder.uid), work=Work.FREE)
+                async with asyncio.timeout(self.holder_timeout):
+                    await self._tidy(holder.uid, lambda db: self.transitions.free(db, holder.uid), work=Work.FREE)
             except TimeoutError:
                 raise DeviceHeldError(
-                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.patience:g} s and goes on"
+                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.holder_timeout:g} s and goes on"
                 ) from None
-            except UndoFailedError as e:  # it names the claim
+            except UndoFailedError as e:  # its text names the claim
                 raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
                 raise DeviceHeldError(
@@ -236,20 +241,20 @@ class Rollback:
     # --- for recovery and reconciling -----------------------------------------------------------
 
     async def tidy(self, uid: str) -> bool:
-        """Undoes what a dead process left, or an undo that failed; True where there was something."""
-        return await self._tidy(uid, lambda db: self.judge.tidy(db, uid))
+        """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether there was any."""
+        return await self._tidy(uid, lambda db: self.transitions.tidy(db, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
-        """Unprepares a claim that the API server does not have any more, if it is still as it was seen.
+        """Unprepares a claim that the API server no longer has, if its record is still as it was ``seen``.
 
-        ``is_over`` looks once more, when no prepare of ours can answer for the claim: it may have got its devices again since.
+        ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """
-        return await self._tidy(seen.uid, lambda db: self.judge.reclaim(db, seen), is_over)
+        return await self._tidy(seen.uid, lambda db: self.transitions.reclaim(db, seen), is_over)
 
     async def _tidy(
         self,
         uid: str,
-        judge: Callable[[Connection], Decision],
+        operation: Callable[[Connection], Decision],
         is_over: Callable[[], Awaitable[bool]] | None = None,
         *,
         work: Work = Work.TIDY,
@@ -257,40 +262,43 @@ class Rollback:
         async def do() -> bool:
             if is_over and not await is_over():
                 return False
-            verdict = await self.judged(judge)
-            if isinstance(verdict, RollBack):
-                await self.undo(verdict)
-            return isinstance(verdict, RollBack)
+            decision = await self.decide(operation)
+            if isinstance(decision, RollBack):
+                await self.undo(decision)
+            return isinstance(decision, RollBack)
 
         done: bool = await self._run(uid, do, work)
         return done
 
-    async def mend_file(self, uid: str) -> bool:
-        """Writes a prepared claim's CDI file again where it is not as it should be; True where it was not."""
+    async def repair_files(self, uid: str) -> bool:
+        """Restores a prepared claim's files if they are missing or changed. Returns whether it wrote them."""
 
         async def work() -> bool:
             row = await self.store.get(uid)
-            return isinstance(row, Record) and self.judge.answers(row) and await self.mend(row)
+            return isinstance(row, Record) and self.transitions.is_prepared(row) and await self.restore_files(row)
 
         done: bool = await self._run(uid, work)
         return done
 
-    async def mend(self, record: Record) -> bool:
-        """As :meth:`mend_file`, inside the claim's work. What another instance undid meanwhile does not come back."""
-        if await self.store.aside(lambda: self.files.holds(record)):
+    async def restore_files(self, record: Record) -> bool:
+        """Restores the files, as :meth:`repair_files` does, within the claim's own task.
+
+        A claim that another instance has rolled back meanwhile stays without files.
+        """
+        if await self.store.run(lambda: self.files.are_intact(record)):
             return False
 
-        def again(db: Connection) -> bool:
+        def restore(db: Connection) -> bool:
             row = rows.read(db, record.uid)
-            if isinstance(row, Record) and self.judge.answers(row):
-                return self.files.mend(row)  # with what other instances know by now
+            if isinstance(row, Record) and self.transitions.is_prepared(row):
+                return self.files.restore(row)  # with updates that other instances have committed
             self._clear(db, record.uid)
             return False
 
-        return await self.store.do(again)
+        return await self.store.do(restore)
 
     async def remove_orphan(self, uid: str) -> bool:
-        """Removes a CDI file that no record knows; True where it did."""
+        """Removes the files of a claim without a record. Returns whether it did."""
 
         async def work() -> bool:
             return await self.store.do(lambda db: self._clear(db, uid))
@@ -299,7 +307,7 @@ class Rollback:
         return done
 
     async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
-        if self.flights.ending:
+        if self.tasks.ending:
             raise StoppingError("the plugin is shutting down: the next start goes on")
 
         async def run() -> Any:
@@ -307,10 +315,10 @@ class Rollback:
             self.retries.done(uid)  # within the claim's work: a failure of later work schedules a retry, which stays
             return result
 
-        task, _ = self.flights.start(uid, work, run)
+        task, _ = self.tasks.start(uid, work, run)
         try:
             return await asyncio.shield(task)
-        except Exception as e:  # one claim's fault is not the others'
+        except Exception as e:  # one claim's failure must not end the others' work
             raise as_dra_error(e) from e
 
 

@@ -1,6 +1,6 @@
-"""What is to be done with a claim, by what is on record of it. Pure, but for marking the record that is to be undone.
+"""Decides the next step for a claim from its record, and marks the record that is to be rolled back.
 
-Judging and marking are one transaction, so nothing changes in between.
+The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ from .record import Record, State, UnreadableRecord
 from .store import rows
 
 log = logging.getLogger(__name__)
-RECOVER = "recover"  # in the database's own notes: the driver has to be asked what its hardware knows
-_NODE = "node_name"  # the node's name when there was last a first claim
-ENDED = "ended:"  # + UID of a claim that was unprepared before the driver told of it
+RECOVER = "recover"  # meta key in the database: recover() of the driver has still to be called
+_NODE = "node_name"  # meta key: the node's name when a claim was last prepared for the first time
+ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """The record is written and the devices are held: prepare."""
+    """The record is written and the devices are held: the claim can be prepared."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class AlreadyPrepared:
-    """Prepared already, as it should be."""
+    """The claim is prepared and its record is valid."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """Marked as ours: undo it, then ask again. ``fault`` is why its CDI spec is still there."""
+    """The claim is marked and owned by this process: roll it back, then decide again.
+
+    ``fault`` is why its CDI spec still exists.
+    """
 
     record: Record
     fault: DraError | None = None
@@ -46,37 +49,39 @@ class RollBack:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """It was marked, and is gone: nothing of it concerned the driver."""
+    """The claim was rolled back completely: the driver had nothing to undo."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class InProgress:
-    """Another living process works on it."""
+    """Another living process works on the claim."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class StaleHolders:
-    """Claims that hold devices and run no more: from before a reboot, or of a dead process's unfinished work."""
+    """Claims that hold devices without using them: prepared before a reboot, or left unfinished by a dead process."""
 
     holders: list[Record]
 
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """There is no record."""
+    """The claim has no record."""
 
 
 Decision = Prepare | AlreadyPrepared | RollBack | RolledBack | InProgress | StaleHolders | NothingToDo
 
 
 class Transitions:
-    """Judges for one process in one boot. Its methods are operations: they run inside a transaction.
+    """Makes decisions for one process in one boot. Its methods are operations: they run inside a transaction.
 
-    ``prepares`` says whether this process prepares a claim now. ``node`` is the node's name; empty where it is not known.
+    Args:
+        prepares: returns whether this process prepares a claim now.
+        node: the node's name; empty if it is not known.
     """
 
     def __init__(
@@ -89,15 +94,20 @@ class Transitions:
         self.node = node
 
     def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Decision:
-        """For a prepare. ``fault`` is why the claim could not be prepared afresh; ``supply`` is what there is to be had now.
+        """Decides for a prepare.
 
-        Raises ``fault``, :class:`DeviceHeldError` naming the holders, of a device or of what is needed of its counters and
-        capacity, :class:`RecordUnreadableError`, and :class:`HardwareUnknownError` while it is not known what the hardware has
-        in use.
+        Args:
+            db: the database, in a write transaction.
+            wanted: the record to write if the claim has none.
+            fault: why the claim cannot be prepared for the first time; ignored if it is prepared already.
+            supply: the current counters and capacity.
+
+        Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that it needs.
+        Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices the hardware uses.
         """
         found = self.readable(rows.read(db, wanted.uid))
         if found is not None:
-            return self._known(db, found, wanted)
+            return self._repeat(db, found, wanted)
         if fault is not None:
             raise fault
         if rows.has_meta(db, RECOVER):
@@ -113,14 +123,14 @@ class Transitions:
             if len(stale) == len(e.holders):
                 return StaleHolders(stale)
             raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
-        stale = self._check_left(db, wanted, supply)
+        stale = self._check_capacity(db, wanted, supply)
         if stale:
             return StaleHolders(stale)
-        rows.insert_free(db, self.driver, wanted)  # that nobody has its devices was looked at just now
+        rows.insert_free(db, self.driver, wanted)  # check_free() has just found the devices free
         return Prepare(wanted)
 
     def _check_node(self, db: sqlite3.Connection) -> None:
-        """A node's pools are named after it, so after a change of its name the records hold the same devices under other pools.
+        """Checks that the node has kept its name. Pools are named after the node, so under a new name the records would miss held devices.
 
         Raises :class:`HardwareUnknownError` while there are claims that were prepared under another name of the node.
         """
@@ -135,64 +145,67 @@ class Transitions:
             )
         rows.set_meta(db, _NODE, self.node)
 
-    def _check_left(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
-        """Whether counters and capacity suffice. Answers the stale claims without which they do; nothing where they do at once.
+    def _check_capacity(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
+        """Checks counters and capacity. Returns the stale claims that must be rolled back first; empty if everything fits.
 
-        Raises :class:`OverdrawnError` naming the claims that hold too much.
+        Raises :class:`OverdrawnError` with the claims that hold too much.
         """
-        mine = wanted.holds()
-        if shortage(mine, rows.beside(db, self.driver, mine, wanted.uid), supply) is None:
+        wanted_holds = wanted.holds()
+        if shortage(wanted_holds, rows.other_holds(db, self.driver, wanted_holds, wanted.uid), supply) is None:
             return []
-        held = rows.beside(db, self.driver, mine, wanted.uid, names=True)
+        held = rows.other_holds(db, self.driver, wanted_holds, wanted.uid, names=True)
         takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
-        missing = shortage(mine, [h for h in held if h.uid not in stale], supply)
+        missing = shortage(wanted_holds, [h for h in held if h.uid not in stale], supply)
         if missing is not None:
             raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
         return list(stale.values())
 
-    def _known(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
-        if self.answers(found) and found.same_allocation(wanted):
-            # That it was asked for tells another instance, which found the claim gone just before, that it is not.
+    def _repeat(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
+        if self.is_prepared(found) and found.same_allocation(wanted):
+            # The update tells another instance, which may have found the claim gone, that it is in use.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
                 rows.update(db, found, fence)
             return AlreadyPrepared(found)
-        if self.is_others(found):
+        if self.has_other_owner(found):
             return InProgress(found)
         return self._mark(db, found)
 
-    def end(self, db: sqlite3.Connection, uid: str, known: Callable[[], Record | None]) -> Decision:
-        """For an unprepare. ``known`` is what else tells of the claim, asked only where the record does not."""
+    def end(self, db: sqlite3.Connection, uid: str, read_note: Callable[[], Record | None]) -> Decision:
+        """Decides for an unprepare. ``read_note`` returns the record from the claim's note; it is called only if the row cannot be used."""
         row = rows.read(db, uid)
         if not isinstance(row, Record):
-            record = known()
+            record = read_note()
             if record is None:
                 self.readable(row)
                 return NothingToDo()
             return self._adopt(db, record)
-        return InProgress(row) if self.is_others(row) else self._mark(db, row)
+        return InProgress(row) if self.has_other_owner(row) else self._mark(db, row)
 
     def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
-        """While the driver has not said yet what its hardware knows: the kubelet was told that this claim is over."""
+        """Notes that the kubelet was informed of the claim's end, as long as recover() may still report the claim."""
         if rows.has_meta(db, RECOVER):
             rows.set_meta(db, ENDED + uid, "")
 
-    def take_back(self, db: sqlite3.Connection, ours: Record) -> Decision:
-        """For a prepare of ours that cannot be completed, whatever became of its record meanwhile."""
-        row = rows.read(db, ours.uid)
+    def fail_prepare(self, db: sqlite3.Connection, failed: Record) -> Decision:
+        """Decides for a prepare of this process that failed. The record may have changed meanwhile."""
+        row = rows.read(db, failed.uid)
         if row is None:
-            return self._adopt(db, ours)
+            return self._adopt(db, failed)
         if not isinstance(row, Record):
             return NothingToDo()
         if row.owner == self.process.id:
             return self._mark(db, row)
-        # The write that seemed to fail was done, or another instance has taken the claim over and answers for it.
-        return AlreadyPrepared(row) if self.answers(row) and row.same_allocation(ours) else InProgress(row)
+        # The write that seemed to fail succeeded, or another instance has taken the claim over and is responsible for it.
+        return AlreadyPrepared(row) if self.is_prepared(row) and row.same_allocation(failed) else InProgress(row)
 
     def _adopt(self, db: sqlite3.Connection, record: Record) -> Decision:
-        """Undoes what no row tells of, unless its devices are another claim's by now: those are left alone, and its files go."""
+        """Inserts a record for a claim without a row, so that it can be rolled back.
+
+        If another claim has its devices now, they are left alone and only the claim's files are removed.
+        """
         rows.forget(db, record.uid)
         record.state, record.owner = State.UNPREPARING, self.process.id
         try:
@@ -203,34 +216,34 @@ class Transitions:
         return RollBack(record)
 
     def reclaim(self, db: sqlite3.Connection, seen: Record) -> Decision:
-        """For a prepared claim that the API server does not have any more, if it is still the one that was looked at."""
+        """Decides for a prepared claim that the API server no longer has. It must be unchanged since it was ``seen``."""
         row = rows.read(db, seen.uid)
         if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
             return NothingToDo()
         return self._mark(db, row) if row.fence == seen.fence else NothingToDo()
 
     def tidy(self, db: sqlite3.Connection, uid: str) -> Decision:
-        """For what a dead process left, or an undo that failed. Prepared claims are left alone."""
+        """Decides for unfinished work of a dead process, or a failed rollback. Prepared claims are left alone."""
         row = rows.read(db, uid)
-        if not isinstance(row, Record) or row.state is State.PREPARED or self.is_others(row):
+        if not isinstance(row, Record) or row.state is State.PREPARED or self.has_other_owner(row):
             return NothingToDo()
         return self._mark(db, row)
 
     def free(self, db: sqlite3.Connection, uid: str) -> Decision:
-        """For a hold that looked stale: it is judged again."""
+        """Decides again for a claim whose hold seemed stale."""
         row = rows.read(db, uid)
         return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
 
-    def answers(self, record: Record) -> bool:
-        """Whether a repetition may be answered from the record alone."""
+    def is_prepared(self, record: Record) -> bool:
+        """Whether the kubelet's repeated prepare can be answered from the record alone."""
         return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
 
-    def is_others(self, record: Record) -> bool:
+    def has_other_owner(self, record: Record) -> bool:
         """Whether another living process works on the claim now."""
         return record.owner not in {"", self.process.id} and self.process.alive(record.owner)
 
     def readable(self, row: rows.Row | None) -> Record | None:
-        """Raises :class:`RecordUnreadableError`."""
+        """Returns the row unless it is unreadable. Raises :class:`RecordUnreadableError`."""
         if isinstance(row, UnreadableRecord):
             raise RecordUnreadableError(
                 f"the record of claim {row.shown} cannot be read ({row.reason}) and its devices stay held: use the plugin "
@@ -239,11 +252,11 @@ class Transitions:
         return row
 
     def _is_stale(self, holder: Record) -> bool:
-        """Also while it is undone: who needs its devices waits for that."""
+        """Whether a hold is stale. True also during its rollback: a claim that needs the devices waits for that."""
         return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:
-        if self.is_others(holder):
+        if self.has_other_owner(holder):
             return False
         return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
 

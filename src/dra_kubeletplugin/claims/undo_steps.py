@@ -1,4 +1,4 @@
-"""Reversal of steps: registered as data before they are taken, run newest first, by whichever process is there."""
+"""Records undo steps before the driver takes the steps that they reverse, and runs them newest first, in any process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..driver.data import plain_json
 from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, printable
 
 log = logging.getLogger(__name__)
-Step = Mapping[str, Any]  # as it is on record: {"step": name, "data": {...}}
-_MOST = 1_000  # steps of one claim; its record is written with each
-_SAVE_WAIT = 60.0  # seconds that a plain prepare waits for its step; the store gives up long before
+Step = Mapping[str, Any]  # as it is recorded: {"step": name, "data": {...}}
+_MOST = 1_000  # steps of one claim; each step writes the claim's record
+_SAVE_WAIT = 60.0  # seconds that a synchronous prepare waits for its step; the store fails long before
 
 
 class UndoRecorder(UndoRegistrar):
-    """Puts the steps of one prepare on record. Made on the thread of ``loop``; registered with from any thread.
+    """Records the undo steps of one prepare. Create it on the thread of ``loop``; steps can be registered from any thread.
 
-    ``save`` is called on the loop after each registration, at once, with all steps so far in the order of registration: also one
-    whose ``await`` is forgotten is on record and will be run. It returns when they are on disk, in bounded time, and raises
-    :class:`DraError` where they are not, or where the record is no longer ours. Calls of it may overlap.
+    ``save`` runs on the loop after each registration, with all steps so far in order, so a step without ``await`` is also recorded.
+    It returns in bounded time when the steps are on disk. It raises :class:`DraError` if they are not, or if another process owns the
+    record now. Calls of ``save`` may overlap.
 
-    When prepare has ended, however it did, :meth:`settle` must be called, and :meth:`check` before its answer counts.
+    When prepare has ended in any way, call :meth:`settle`. Call :meth:`check` before its result is used.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class UndoRecorder(UndoRegistrar):
             registration = _Registration(step, self._begin(step))
             self._registrations.append(registration)
         if threading.get_ident() != self._loop_thread:
-            registration.wait()  # on disk when this returns; the loop's own thread must never wait for the loop
+            registration.wait()  # on disk when this returns; the loop's own thread must not wait for the loop
         return registration
 
     def _entry(self, step: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises :class:`DriverError` for what could not be run or kept."""
+        """Returns the step as it is recorded. Raises :class:`DriverError` for a step that could not be run or stored."""
         shown = f"on_undo({step!r})"
         if not isinstance(step, str):
             raise DriverError(f"{shown}: the step is named by a text")
-        step = str.__str__(step)  # of a class derived from str it could not be kept
-        fault = _misfit(self._driver, step, data)
+        step = str.__str__(step)  # an instance of a subclass of str could not be stored
+        fault = _mismatch(self._driver, step, data)
         if fault:
             raise DriverError(f"{shown}: {fault}")
         try:
@@ -79,7 +79,7 @@ class UndoRecorder(UndoRegistrar):
 
     def _begin(self, step: str) -> concurrent.futures.Future[None]:
         async def save() -> None:
-            # Not this step alone: which task the loop begins first is the loop's.
+            # All steps, not only this one: the loop may run the tasks in another order.
             await self._save(list(self._steps))
 
         saving = save()
@@ -90,7 +90,7 @@ class UndoRecorder(UndoRegistrar):
             raise StoppingError(f"on_undo({step!r}): the plugin has stopped") from None
 
     async def settle(self) -> None:
-        """No more registrations; returns when each step is on disk or could not be saved. Says which were not awaited."""
+        """Accepts no more steps. Returns when each step is on disk or has failed; logs the steps that were not awaited."""
         with self._lock:
             self._closed = True
         saving = [asyncio.wrap_future(r.saving) for r in self._registrations if not r.saving.done()]
@@ -103,8 +103,11 @@ class UndoRecorder(UndoRegistrar):
                 log.warning("%s", registration.forgotten())
 
     def check(self) -> None:
-        """After :meth:`settle`. Raises :class:`DraError` where a step is not on disk, though the driver may have ignored that,
-        and :class:`DriverError` where an await was forgotten: the step was taken before its reversal was on disk."""
+        """Raises the failures of registered steps. Call it after :meth:`settle`.
+
+        Raises :class:`DraError` if a step is not on disk, also if the driver ignored that. Raises :class:`DriverError` if an ``await`` was
+        forgotten: the driver may have taken the step before its reversal was on disk.
+        """
         for registration in self._registrations:
             registration.raise_failure()
         for registration in self._registrations:
@@ -113,7 +116,7 @@ class UndoRecorder(UndoRegistrar):
 
 
 class _Registration(Awaitable[None]):
-    """One step on its way to the disk. Nothing is lost where it is not awaited, but nothing is certain before it was."""
+    """A step that is being written. It is written also without ``await``, but only ``await`` ensures that it is on disk."""
 
     def __init__(self, step: str, saving: concurrent.futures.Future[None]) -> None:
         self.step = step
@@ -123,7 +126,7 @@ class _Registration(Awaitable[None]):
     def __await__(self) -> Generator[Any, None, None]:
         self.awaited = True
         if not self.saving.done():
-            # raise_failure says it in our words; a cancellation is the caller's.
+            # raise_failure() converts the error; a cancellation belongs to the caller.
             with contextlib.suppress(Exception):
                 yield from asyncio.shield(asyncio.wrap_future(self.saving)).__await__()
         self.raise_failure()
@@ -170,16 +173,20 @@ async def run_undo(
     shown: str,
     report: Callable[[str, BaseException | None], None] = _log,
 ) -> None:
-    """``unprepare``, then every step on record, newest first. All are tried.
+    """Runs ``unprepare``, then every recorded step, newest first. A failure does not stop the remaining ones.
 
     Args:
-        shown: how messages name the claim.
-        report: logs a failure, with its traceback where one is given.
+        driver: the driver that reverses the steps.
+        calls: runs the driver's methods.
+        steps: the recorded steps, oldest first.
+        claim: the claim to roll back.
+        shown: the claim's name in messages.
+        report: logs a failure, with its traceback if an exception is passed.
 
     Raises the first :class:`DraError` at the end.
     """
     jobs: list[tuple[str, Callable[[], Awaitable[object]]]] = []
-    if type(driver).unprepare is not Driver.unprepare:  # the base's does nothing: no thread for it
+    if type(driver).unprepare is not Driver.unprepare:  # the default method does nothing: no thread for it
         jobs.append(("unprepare", functools.partial(calls, driver.unprepare, claim)))
     jobs += [(_named(s), functools.partial(_run_step, driver, calls, s, claim)) for s in reversed(steps)]
     failures: list[DraError] = []
@@ -204,14 +211,14 @@ async def _run_step(driver: Driver, calls: Calls, step: Step, claim: PreparedCla
     name, data = (step.get("step"), step.get("data")) if isinstance(step, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(data, Mapping):
         raise RecordsError(f"an undo step on record cannot be read: {printable(step)}")
-    fault = _misfit(driver, name, data)
+    fault = _mismatch(driver, name, data)
     if fault:
         raise DriverError(f"a step that an older version of the driver registered cannot be undone: {fault}")
     await calls(getattr(driver, f"undo_{name}"), claim, **data)
 
 
-def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
-    """Why ``undo_<step>(claim, **data)`` cannot be called; empty where it can."""
+def _mismatch(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
+    """Returns why ``undo_<step>(claim, **data)`` cannot be called; empty if it can."""
     name, cls = f"undo_{step}", printable(type(driver).__name__)
     method = getattr(driver, name, None)
     if not callable(method):
@@ -226,10 +233,10 @@ def _misfit(driver: Driver, step: str, data: Mapping[str, Any]) -> str:
     except TypeError as e:
         parameters = list(signature.parameters)
         any_name = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for given in data:
-            if given not in parameters and not any_name:
-                return f"{cls}.{printable(name)} has no parameter {given!r}" + (
-                    did_you_mean(given, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
+        for key in data:
+            if key not in parameters and not any_name:
+                return f"{cls}.{printable(name)} has no parameter {key!r}" + (
+                    did_you_mean(key, parameters[1:]) or f": its parameters are {', '.join(parameters[1:]) or 'none'}"
                 )
         return f"{cls}.{printable(name)} cannot be called with these parameters: {printable(e)}"
     return ""

@@ -1,4 +1,4 @@
-"""What must be true of a claim before the hardware is touched: a GET, then checks without side effects."""
+"""Checks a claim before the hardware is touched: reads it from the API server, then validates it without side effects."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
 
 JSON = dict[str, Any]
-_GET = 10.0  # seconds for one claim
-_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
+_GET = 10.0  # seconds for reading one claim
+_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the slowest take about 3 ms
 _LARGE_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class ClaimIdentity:
-    """A claim as the kubelet names it."""
+    """A claim as the kubelet identifies it."""
 
     namespace: str
     name: str
@@ -62,9 +62,10 @@ class ClaimIdentity:
 
 @dataclass(frozen=True)
 class VerifiedClaim:
-    """A live, allocated claim. ``fault`` is why it could not be prepared now; a repetition does not care.
+    """A live, allocated claim.
 
-    ``entries`` are its devices as a record has them before they are prepared; ``supply`` is what there was when it was looked at.
+    ``fault`` is why the claim cannot be prepared now; a claim that is already prepared is returned from its record in spite of it.
+    ``entries`` are its devices as a record stores them before they are prepared. ``supply`` has the limits at the time of the check.
     """
 
     object: EncodedClaim | JSON
@@ -102,7 +103,7 @@ class _Fields(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FetchedClaim:
-    """A claim as the API server sent it, and the fields that are read here, of known shape."""
+    """A claim as the API server sent it, with decoded and validated fields."""
 
     object: EncodedClaim | JSON
     uid: str
@@ -110,29 +111,29 @@ class FetchedClaim:
     reserved_for: Sequence[JSON]
 
     def results(self, driver: str) -> list[AllocationResult]:
-        """The allocated devices of one driver."""
+        """Returns the allocated devices of one driver."""
         devices = self.allocation.devices if self.allocation else None
         return [r for r in (devices.results if devices else None) or () if r.driver == driver]
 
     def config(self) -> Sequence[JSON]:
-        """Entries of the allocation, with encoded parameters."""
+        """Returns the configuration entries of the allocation, with encoded parameters."""
         devices = self.allocation.devices if self.allocation else None
         return config_entries(devices.config) if devices else ()
 
     @property
     def node(self) -> str:
-        """The one node where the allocation can be used; empty where there may be several."""
+        """The single node where the allocation can be used; empty if there may be several."""
         return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
 
 
 class Verifier:
-    """Reads claims and checks them against the inventory, and against slices for the devices of others."""
+    """Reads claims and checks them against the inventory, or against slices for devices that another process publishes."""
 
     def __init__(
         self,
         client: KubeClient,
         inventory: Inventory,
-        elsewhere: SliceLookup,
+        slices: SliceLookup,
         driver: Driver,
         name: str,
         *,
@@ -140,7 +141,7 @@ class Verifier:
     ) -> None:
         self.client = client
         self.inventory = inventory
-        self.elsewhere = elsewhere
+        self.slices = slices
         self.driver = driver
         self.name = name
         self.refuse_unhealthy = refuse_unhealthy
@@ -153,22 +154,26 @@ class Verifier:
         return f"claims with large parameters cannot be prepared: {stuck}: restart the plugin's pod" if stuck else ""
 
     async def fetch(self, ref: ClaimIdentity) -> FetchedClaim | None:
-        """The claim; None where it is gone.
+        """Reads a claim; returns None if it does not exist.
 
-        Raises :class:`ApiUnavailableError` for every other response than the claim or "not found".
+        Raises :class:`ApiUnavailableError` for every response except the claim or "not found".
         """
         async with self._reading(ref) as claim:
             return claim
 
     @contextlib.asynccontextmanager
     async def _reading(self, ref: ClaimIdentity) -> AsyncIterator[FetchedClaim | None]:
-        """As :meth:`fetch`. A large claim is decoded in a thread, and few are worked on at once: each may take 20 ms."""
+        """Reads a claim as :meth:`fetch` does.
+
+        A large claim is decoded in a thread, and few at a time: each may take 20 ms.
+        """
         try:
             resource = await self.client.dra("resourceclaims")
             answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
             if e.status != 404 or not e.names(ref.name):
-                # A refusal says nothing about the claim: a token that was rotated, a permission, a version that is no longer served.
+                # A refusal does not mean that the claim is gone.
+                # The cause may be a rotated token, a permission, or a version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
             answer = None
         if answer is None:
@@ -181,15 +186,15 @@ class Verifier:
             yield await asyncio.to_thread(_fetched, ref, resource, answer)
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
-        """Whether a claim is the one of ``record``, and still has the devices that were prepared for it."""
+        """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
         now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
         return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
 
     def may_be_in_use(self, claim: FetchedClaim, record: Record) -> bool:
-        """Whether a pod of this node may have what was prepared, though the claim has other devices of this node by now.
+        """Whether a pod of this node may use the prepared devices, though the claim now has other devices of this node.
 
-        A kubelet that knows a claim as prepared starts the next pod with what it was told then, and asks nobody: so it is where
-        a pod was taken by force while the kubelet was away, and the claim allocated anew for another.
+        A kubelet that has a claim as prepared starts the next pod with its cached devices and does not call the plugin.
+        This happens when a pod is force-deleted while the kubelet is away and the claim is allocated again for another pod.
         """
         here = self.inventory.pools if self.inventory.known else None
         found = claim.results(self.name) if claim.uid == record.uid and claim.reserved_for else []
@@ -198,7 +203,7 @@ class Verifier:
     async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
         """Reads the claim and resolves its devices.
 
-        Raises :class:`ClaimError` where the claim itself is wrong; what is wrong with its devices is ``fault``.
+        Raises :class:`ClaimError` if the claim itself is wrong; a fault of its devices is returned as ``fault``.
         """
         async with self._reading(ref) as claim:
             return await self._verified(ref, claim)
@@ -216,20 +221,21 @@ class Verifier:
             )
         results = claim.results(self.name)
         supply = DeviceLookup(self.inventory)
-        asked = (
+        started = (
             asyncio.get_running_loop().time()
-        )  # one look is new enough for all devices of a claim, however long it takes
+        )  # a lookup since this time is fresh enough for all devices of the claim, however long they take
         try:
             devices, entries = [], []
             resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
             for result in results:
-                devices.append(await self._device(ref, result, resolved, supply, asked))
-                entries.append(supply.entry(devices[-1]))  # at once: it may vanish while the next is asked for
+                devices.append(await self._device(ref, result, resolved, supply, started))
+                # At once: the device may vanish while the next one is looked up.
+                entries.append(supply.entry(devices[-1]))
             return VerifiedClaim(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
-            # Neither the object nor a traceback, whose frames keep it: nothing is prepared.
+            # The result has neither the object nor a traceback, whose frames reference it: nothing will be prepared.
             return VerifiedClaim({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(
@@ -238,12 +244,12 @@ class Verifier:
         result: AllocationResult,
         resolved: Mapping[str, Resolved | DraError],
         supply: DeviceLookup,
-        asked: float,
+        started: float,
     ) -> AllocatedDevice:
         name = result.device
-        device = self._own(ref, result)
+        device = self._from_inventory(ref, result)
         if device is None:
-            found = await self.elsewhere.find(f"claim {ref}", result.pool, name, asked)
+            found = await self.slices.find(f"claim {ref}", result.pool, name, started)
             supply.add(result.pool, found)
             device = found.device
         match resolved[result.request]:
@@ -259,8 +265,8 @@ class Verifier:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
         return result.allocated(device, chosen, source, consumed)
 
-    def _own(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
-        """A device of the inventory; None where only others can know of its pool."""
+    def _from_inventory(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
+        """Returns a device of the inventory; None if another process publishes its pool."""
         name, pool = result.device, result.pool
         device = self.inventory.get(name, pool)
         if device is None:
@@ -278,11 +284,11 @@ class Verifier:
 
 
 def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> FetchedClaim:
-    """Raises :class:`ApiUnavailableError` for what is no ResourceClaim."""
+    """Decodes a response. Raises :class:`ApiUnavailableError` if it is not a ResourceClaim."""
     try:
         fields: _Fields = from_json(answer.body, _Fields)
         obj: EncodedClaim | JSON = EncodedClaim(answer.body)
-        if resource.version == "v1beta1":  # the only version of another shape
+        if resource.version == "v1beta1":  # the only version with another shape
             found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
             obj = convert(found, "v1")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:

@@ -137,7 +137,7 @@ class Plugin:
         return self.claims.update_metadata(update)
 
     def _kubelet_came(self) -> None:
-        self.claims.kubelet_came()
+        self.claims.kubelet_registered()
         self.publisher.kubelet_came()
 
     def _claims_changed(self) -> None:
@@ -193,7 +193,7 @@ class Plugin:
         """
         try:
             self.process.acquire()
-            for left in self.process.bury():
+            for left in self.process.reap_dead():
                 remove_stale(Path(left.path), left.device or None, left.inode or None)
                 remove_dead(lock_of(Path(left.path), self.settings.plugin_dir))
             remove_temporary(self.settings.plugin_dir, self.process.alive)
@@ -216,7 +216,7 @@ class Plugin:
 
     def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
-            self.process.own(sockets)
+            self.process.claim_sockets(sockets)
         except OSError as e:  # if the disk is full, a kill leaves a stale socket; the service still works
             log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
 

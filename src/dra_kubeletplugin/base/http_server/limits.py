@@ -144,7 +144,7 @@ class Connections:
         return not (self._is_full() or self._exceeds_share(new)) or self._close_one(self._rivals(new))
 
     def may_wait(self, new: Connection) -> bool:
-        """Whether to wait for room. A client whose handled requests use its whole share is refused: others have room left."""
+        """Whether to wait until a connection can be closed. A client whose handled requests use its whole share is refused instead."""
         return self._is_full() or any(c.may_be_closed for c in self._rivals(new))
 
     def _is_full(self) -> bool:

@@ -1,6 +1,6 @@
-"""Whose request it is: a browser opens any page, and any page may ask whatever the browser can reach.
+"""Checks where a request comes from, because any web page that a browser shows may send requests to this server.
 
-A page elsewhere is known by its Origin; one whose name was made to lead here (DNS rebinding) by the name that it asks for.
+A foreign page is recognized by its Origin header. A page that uses DNS rebinding is recognized by the host name in its requests.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 from .server import Request
 
 _SAME = {"same-origin", "none"}
-# What a proxy says of whom it speaks for. A sidecar (a mesh's, kube-rbac-proxy) shares the loopback with what it stands before.
+# Headers by which a proxy names its client. A sidecar (service mesh, kube-rbac-proxy) shares the loopback with the server.
 _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 
 
 def host_of(request: Request) -> str:
-    """The name that the request is for, in small letters; empty where it has none."""
+    """Returns the host name of the request in lower case; empty if it has none."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:
@@ -26,7 +26,7 @@ def host_of(request: Request) -> str:
 
 
 def leads_here(host: str, names: Collection[str] = ()) -> bool:
-    """An address says where it leads; of names, only those that are this machine's own, and ``names``."""
+    """Whether ``host`` is safe against DNS rebinding: an IP address, a name of this machine, or one of ``names``."""
     if host in names or host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
     try:
@@ -37,16 +37,16 @@ def leads_here(host: str, names: Collection[str] = ()) -> bool:
 
 
 def is_own_page(request: Request) -> bool:
-    """Whether no other page than one of this server's made the request, as far as the browser says."""
+    """Whether a page of this server made the request, or no page, according to the browser's headers."""
     origin = request.headers.get("origin")
     own = origin is None or origin.partition("://")[2] == request.headers.get("host")
     return own and request.headers.get("sec-fetch-site", "none") in _SAME
 
 
 def is_from_here(request: Request) -> bool:
-    """Whether it came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which a cluster's rules guard.
+    """Whether the request came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which RBAC protects.
 
-    What a proxy passes on does too, and did not begin there: it says so, or asks for another address than the loopback's.
+    A request that a proxy passed on also comes over the loopback. Its headers show that, or its host is not a loopback address.
     """
     if any(name in request.headers for name in _PASSED_ON):
         return False
@@ -54,7 +54,7 @@ def is_from_here(request: Request) -> bool:
 
 
 def _is_loopback(text: str) -> bool | None:
-    """None for what is no address."""
+    """Whether an address is a loopback address; None for text that is not an address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -141,7 +141,7 @@ class HttpServer:
         await asyncio.sleep(0 if has_closed else _PAUSE)
 
     async def _begin(self, client: socket.socket, peer: str) -> None:
-        """Starts to serve a client as soon as there is room for it."""
+        """Starts to serve a client as soon as the limits allow another connection."""
         connection = Connection(peer, asyncio.get_running_loop().time())
         client.setblocking(False)
         self.connections.add(connection)
@@ -215,7 +215,7 @@ class HttpServer:
 
 
 async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:
-    """Written bytes leave within two seconds, unless the server closes the connection to make room."""
+    """Closes a connection. Written bytes have two seconds to leave, unless the server closes it to free its place."""
     if not at_once:
         writer.close()
         with contextlib.suppress(Exception, asyncio.CancelledError):

@@ -1,1 +1,1 @@
-"""The records of prepared claims on disk: reading, writing, repair."""
+"""The records of prepared claims on disk: reading, writing and repair."""

@@ -1,6 +1,6 @@
-"""Blocking work done in batches: what arrives while one batch runs becomes the next.
+"""Runs blocking work in batches: items that arrive while a batch runs form the next batch.
 
-A call for 32 claims is one transaction, and so are 100 calls that come together.
+So a call for 32 claims is one transaction, and so are 100 calls that arrive together.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Any, Generic, TypeVar
 from ...errors import RecordsError
 
 Item = TypeVar("Item")
-_QUIET = 0.1  # seconds
-_LATEST = 1.0  # seconds
+_QUIET = 0.1  # seconds without work before ``idle`` runs
+_LATEST = 1.0  # seconds of continuous work before ``idle`` runs between two batches
 
 
 class Batcher(Generic[Item]):
-    """Runs ``work`` in one thread of its own. It answers one result, or an exception, for each item.
+    """Runs ``work`` in a thread of its own. ``work`` returns one result or exception for each item.
 
-    ``idle`` runs in that thread after a moment without work, or between two batches where there is none for long: for what
-    nobody should have to wait for. Used from one event loop; the thread is made with the first item, and holds up no end of the
-    process.
+    ``idle`` runs in that thread after a short time without work, or between two batches under continuous load. It is for work that
+    no call should wait for. Use a batcher from one event loop. The thread starts with the first item and does not delay process exit.
     """
 
     def __init__(
@@ -43,12 +42,15 @@ class Batcher(Generic[Item]):
         self._quiet = asyncio.Event()  # set while the thread has nothing to do
         self._quiet.set()
         self._timer: asyncio.TimerHandle | None = None
-        self._unrested = math.inf  # the loop's time of the first batch since the last rest
+        self._first_since_idle = math.inf  # loop time of the first batch since ``idle`` last ran
         self._closed = False
         self.batches = 0
 
     def submit(self, item: Item) -> asyncio.Future[Any]:
-        """The item's result, or its exception; :class:`RecordsError` after the end. A cancelled wait does not stop the work."""
+        """Returns a future with the item's result or exception; :class:`RecordsError` after :meth:`close`.
+
+        Cancelling the future does not stop the work.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._closed:
@@ -59,19 +61,19 @@ class Batcher(Generic[Item]):
             self._quiet.clear()
             if self._timer is not None:
                 self._timer.cancel()
-            loop.call_soon(self._send, loop)  # everything that is ready in this turn of the loop goes together
+            loop.call_soon(self._send, loop)  # all items submitted in this iteration of the loop form one batch
         return future
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         batch, self._waiting = self._waiting, []
         self.batches += 1
-        self._unrested = min(self._unrested, loop.time())
+        self._first_since_idle = min(self._first_since_idle, loop.time())
         items = [item for item, _ in batch]
 
         def job() -> None:
             try:
                 results = self._work(items)
-            except BaseException as e:  # nothing may end the thread
+            except BaseException as e:  # no exception may end the thread
                 results = [e] * len(items)
             self._hand_over(loop, lambda: self._deliver(loop, batch, results))
 
@@ -83,14 +85,14 @@ class Batcher(Generic[Item]):
         for (_, future), result in zip(batch, results, strict=True):
             if future.cancelled():
                 continue
-            if isinstance(result, StopIteration):  # which no future takes
+            if isinstance(result, StopIteration):  # a future does not accept StopIteration
                 future.set_exception(RuntimeError("the work raised StopIteration"))
             elif isinstance(result, BaseException):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        if self._idle is not None and loop.time() - self._unrested > _LATEST:
-            self._rest(loop, self._idle)
+        if self._idle is not None and loop.time() - self._first_since_idle > _LATEST:
+            self._run_idle(loop, self._idle)
         else:
             self._next(loop)
 
@@ -99,15 +101,15 @@ class Batcher(Generic[Item]):
             self._send(loop)
             return
         self._quiet.set()
-        if self._idle is not None and self._unrested < math.inf and not self._closed:
-            self._timer = loop.call_later(_QUIET, self._rest, loop, self._idle)
+        if self._idle is not None and self._first_since_idle < math.inf and not self._closed:
+            self._timer = loop.call_later(_QUIET, self._run_idle, loop, self._idle)
 
-    def _rest(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
+    def _run_idle(self, loop: asyncio.AbstractEventLoop, idle: Callable[[], None]) -> None:
         self._quiet.clear()
-        self._unrested = math.inf
+        self._first_since_idle = math.inf
 
         def job() -> None:
-            with contextlib.suppress(Exception):  # who waits for nothing is told nothing
+            with contextlib.suppress(Exception):  # no caller waits for this work
                 idle()
             self._hand_over(loop, lambda: self._next(loop))
 
@@ -127,11 +129,11 @@ class Batcher(Generic[Item]):
 
     @staticmethod
     def _hand_over(loop: asyncio.AbstractEventLoop, done: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(done)
 
     async def close(self, timeout: float, last: Callable[[], None] = lambda: None) -> None:
-        """Waits up to ``timeout`` seconds for what is under way and for ``last``, which the thread does before it ends."""
+        """Waits up to ``timeout`` seconds for running work, then for ``last``, which the thread runs before it ends."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -148,7 +150,7 @@ class Batcher(Generic[Item]):
                 self._end(job)
                 if self._thread is not None:
                     await ended.wait()
-        if not self._closed:  # the thread may hang: what it has in use is not to be touched
+        if not self._closed:  # the thread may hang: objects that it uses must not be touched
             self._end(job)
 
     def _end(self, job: Callable[[], None]) -> None:
@@ -160,26 +162,26 @@ class Batcher(Generic[Item]):
 
 
 class BatchWindow:
-    """A meeting of ``count`` tasks before a common step; those that fail earlier leave, late ones are not waited for long."""
+    """A barrier for ``count`` tasks: tasks that fail earlier leave it, and it opens after a short wait for late ones."""
 
-    def __init__(self, count: int, patience: float = 0.25) -> None:
+    def __init__(self, count: int, max_wait: float = 0.25) -> None:
         self._missing = count
-        self._patience = patience  # seconds after the first has come
+        self._max_wait = max_wait  # seconds after the first task has arrived
         self._all = asyncio.Event()
         self._seen: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def leave(self, who: object) -> None:
-        if who not in self._seen:
-            self._seen.add(who)
+    def leave(self, task: object) -> None:
+        if task not in self._seen:
+            self._seen.add(task)
             self._missing -= 1
             if self._missing <= 0:
                 self._open()
 
-    async def meet(self, who: object) -> None:
-        self.leave(who)
+    async def wait(self, task: object) -> None:
+        self.leave(task)
         if not self._all.is_set() and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._patience, self._open)
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._open)
         await self._all.wait()
 
     def _open(self) -> None:

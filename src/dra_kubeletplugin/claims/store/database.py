@@ -1,9 +1,9 @@
-"""The database's name always stands for a whole file: made, repaired and restored under another name, then linked.
+"""Opens the record database: creates, repairs or restores it under a temporary name, then links the complete file.
 
-A file that somebody removes lives on in the instances that have it open, and one of them writes it again, under the next
-generation's number. Each instance notes beside its mark of life which generation it has, before it uses it; so an older one, that
-was idle meanwhile, knows that it has not all, and waits. All this is done under one lock. A process may die between any two lines
-here: the files alone say what is left to do, see :class:`RecordFolder`.
+Instances that have a removed file open keep its content, and one of them writes the file again with the next generation number.
+Each instance notes its generation in its lock file before it uses the database. So an instance with an older generation knows that
+its file is outdated, and waits. All of this happens under one lock. A process may die between any two lines here: the files alone
+show the remaining steps, see :class:`RecordFolder`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .schema import (
     connect,
     inodes_of,
     is_damage,
-    is_header_odd,
+    is_header_invalid,
     is_sound,
     is_torn,
     make_tables,
@@ -41,23 +41,23 @@ from .schema import (
 )
 
 log = logging.getLogger(__name__)
-MERGED = "merged:"  # + name of a file that was set aside: what it had is in the database
+MERGED = "merged:"  # meta key + name of a file that was set aside: its content is in the database
 _GENERATION = "generation"
-_COPIED = "copied"  # what was in the file is in a newer one
+_COPIED = "copied"  # meta key: the content of this file was copied to a newer one
 
 
 class RecordDatabase:
-    """Opens the database at ``path``, whatever was left there.
+    """Opens and repairs the database at ``path``. All methods block and run in the record thread.
 
     Args:
         path: of the database.
         specs: the driver's CDI files, a second source of records.
-        process: this instance; others of it show who lives.
-        in_flight: what this process works on, which no file may tell.
+        process: this instance; it also finds the other living instances.
+        in_flight: records that this process works on and that may be in no file.
         boot_id: of this boot.
         wait: seconds to wait for another instance.
 
-    ``report`` has a sentence for everything that had to be done. All methods block and are called in the store's thread.
+    ``report`` has a sentence for every repair.
     """
 
     def __init__(
@@ -81,10 +81,11 @@ class RecordDatabase:
         self.folder = RecordFolder(path, process, wait)
 
     def open(self, fault: Exception | None = None, old: Connection | None = None) -> Connection:
-        """The database; made where there is none, repaired where it is damaged.
+        """Returns the open database. Creates it if it does not exist and repairs it if it is damaged.
 
-        ``fault`` is what an open database answered, where that was damage; ``old`` is one that is open and has lost its name:
-        it gets it back, where nobody has a newer one.
+        Args:
+            fault: the error of an open database, if it shows damage.
+            old: an open connection whose file has lost its name. The file is written again, unless an instance has a newer one.
 
         Raises ``sqlite3.Error``, ``OSError`` or :class:`RecordsError`.
         """
@@ -99,14 +100,17 @@ class RecordDatabase:
         return db
 
     def close(self, db: Connection) -> None:
-        """Lets go of the database: nobody waits for this instance any more."""
+        """Closes the database and notes that this instance has none open, so that other instances do not wait for it."""
         with contextlib.suppress(sqlite3.Error):
             db.close()
         with contextlib.suppress(OSError):
             self._note(None)
 
     def restore(self, db: Connection) -> bool:
-        """Gives an open database that lost its name, or its log, a whole file again; False where another instance has made one."""
+        """Writes the file again for an open database that lost its name or its log.
+
+        Returns False if another instance has written a newer file.
+        """
         with self.folder.locked():
             if db.is_named(self.path):
                 return True
@@ -138,12 +142,13 @@ class RecordDatabase:
         )
 
     def _open_now(self, fault: Exception | None, old: Connection | None) -> Connection | Instance | None:
-        """Answers who has to write the file again, where that is another instance; None where it was lost once more.
+        """Opens or repairs the database once.
 
-        What it is written from is let go of only when the new one is open, so the next try has all of it again.
+        Returns the connection; the instance that has to write the file again, if it is another one; or None if the file was lost once more.
+        The sources of a repair are kept until the new file is open, so the next attempt has them again.
         """
         if old is None and self.path.is_symlink():
-            # SQLite keeps the log beside the file that the link names, so this would look like a database without its log.
+            # SQLite keeps the log beside the link's target, so here it would seem that the database has no log.
             raise RecordsError(f"{self.path} is a symbolic link: move the database and its log there in its place")
         named, others = inodes_of(self.path), self._others()
         if named[0] is not None and not (old and is_torn(old.inodes, named)):
@@ -153,13 +158,14 @@ class RecordDatabase:
                 if found := self._connect_or_set_aside(others, fault):
                     return found
         with contextlib.suppress(FileNotFoundError):
-            return self._write_anew(old, others)
+            return self._rebuild(old, others)
         return None
 
-    def _write_anew(
-        self, old: Connection | None, others: Mapping[Instance, OpenDatabase]
-    ) -> Connection | Instance | None:
-        """From ``old``, which is open; else from what was set aside and from the CDI files. Answers as :meth:`_open_now` does."""
+    def _rebuild(self, old: Connection | None, others: Mapping[Instance, OpenDatabase]) -> Connection | Instance | None:
+        """Writes a new file: from ``old`` if it is open, otherwise from files that were set aside and from CDI files.
+
+        Returns the same as :meth:`_open_now`.
+        """
         unread = self.folder.unread()
         newer = _newer({i: o for i, o in others.items() if o.inodes[0] not in unread}, old.generation if old else 0)
         if newer:
@@ -167,7 +173,7 @@ class RecordDatabase:
         generation = _next(others, old)
         if old and old.inodes[0] not in unread and self._write_again(old, generation):
             found = self._connect_or_set_aside(others)
-            if found or is_sound(old):  # a copy of what is sound is not damaged: something else came in its place
+            if found or is_sound(old):  # a copy of a sound database is not damaged: another file has replaced it
                 return found
         self.folder.finish_setting_aside()
         self._make(generation)
@@ -176,22 +182,25 @@ class RecordDatabase:
     def _connect_or_set_aside(
         self, others: Mapping[Instance, OpenDatabase], fault: Exception | None = None
     ) -> Connection | Instance | None:
-        """None where the file that has the name is damaged, and has it no more."""
+        """Opens the file, or sets it aside if it is damaged and returns None."""
         try:
-            if fault is not None and is_header_odd(self.path):
+            if fault is not None and is_header_invalid(self.path):
                 raise fault
             return self._connect(others)
         except sqlite3.Error as e:
             if not is_damage(e):
                 raise
-            # With another log than the one that belongs to it a whole file looks damaged.
+            # A sound file seems damaged if the log beside it belongs to another file.
             if torn := _torn(others, inodes_of(self.path)):
                 return torn
             self._set_aside(e)
             return None
 
     def _connect(self, others: Mapping[Instance, OpenDatabase]) -> Connection | Instance:
-        """Nothing is written where the log was removed just before, and another instance has it: two logs would ruin the file."""
+        """Opens the file and notes that this instance has it open.
+
+        Returns the other instance if one has the file open with a log that was removed: a second log would ruin the file.
+        """
         named = inodes_of(self.path)
         db = connect(self.path, self.wait)
         if torn := _torn(others, db.inodes):
@@ -200,46 +209,48 @@ class RecordDatabase:
         try:
             db.generation = _generation(db)
             self._merge(db)
-            self._ask_for_the_dead(db, named)
+            self._request_recovery(db, named)
             self._note(db)
         except BaseException:
             db.close()
             raise
         return db
 
-    def _ask_for_the_dead(self, db: Connection, named: Inodes) -> None:
-        """Where an instance died whose log is not there any more, what it began may be known to the hardware alone."""
-        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.left):
+    def _request_recovery(self, db: Connection, named: Inodes) -> None:
+        """Requests recovery if an instance died and its log is gone: only the hardware may know the claims that it began."""
+        if any(dead.inodes[0] == named[0] and dead.inodes[1] != named[1] for dead in self.process.dead_databases):
             log.warning(
                 "the log of %s is not that of an instance that died: the driver is asked what its hardware knows",
                 self.path,
             )
             with transaction(db):
                 rows.set_meta(db, RECOVER, "pending")
-        self.process.forget_left()
+        self.process.clear_dead_databases()
 
     def _others(self) -> dict[Instance, OpenDatabase]:
-        """The other living instances that have a database open."""
+        """Returns the other living instances that have a database open."""
         return {i: i.opened for i in self.process.others() if i.opened}
 
     def _note(self, db: Connection | None) -> None:
         self.process.note_records(OpenDatabase(db.generation, db.inodes) if db else None)
 
     def _write_again(self, old: Connection, generation: int) -> bool:
-        """False where ``old`` is damaged."""
+        """Writes a copy of the open database ``old`` under its name. Returns False if ``old`` is damaged."""
         if inodes_of(self.path)[0] not in {None, old.inodes[0]}:
             aside = self.folder.set_aside_alone()
-            self._tell(f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}")
+            self._add_report(
+                f"{self.path} was replaced while it is in use: what came in its place is set aside as {aside}"
+            )
         log.error("%s, or its log, was removed while it is in use: it is written again", self.path)
 
         def copy(new: sqlite3.Connection) -> None:
-            # Who comes later to the old file finds that its name has gone elsewhere.
+            # An instance that still opens the old file later finds that its name has moved.
             with transaction(old):
                 clone(old, new)
                 outdated = rows.has_meta(old, _COPIED) or old.inodes[0] in self.folder.damaged()
-                # Committed before the copy has its name: whoever dies in between, no copy is taken for the last that is not.
+                # Committed before the copy is linked: if the process dies in between, no outdated copy is taken for the newest one.
                 rows.set_meta(old, _COPIED, "")
-            if outdated:  # who had the newer one is dead, and it is gone
+            if outdated:  # the instance that had the newer file is dead, and the file is gone
                 rows.clear_meta(new, _COPIED)
                 rows.set_meta(new, RECOVER, "pending")
                 noted = from_files(self.specs, {})
@@ -248,9 +259,10 @@ class RecordDatabase:
         try:
             self._publish(copy, generation)
         except sqlite3.DatabaseError as e:
-            if not is_damage(e) and not isinstance(e, sqlite3.IntegrityError):  # what is damaged may have a row twice
+            # A damaged database may have a row twice.
+            if not is_damage(e) and not isinstance(e, sqlite3.IntegrityError):
                 raise
-            self._tell(f"the removed record database was damaged too ({e})")
+            self._add_report(f"the removed record database was damaged too ({e})")
             if self.path.exists():
                 self._set_aside(e)
             return False
@@ -259,7 +271,7 @@ class RecordDatabase:
     def _set_aside(self, fault: Exception) -> None:
         aside = self.folder.set_aside()
         self.metrics.inc("records_damaged_total")
-        self._tell(f"the record database was damaged ({fault}) and is set aside as {aside}")
+        self._add_report(f"the record database was damaged ({fault}) and is set aside as {aside}")
 
     def _publish(self, make: Callable[[sqlite3.Connection], None], generation: int) -> None:
         def counted(db: sqlite3.Connection) -> None:
@@ -269,7 +281,7 @@ class RecordDatabase:
         self.folder.publish(counted)
 
     def _make(self, generation: int) -> None:
-        """A whole database from everything that is known."""
+        """Builds a complete database from all known sources."""
         aside = self.folder.unmerged()
         findings = _all_findings(aside)
         files = from_files(self.specs, findings.rows)
@@ -284,19 +296,21 @@ class RecordDatabase:
 
         self._publish(fill_in, generation)
         if findings.rows:
-            self._tell(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
+            self._add_report(f"read from the damaged file: {counted(len(findings.rows), 'record')}")
         if files:
-            self._tell(f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}")
+            self._add_report(
+                f"{counted(len(files), 'record')} rebuilt from CDI files: {', '.join(r.uid for r in files)}"
+            )
 
     def _merge(self, db: Connection) -> None:
-        """What was set aside and not read goes into the database that there is."""
+        """Merges files that were set aside and not read yet into the open database."""
         aside = self.folder.unmerged()
         merged = rows.get_meta(db, MERGED)
         waiting = [p for p in aside if p.name not in merged]
         if waiting:
             findings = _all_findings(waiting)
             files = from_files(self.specs, findings.rows)
-            db.execute("PRAGMA synchronous = FULL")  # the files get their last name after this
+            db.execute("PRAGMA synchronous = FULL")  # the files get their final names after this
             with transaction(db):
                 self._conflicts(fill(db, self.specs.driver, findings, [*files, *findings.lost(self.boot_id)]))
                 for path in waiting:
@@ -305,55 +319,56 @@ class RecordDatabase:
             db.execute("PRAGMA synchronous = NORMAL")
         self.folder.retire(aside)
 
-    # --- the rest -------------------------------------------------------------------------------
+    # --- lost records ---------------------------------------------------------------------------
 
     def _readmit(self, db: sqlite3.Connection) -> None:
-        """What this process works on and the database does not know, because another instance made it."""
+        """Adds records that this process works on and that are missing because another instance rebuilt the database."""
         records = self.in_flight.records()
         if records and any(rows.read(db, r.uid) is None for r in records):
             with transaction(db):
                 self._conflicts(fill(db, self.specs.driver, SalvagedRecords(), records))
 
     def _find_lost(self, db: sqlite3.Connection) -> None:
-        """CDI files of this boot whose records are gone without a trace, as when the log was cut or removed.
+        """Restores records from notes of this boot that have no row, for example because the log was cut or removed.
 
-        A record is there before its file is, and goes after it, so a file alone is never in order.
+        A record exists before its file and is deleted after it, so a file without a record shows a loss.
         """
         if not self._without_row(db)[0]:
             return
         with transaction(db):
-            lost, noted = self._without_row(db)  # once more, now that no claim can begin or end
+            lost, noted = self._without_row(db)  # again, now that no claim can begin or end
             self._conflicts(overrule(db, self.specs.driver, lost, noted))
             if lost:
                 rows.set_meta(db, RECOVER, "pending")
         if lost:
-            self._tell(
+            self._add_report(
                 f"{counted(len(lost), 'record')} lost and rebuilt from CDI files: {', '.join(r.uid for r in lost)}"
             )
 
     def _without_row(self, db: sqlite3.Connection) -> tuple[list[Record], set[str]]:
-        """What notes tell of claims that have no row, and which claims have files."""
+        """Returns the records of notes that have no row, and the UIDs of all claims with files."""
         try:
-            files = self.specs.uids()  # before the rows: a claim that ends in between has lost its file by then
+            # Read before the rows: a claim that ends in between has then lost its file already.
+            files = self.specs.uids()
         except OSError as e:
             if e.errno in NOT_NOW:
                 raise
-            return [], set()  # reconciling says so
+            return [], set()  # reconciling reports it
         known = rows.uids(db)
         found = [record_of(self.specs, uid) for uid in files if uid not in known]
         return [r for r in found if r is not None and r.boot_id == self.boot_id], set(files)
 
     def _conflicts(self, sentences: list[str]) -> None:
         for sentence in sentences:
-            self._tell(f"two claims have one device: {sentence}")
+            self._add_report(f"two claims have one device: {sentence}")
 
-    def _tell(self, sentence: str) -> None:
+    def _add_report(self, sentence: str) -> None:
         self.report.append(sentence)
         log.error("%s", sentence)
 
 
 def _generation(db: sqlite3.Connection) -> int:
-    """How often it was written anew; a file of before that was counted is the first."""
+    """Returns how often the database was rebuilt; 1 for a file from before this was counted."""
     try:
         return int(rows.get_meta(db, _GENERATION)[""])
     except (KeyError, ValueError):
@@ -373,7 +388,7 @@ def _next(others: Mapping[Instance, OpenDatabase], old: Connection | None) -> in
 
 
 def _all_findings(paths: Sequence[Path]) -> SalvagedRecords:
-    """Of several files that were set aside; the newest is right where two tell of one claim."""
+    """Reads several files that were set aside. If two have the same claim, the newest one wins."""
     out = SalvagedRecords()
     for path in sorted(paths):
         found = from_database(path)

@@ -1,9 +1,8 @@
-"""What lies beside the record database, and under which name. A process may die between any two lines here: the names alone say
-what is left to do.
+"""Names the files of the record database. A process may die between any two lines here: the names alone show the remaining steps.
 
-``records.db`` and its log; ``.records.db.new-<instance>``, which gets that name when it is whole; ``.repair-lock``, under which names
-change. What cannot be used is set aside in two steps: ``records.db.unmerged-<time>`` has not been read yet, so whoever opens the
-database next does that first; ``records.db.damaged-<time>`` has, and is kept for people.
+``records.db`` and its log; ``.records.db.new-<instance>``, which is renamed to it when complete; ``.repair-lock``, which protects
+the renames. An unusable file is set aside in two steps. ``records.db.unmerged-<time>`` has not been read yet: the next instance that
+opens the database reads it first. ``records.db.damaged-<time>`` has been read and is kept for people.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ POLL = 0.02  # seconds
 _UNMERGED, _DAMAGED = "unmerged-", "damaged-"
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _A_MOMENT = timedelta(microseconds=1)
-_REMOVING = 0.25  # seconds; a busy node may stop who removes between two names
+_REMOVING = 0.25  # seconds; on a busy node a program that removes several names may pause between two
 
 
 class RecordFolder:
-    """The names around the database at ``path``, as instance ``process`` sees and changes them. ``wait`` is in seconds."""
+    """The files around the database at ``path``, as instance ``process`` reads and renames them. ``wait`` is in seconds."""
 
     def __init__(self, path: Path, process: InstanceLock, wait: float) -> None:
         self.path = path
@@ -42,7 +41,7 @@ class RecordFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One instance makes or repairs; another that saw the same finds the new file.
+        """Takes the repair lock: one instance creates or repairs the database, and the next one finds the new file.
 
         Raises :class:`RecordsBusyError` after ``wait`` seconds.
         """
@@ -67,7 +66,7 @@ class RecordFolder:
             forks.close(fd)
 
     def clean(self) -> None:
-        """Takes away what an instance was making when it died."""
+        """Removes unfinished files of instances that died."""
         for path in self._unfinished():
             try:
                 path.unlink(missing_ok=True)
@@ -82,9 +81,9 @@ class RecordFolder:
         return [p for p in names if not self.process.alive(p.name.rpartition(".new-")[2])]
 
     def set_aside(self) -> Path:
-        """The database loses its name; answers the one that it has at the end."""
+        """Renames the database and its log so that it is no longer used. Returns the final name of the file."""
         aside = self._aside_name()
-        # The file first: without its log it would look whole and be old.
+        # The database file first: without its log it would look complete, but be outdated.
         for part in PARTS:
             with contextlib.suppress(FileNotFoundError):
                 _with(self.path, part).rename(_with(aside, part))
@@ -92,13 +91,13 @@ class RecordFolder:
         return _final(aside)
 
     def set_aside_alone(self) -> Path:
-        """What has the name, and not the log beside it, which belongs to another; nobody reads it. Answers its new name."""
+        """Renames the database file, but not the log beside it, which belongs to another file. Returns the final name."""
         aside = _final(self._aside_name())
         self.path.rename(aside)
         return aside
 
     def finish_setting_aside(self) -> None:
-        """A process died between the renames: the log that is left belongs to the newest file that was set aside."""
+        """Renames a log that stayed when a process died between two renames: it belongs to the newest file that was set aside."""
         left = [part for part in PARTS[1:] if _with(self.path, part).exists()]
         aside = max(self.unmerged(), default=None)
         if not left:
@@ -109,7 +108,7 @@ class RecordFolder:
                 _with(self.path, part).rename(_with(aside, part))
 
     def publish(self, make: Callable[[sqlite3.Connection], None]) -> None:
-        """A database that ``make`` fills, in one transaction and synced, before it has its name."""
+        """Creates a database that ``make`` fills in one transaction, and renames it when it is synced."""
         new = self.path.with_name(f".{self.path.name}.new-{self.process.id}")
         new.unlink(missing_ok=True)
         try:
@@ -123,10 +122,10 @@ class RecordFolder:
                 db.close()
             new.chmod(0o600)
             sync_file(new)
-            # What is left of the file that was there before: its log is not ours.
+            # The log of an earlier database file does not belong to the new one.
             rest = [_with(self.path, part) for part in PARTS[1:]]
             if any(map(Path.exists, rest)):
-                # Who removes `records.db*` removes one name after the other, and must not find ours among them.
+                # A program that removes `records.db*` removes one name after the other. It must not remove the new file.
                 time.sleep(_REMOVING)
             for part in rest:
                 part.unlink(missing_ok=True)
@@ -137,23 +136,23 @@ class RecordFolder:
             raise
 
     def retire(self, aside: list[Path]) -> None:
-        """What was set aside has been read."""
+        """Gives files that have been read their final names."""
         for path in aside:
-            for part in reversed(PARTS):  # the file last: it is what says that something is left to do
+            for part in reversed(PARTS):  # the database file last: its name shows that a step is left
                 with contextlib.suppress(FileNotFoundError):
                     _with(path, part).rename(_with(_final(path), part))
 
     def unmerged(self) -> list[Path]:
-        """What was set aside and not read, oldest first."""
+        """Returns the files that were set aside and not read, oldest first."""
         found = named(self.path.parent, f"{self.path.name}.{_UNMERGED}")
         return [p for p in found if not p.name.endswith(PARTS[1:])]
 
     def unread(self) -> set[Inode]:
-        """The files of :meth:`unmerged`: they live on under another name."""
+        """Returns the inodes of the files of :meth:`unmerged`."""
         return self._inodes(_UNMERGED)
 
     def damaged(self) -> set[Inode]:
-        """The files that were set aside and read."""
+        """Returns the inodes of the files that were set aside and read."""
         return self._inodes(_DAMAGED)
 
     def _inodes(self, what: str) -> set[Inode]:
@@ -165,7 +164,7 @@ class RecordFolder:
         return found
 
     def _aside_name(self) -> Path:
-        """Later than all that were set aside before, also where the clock was set back: the newest is told by its name."""
+        """Returns a name later than all earlier ones, also if the clock was set back: the name shows which file is newest."""
         stamps = (_stamp_of(p) for p in self.unmerged())
         newest = max((s for s in stamps if s is not None), default=datetime.min)
         stamp = max(datetime.now(UTC).replace(tzinfo=None), newest + _A_MOMENT)
@@ -180,7 +179,7 @@ def _stamp_of(aside: Path) -> datetime | None:
     try:
         return datetime.strptime(aside.name.rpartition(_UNMERGED)[2], _STAMP)
     except ValueError:
-        return None  # somebody else's name
+        return None  # a file with a foreign name
 
 
 def _with(path: Path, part: str) -> Path:

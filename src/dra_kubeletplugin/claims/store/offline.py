@@ -1,4 +1,4 @@
-"""Records as an operator's command reads them, beside the plugin that may be running."""
+"""Reads and deletes records for commands of an operator, while the plugin may be running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def read_rows(path: Path, wait: float) -> list[rows.Row]:
-    """Every row, oldest first, those that cannot be read too.
+    """Returns every row, oldest first, including unreadable ones.
 
     Raises :class:`RecordsError`.
     """
@@ -23,7 +23,7 @@ def read_rows(path: Path, wait: float) -> list[rows.Row]:
 
 
 def forget(path: Path, wait: float, uid: str) -> None:
-    """Drops a row and its holds.
+    """Deletes a row and its holds.
 
     Raises :class:`RecordsError`.
     """

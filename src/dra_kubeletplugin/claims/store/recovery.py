@@ -1,4 +1,4 @@
-"""After the records were lost: what the driver's hardware knows completes what files told."""
+"""Completes lost records after a repair: adds the claims that the driver's ``recover()`` finds in the hardware."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import rows
 from .store import RecordStore
 
 log = logging.getLogger(__name__)
-_SLOW = 10.0  # seconds until a driver that does not answer is told of
+_SLOW = 10.0  # seconds until a recover() that has not returned is logged
 
 
 class Recovery:
-    """Asks the driver until it has answered. ``report`` has a sentence for what it knew, and for what could not be merged."""
+    """Calls ``recover()`` until it succeeds. ``report`` has a sentence for its claims, and for each that could not be merged."""
 
     def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
         self.driver = driver
@@ -31,13 +31,13 @@ class Recovery:
         self.store = store
         self.boot_id = boot_id
         self.report: list[str] = []
-        self.fault = ""  # why it is not known what the hardware knows
-        self._asking: asyncio.Task[Sequence[RecoveredClaim]] | None = None
+        self.fault = ""  # why the devices that the hardware uses are not known
+        self._pending_call: asyncio.Task[Sequence[RecoveredClaim]] | None = None
 
     async def once(self) -> bool:
-        """Merges what the driver knows, where that is still to do. False where it has to be tried again.
+        """Calls ``recover()`` and merges its claims, if that is due. Returns False if it has to be tried again.
 
-        Raises :class:`RecordsError` where the records cannot be used.
+        Raises :class:`RecordsError` if the records cannot be used.
         """
         if not await self.store.recovering():
             self.fault = ""
@@ -48,79 +48,79 @@ class Recovery:
             self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
             log.error("%s", self.fault)
             return False
-        told = await self.store.do(lambda db: self._merge(db, checked))
-        self.report += told
-        for sentence in told:
+        sentences = await self.store.do(lambda db: self._merge(db, checked))
+        self.report += sentences
+        for sentence in sentences:
             log.warning("%s", sentence)
         self.fault = ""
         return True
 
     async def _ask(self) -> Sequence[RecoveredClaim]:
-        """One call at a time, which whoever asks meanwhile joins; one that takes long is told of."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._call(), name="recover")
-        asking = self._asking
-        done, _ = await asyncio.wait([asking], timeout=_SLOW)
+        """Waits for ``recover()``. Concurrent callers share one call, and a slow call is logged."""
+        if self._pending_call is None or self._pending_call.done():
+            self._pending_call = asyncio.create_task(self._call(), name="recover")
+        call = self._pending_call
+        done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
             self.fault = f"recover() of the driver has not answered for {_SLOW:g} s, so it is not known what its hardware has in use"
             log.error("%s", self.fault)
-            await asyncio.wait([asking])
-        return asking.result()
+            await asyncio.wait([call])
+        return call.result()
 
     async def _call(self) -> Sequence[RecoveredClaim]:
         return await self.calls(self.driver.recover)
 
     def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
-        """All in one transaction, each claim by itself: one that conflicts is told and the others are merged."""
+        """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""
         ended = rows.get_meta(db, ENDED)
         reported = {claim.uid for claim in claims}
-        added, told = [], []
+        added, sentences = [], []
         for claim in claims:
             row = rows.read(db, claim.uid)
             if isinstance(row, Record):
                 _complete(db, row, claim)
                 continue
             if row is not None:
-                told.append(
+                sentences.append(
                     f"claim {row.shown} was reported by the driver, and its record cannot be read ({row.reason})"
                 )
                 continue
-            record = self._record(claim, over=claim.uid in ended)
+            record = self._record(claim, ended=claim.uid in ended)
             try:
                 rows.insert(db, self.store.driver, record)
                 added.append(claim.uid)
             except rows.HeldByError as e:
                 if reported & {holder.uid for holder in e.holders}:
-                    told.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
+                    sentences.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
                     continue
-                # The hardware knows nothing of who holds the device by its record: what it does know is undone before all else.
+                # The hardware does not know the holder on record. The claim that it does know must be undone before any other.
                 rows.insert_unheld(db, record)
                 rows.insert_holds(db, self.store.driver, record.holds(), or_ignore=True)
-                told.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
+                sentences.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
         rows.clear_meta(db, RECOVER)
         rows.clear_meta(db, ENDED)
         if added:
-            told.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
-        return told
+            sentences.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
+        return sentences
 
-    def _record(self, claim: RecoveredClaim, *, over: bool) -> Record:
+    def _record(self, claim: RecoveredClaim, *, ended: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
         doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
-        # What the kubelet has unprepared meanwhile is left for the next pass to undo.
-        state = State.UNPREPARING if over else State.PREPARED
+        # The next pass rolls back a claim that the kubelet has unprepared meanwhile.
+        state = State.UNPREPARING if ended else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
 
 
 def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> None:
-    """A record that came from a file gets what only the driver knows; any other is right as it is."""
+    """Adds data that only the driver knows to a record that was rebuilt from a file. Other records are correct as they are."""
     if not row.doc.get("rebuilt"):
         return
     fence = row.fence
     known = {identity(allocated_json(d)): d for d in claim.devices}
     devices = []
     for entry in row.devices:
-        told = known.get(identity(entry))
-        more = {"data": told.data, "request": told.request} if told else {}
+        sentences = known.get(identity(entry))
+        more = {"data": sentences.data, "request": sentences.request} if sentences else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
     row.doc = row.doc | {"devices": devices}
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
@@ -134,9 +134,9 @@ def _all_checked(answer: object) -> list[RecoveredClaim]:
 
 
 def _checked(claim: object) -> RecoveredClaim:
-    """A claim that can be put on record.
+    """Checks that a claim can be recorded.
 
-    Raises :class:`DriverError` with what is wrong.
+    Raises :class:`DriverError` with the reason if it cannot.
     """
     if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
         raise DriverError(

@@ -1,4 +1,4 @@
-"""Operations on records, each inside a transaction of :class:`Store`. Every write is fenced by what its writer has read."""
+"""Reads and writes rows, inside a transaction of :class:`RecordStore`. A fence protects each write from concurrent changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import msgspec
 from ...base.text import join_names
 from ...devices.inventory import Held
 from ...errors import DeviceHeldError, OverdrawnError, printable
-from ..capacity import Hold, Shortage, places
+from ..capacity import Hold, Shortage, shared_supplies
 from ..record import Fence, Record, State, UnreadableRecord, check_doc
 
 COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM claims"
-_NAMES = frozenset({"uid", "namespace", "name"})  # in messages, commands and names of files
-_MOST = 1e12  # seconds, or tries: no number on record is larger
+_NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands and file names
+_MOST = 1e12  # seconds, or attempts: no recorded number is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
 Row = Record | UnreadableRecord
 
 
 class HeldByError(DeviceHeldError):
-    """Knows the rows that hold devices."""
+    """Devices are held; ``holders`` are the rows of the claims that hold them."""
 
     def __init__(self, device: str, holders: Sequence[Row]) -> None:
         self.device = device
@@ -39,7 +39,7 @@ def _shown(holder: Row) -> str:
 
 
 class OverdrawnByError(OverdrawnError):
-    """Knows what is missing, and the rows that hold it."""
+    """Counters or capacity do not suffice; ``holders`` are the rows of the claims that take them."""
 
     def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
         self.shortage = shortage
@@ -49,7 +49,7 @@ class OverdrawnByError(OverdrawnError):
         super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
 
 
-_NAMED = 4  # holders that a message names
+_NAMED = 4  # holders that a message lists
 _TAKES_UNKNOWN = ", of which it is not known what it takes"
 
 
@@ -59,12 +59,12 @@ def read(db: sqlite3.Connection, uid: str) -> Row | None:
 
 
 def read_all(db: sqlite3.Connection) -> list[Row]:
-    """Every row, oldest first."""
+    """Returns every row, oldest first."""
     return [decode(r) for r in db.execute(f"{_SELECT} ORDER BY created, uid")]
 
 
 def uids(db: sqlite3.Connection) -> set[str]:
-    """Of every claim that has a row."""
+    """Returns the UIDs of all claims that have a row."""
     return {shown_key(r[0]) for r in db.execute("SELECT uid FROM claims")}
 
 
@@ -74,7 +74,7 @@ def count_prepared(db: sqlite3.Connection) -> int:
 
 
 def held_devices(db: sqlite3.Connection, driver: str) -> Held:
-    """Each device that some claim has, admin access included, with how it was published, where that is known."""
+    """Returns each device that some claim has, including admin access, with its published description if that is known."""
     held: dict[tuple[str, str], Mapping[str, Any]] = {
         (pool, device): {}
         for pool, device in db.execute("SELECT DISTINCT pool, device FROM holds WHERE driver = ?", (driver,))
@@ -86,24 +86,24 @@ def held_devices(db: sqlite3.Connection, driver: str) -> Held:
 
 
 def insert(db: sqlite3.Connection, driver: str, record: Record) -> None:
-    """A new record with its holds.
+    """Inserts a record with its holds.
 
-    Raises :class:`HeldByError` with all holders, and ``sqlite3.IntegrityError`` where the claim has a row.
+    Raises :class:`HeldByError` with all holders, and ``sqlite3.IntegrityError`` if the claim has a row.
     """
     check_free(db, driver, record)
     insert_free(db, driver, record)
 
 
 def insert_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
-    """As :func:`insert`, after :func:`check_free` in the same transaction."""
+    """Inserts a record like :func:`insert`. Call :func:`check_free` first, in the same transaction."""
     insert_unheld(db, record)
     insert_holds(db, driver, record.holds())
 
 
 def insert_holds(db: sqlite3.Connection, driver: str, holds: Sequence[Hold], *, or_ignore: bool = False) -> None:
-    """Holds of claims that have a row. With ``or_ignore`` those that another claim has already stay that one's.
+    """Inserts holds of claims that have a row. With ``or_ignore``, a device that another claim holds stays with that claim.
 
-    Raises ``sqlite3.IntegrityError`` otherwise.
+    Without it, such a device raises ``sqlite3.IntegrityError``.
     """
     db.executemany(
         f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO holds (driver, pool, device, share_id, takes, uid) "
@@ -126,17 +126,19 @@ def check_free(db: sqlite3.Connection, driver: str, record: Record) -> None:
 
 
 def holder(db: sqlite3.Connection, uid: str) -> Row:
-    """The row of a claim that holds something."""
+    """Returns the row of a claim that holds something."""
     return read(db, uid) or UnreadableRecord(shown_key(uid), "its row cannot be found", {})
 
 
-def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False) -> list[Hold]:
-    """What other claims than ``uid`` hold of the counter sets and devices from which ``wanted`` takes something.
+def other_holds(
+    db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str, *, names: bool = False
+) -> list[Hold]:
+    """Returns the holds of other claims than ``uid`` on the counter sets and devices from which ``wanted`` takes something.
 
-    Shares are left out, and UIDs unless ``names`` are wanted: a device may have hundreds of shares, and each text costs.
+    Share ids are left empty, and UIDs too unless ``names`` is set: a device may have hundreds of shares, and each text takes time.
     """
     found: list[Hold] = []
-    for pool, device in places(wanted):
+    for pool, device in shared_supplies(wanted):
         what, per = ("uid, 1", "") if names else ("'', count(*)", " GROUP BY device, takes")
         only, at = ("", ()) if device is None else (" AND device = ?", (device,))
         query = (
@@ -148,18 +150,18 @@ def beside(db: sqlite3.Connection, driver: str, wanted: Sequence[Hold], uid: str
 
 
 def insert_unheld(db: sqlite3.Connection, record: Record) -> None:
-    """A new record without holds, for a claim that is undone whoever has its devices now."""
+    """Inserts a record without holds, for a claim that is rolled back whichever claim has its devices now."""
     record.updated = time.time()
     insert_raw(db, encode(record))
 
 
 def insert_raw(db: sqlite3.Connection, values: Sequence[object]) -> None:
-    """A row as it is, in the order of ``COLUMNS``."""
+    """Inserts a row with unchanged values, in the order of ``COLUMNS``."""
     db.execute(f"INSERT INTO claims ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})", values)
 
 
 def holders(db: sqlite3.Connection, driver: str, hold: Hold) -> list[str]:
-    """Other claims that keep one from a device: shares live beside shares, nothing beside a whole."""
+    """Returns other claims whose hold conflicts: shares of a device can coexist, a whole device excludes every other hold."""
     return [
         r[0]
         for r in db.execute(
@@ -171,7 +173,7 @@ def holders(db: sqlite3.Connection, driver: str, hold: Hold) -> list[str]:
 
 
 def update(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
-    """Writes a record's own columns; columns of a newer schema stay. False, and no effect, where the fence does not hold."""
+    """Updates a record; columns of a newer schema stay. Returns False, without effect, if the fence does not match."""
     record.updated = time.time()
     return (
         db.execute(
@@ -184,7 +186,7 @@ def update(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
 
 
 def mark(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
-    """Writes a record's state and owner alone. False, and no effect, where the fence does not hold."""
+    """Updates only a record's state and owner. Returns False, without effect, if the fence does not match."""
     record.updated = time.time()
     return (
         db.execute(
@@ -196,7 +198,7 @@ def mark(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
 
 
 def delete(db: sqlite3.Connection, fence: Fence) -> bool:
-    """Drops a record with its holds. False, and no effect, where the fence does not hold."""
+    """Deletes a record with its holds. Returns False, without effect, if the fence does not match."""
     return (
         db.execute(
             "DELETE FROM claims WHERE uid = ? AND owner = ? AND state = ?", (fence.uid, fence.owner, fence.state.value)
@@ -206,29 +208,29 @@ def delete(db: sqlite3.Connection, fence: Fence) -> bool:
 
 
 def forget(db: sqlite3.Connection, uid: str) -> None:
-    """Drops a row and its holds whatever they are; for operators, and for rows that cannot be read.
+    """Deletes a row and its holds in any state; for operators, and for rows that cannot be read.
 
-    A damaged key may be of any type, and no text: it is found as it is shown.
+    A damaged key may have any type and may not be text. It is found by its printable form.
     """
     for table in ("holds", "claims"):
         keys = {bytes(r[0] or b"") for r in db.execute(f"SELECT DISTINCT CAST(uid AS BLOB) FROM {table}")}
-        meant = [(key,) for key in keys if shown_key(key) == uid]
-        db.executemany(f"DELETE FROM {table} WHERE CAST(uid AS BLOB) = ?", meant)
+        matches = [(key,) for key in keys if shown_key(key) == uid]
+        db.executemany(f"DELETE FROM {table} WHERE CAST(uid AS BLOB) = ?", matches)
 
 
 def shown_key(raw: object) -> str:
-    """A key of the database as messages and commands name it."""
+    """Returns a key of the database as messages and commands show it."""
     return printable(raw.decode(errors="replace") if isinstance(raw, bytes) else raw).translate(_BLANKS)
 
 
 def get_meta(db: sqlite3.Connection, prefix: str) -> dict[str, str]:
-    """What the database knows of itself, by the rest of the key."""
+    """Returns the database's metadata for a key prefix, by the rest of the key."""
     found = db.execute("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", (len(prefix), prefix))
     return {key[len(prefix) :]: value for key, value in found}
 
 
 def has_meta(db: sqlite3.Connection, key: str) -> bool:
-    """Whether the database knows this of itself, as it is asked with every claim."""
+    """Whether a metadata key exists. It is checked with every claim."""
     return db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is not None
 
 
@@ -244,7 +246,7 @@ def clear_meta(db: sqlite3.Connection, prefix: str) -> None:
 
 
 def encode(record: Record) -> tuple[object, ...]:
-    """Raises ``TypeError`` or ``ValueError`` for a document that is no JSON."""
+    """Encodes a record as a row. Raises ``TypeError`` or ``ValueError`` for a document that is not JSON."""
     doc = msgspec.json.encode(record.doc).decode()
     return (
         record.uid, record.namespace, record.name, record.state.value, record.boot_id, record.owner, doc,
@@ -253,7 +255,7 @@ def encode(record: Record) -> tuple[object, ...]:
 
 
 def decode(row: Sequence[object]) -> Row:
-    """The record of a row, or what keeps it from being one."""
+    """Decodes a row. Returns an unreadable record with the reason if it is not valid."""
     raw = dict(zip(COLUMNS, row, strict=True))
     try:
         doc = msgspec.json.decode(_text(raw, "doc"))

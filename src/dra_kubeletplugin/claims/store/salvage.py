@@ -1,4 +1,4 @@
-"""What can be known of claims when their database cannot be used: the damaged file's own rows, then notes beside CDI files."""
+"""Collects records from other sources if the database cannot be used: rows of the damaged file, then notes beside CDI files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class SalvagedRecords:
-    """Rows, and what they hold, each by claim UID."""
+    """Rows and their holds, each by claim UID."""
 
     rows: dict[str, rows.Row] = field(default_factory=dict)
     holds: dict[str, list[Hold]] = field(default_factory=dict)
 
     def lost(self, boot_id: str) -> list[Record]:
-        """Claims of which nothing is left but what they hold: that is in use until they are unprepared, or prepared again."""
+        """Returns records for claims of which only the holds are left: they stay held until unprepared or prepared again."""
         return [_holder(uid, holds, boot_id) for uid, holds in self.holds.items() if uid not in self.rows]
 
 
@@ -50,7 +50,7 @@ def _holder(uid: str, holds: Sequence[Hold], boot_id: str) -> Record:
 
 
 def from_database(path: Path) -> SalvagedRecords:
-    """Everything that a damaged file still gives; it is only read."""
+    """Reads all rows that a damaged file still yields. Does not change the file."""
     found = SalvagedRecords()
     try:
         db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
@@ -59,8 +59,8 @@ def from_database(path: Path) -> SalvagedRecords:
     try:
         db.text_factory = lenient
         db.row_factory = sqlite3.Row
-        _scan(db, "PRAGMA writable_schema = ON")  # a table is read though another's definition is damaged
-        # A damaged page in the middle ends a scan, so the table is read from both ends.
+        _scan(db, "PRAGMA writable_schema = ON")  # a table can be read even if another table's definition is damaged
+        # A damaged page ends a scan, so the table is scanned in both directions.
         for order in ("ASC", "DESC"):
             for raw in _scan(db, f"SELECT * FROM claims ORDER BY uid {order}"):
                 row = rows.decode([raw.get(c, _DEFAULTS.get(c)) for c in rows.COLUMNS])
@@ -68,7 +68,7 @@ def from_database(path: Path) -> SalvagedRecords:
                     found.rows.setdefault(row.uid, row)
         for raw in _scan(db, "SELECT * FROM holds"):
             if raw.get("uid") is None or raw.get("device") is None:
-                continue  # of a page that was lost: it is not known who held what
+                continue  # its page was lost: the holder is not known
             pool, device, share, uid = (rows.shown_key(raw.get(c)) for c in ("pool", "device", "share_id", "uid"))
             takes = msgspec.json.encode(known).decode() if (known := decoded(raw.get("takes"))) is not None else ""
             found.holds.setdefault(uid, []).append(Hold(pool, device, share, takes, uid))
@@ -81,7 +81,7 @@ _DEFAULTS: Mapping[str, object] = {"error": "", "attempts": 0}  # columns of lat
 
 
 def _scan(db: sqlite3.Connection, query: str) -> list[dict[str, object]]:
-    """The rows up to the first that cannot be read."""
+    """Returns the rows up to the first that cannot be read."""
     out: list[dict[str, object]] = []
     try:
         for raw in db.execute(query):
@@ -92,9 +92,9 @@ def _scan(db: sqlite3.Connection, query: str) -> list[dict[str, object]]:
 
 
 def from_files(specs: ClaimSpecs, known: Mapping[str, rows.Row]) -> list[Record]:
-    """Records of CDI files whose claims have no readable row: their devices are in use, whoever's claim it is.
+    """Returns records from notes of claims without a readable row: their devices are in use.
 
-    Raises ``OSError`` where no file can be read now.
+    Raises ``OSError`` if no file can be read now.
     """
     try:
         uids = specs.uids()
@@ -108,9 +108,9 @@ def from_files(specs: ClaimSpecs, known: Mapping[str, rows.Row]) -> list[Record]
 
 
 def fill(db: sqlite3.Connection, driver: str, findings: SalvagedRecords, more: Sequence[Record]) -> list[str]:
-    """Inside a transaction: adds what the database does not have. Answers a sentence for each device with two claims.
+    """Adds records that the database does not have; call it inside a transaction. Returns a sentence for each device with two claims.
 
-    Readable rows come first, those of files next, rows that cannot be read last and only where nothing better is known.
+    Readable rows come first, then records from files. Unreadable rows come last, and only for claims without a better source.
     """
     readable = [r for r in findings.rows.values() if isinstance(r, Record)]
     conflicts = []
@@ -128,21 +128,21 @@ def _add(db: sqlite3.Connection, driver: str, record: Record) -> list[str]:
         rows.insert(db, driver, record)
         return []
     except rows.HeldByError as e:
-        # It happened already, so both are kept and told; the first keeps the device, the second what is left of its own.
+        # Both claims are kept and reported. The first keeps the device, the second only its other devices.
         rows.insert_unheld(db, record)
         rows.insert_holds(db, driver, record.holds(), or_ignore=True)
         return [f"claim {record.shown}: {e}"]
 
 
 def _add_raw(db: sqlite3.Connection, driver: str, row: UnreadableRecord, holds: Sequence[Hold]) -> None:
-    """The row as it was, under the key by which it is shown: that one is text."""
+    """Adds a row with unchanged values; only the key is replaced by its printable form, which is text."""
     values = [row.raw[c] if row.raw[c] is not None else _DEFAULTS.get(c, "") for c in rows.COLUMNS]
     rows.insert_raw(db, [row.uid, *values[1:]])
     rows.insert_holds(db, driver, holds, or_ignore=True)
 
 
 def clone(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Everything, also tables and columns that only a newer version knows."""
+    """Copies the whole database, including tables and columns that only a newer version knows."""
     kinds = "SELECT name, sql FROM sqlite_master WHERE type = ? AND sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
     for name, sql in source.execute(kinds, ("table",)).fetchall():
         target.execute(sql)
@@ -155,10 +155,10 @@ def clone(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
 
 
 def overrule(db: sqlite3.Connection, driver: str, records: Sequence[Record], noted: Container[str]) -> list[str]:
-    """Inside a transaction: what notes tell takes the place of what an older state of the database says.
+    """Replaces rows of an older database state with the records of notes; call it inside a transaction.
 
-    Of two claims with one device the one that was prepared later has it, where the other has no note: it ended before. ``noted``
-    are the claims that have one. Answers as :func:`fill` does.
+    If two claims have one device, the later prepared one gets it if the other has no note: that claim has ended. ``noted`` are the UIDs
+    of claims with a note. Returns the same as :func:`fill`.
     """
     newer = [record for record in records if not _is_as_new(rows.read(db, record.uid), record)]
     for record in newer:
@@ -171,5 +171,5 @@ def overrule(db: sqlite3.Connection, driver: str, records: Sequence[Record], not
 
 
 def _is_as_new(row: rows.Row | None, noted: Record) -> bool:
-    """Whether a row is the one that was noted, or its undoing has begun since; a note comes when a claim is prepared."""
+    """Whether a row is the noted prepare, or its rollback has begun since. A note is written when a claim is prepared."""
     return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING

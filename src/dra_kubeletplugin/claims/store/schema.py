@@ -1,4 +1,4 @@
-"""The record database's tables: made, migrated, opened. Nothing here decides what a missing or damaged file means."""
+"""Creates, migrates and opens the record database's tables. Callers decide how to handle a missing or damaged file."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _MIGRATIONS = {
         "ALTER TABLE claims ADD COLUMN error TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE claims ADD COLUMN attempts INTEGER NOT NULL DEFAULT 0",
     ),
-    # What the database knows of itself: which files were merged into it, and whether the driver was asked.
+    # Metadata of the database: which files were merged into it, and whether recover() was called.
     3: ("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
-    # What a hold takes of counters and capacity, as JSON; empty where nobody knows.
+    # The amounts of counters and capacity that a hold takes, as JSON; empty where they are not known.
     4: ("ALTER TABLE holds ADD COLUMN takes TEXT NOT NULL DEFAULT ''",),
 }
 _READ = (
@@ -43,28 +43,28 @@ _READ = (
 
 
 PARTS = ("", "-wal", "-shm")
-Inode = tuple[int, int]  # with the device
+Inode = tuple[int, int]  # device number and inode number
 Inodes = tuple[Inode | None, ...]
-"""Of a database, its log and the log's index; None for one that has no name."""
+"""Inodes of a database, its log and the log's index; None for a file that does not exist."""
 
 
 class Connection(sqlite3.Connection):
-    """``inodes`` are of what was opened; ``generation`` counts how often the database was written anew, see :class:`Keeper`."""
+    """``inodes`` are the files that were opened; ``generation`` counts rebuilds of the database, see :class:`RecordDatabase`."""
 
     inodes: Inodes = (None, None, None)
     generation: int = 1
 
     def is_named(self, path: Path) -> bool:
-        """Whether ``path`` and its companions stand for what is open here, and for nothing else.
+        """Whether ``path`` and its companions still name exactly the files that are open here.
 
-        The names decide: another instance may have replaced the file, somebody may have removed it, or its log alone, and who
-        opens it next would find an older state, or write a log that is not ours.
+        Another instance may have replaced the file, or a program may have removed it or only its log. The next process that opens it would
+        then find an older state, or write to another log.
         """
         return inodes_of(path) == self.inodes
 
 
 def inodes_of(path: Path) -> Inodes:
-    """What the names stand for now. Raises ``OSError`` but where there is nothing."""
+    """Returns the inodes that the names have now. Raises ``OSError``, except for missing files."""
     text = str(path)
     return tuple(_inode(f"{text}{part}") for part in PARTS)
 
@@ -78,33 +78,33 @@ def _inode(path: str) -> Inode | None:
 
 
 def is_torn(has: Inodes, named: Inodes) -> bool:
-    """Whether of the files that somebody has open some have the name, and others not: file and log do not belong together."""
-    return has != named and any(mine == now for mine, now in zip(has, named, strict=True))
+    """Whether only some of an instance's open files still have their names: then the file and the log do not match."""
+    return has != named and any(opened == now for opened, now in zip(has, named, strict=True))
 
 
 def connect(path: Path, wait: float) -> Connection:
-    """An open, migrated database; the file must be there.
+    """Opens and migrates a database; the file must exist.
 
-    Raises ``sqlite3.Error`` where it cannot be read, ``OSError`` where it is missing, :class:`RecordsNewerError` where it is
-    too new.
+    Raises ``sqlite3.Error`` if it cannot be read, ``OSError`` if it is missing, and :class:`RecordsNewerError` if its schema is too
+    new.
     """
     before = inodes_of(path)[0]
     if before is None:
         raise _missing(path)
     if not path.stat().st_size:
-        # A database gets its name only when it is whole: this one was emptied.
+        # A database gets its name only when it is complete, so this file was emptied later.
         raise sqlite3.DatabaseError("the file is empty")
     try:
         db = _connect(path, wait)
     except UnicodeDecodeError as e:
-        # SQLite quotes the file's own text in its errors, and Python cannot decode what is none.
+        # SQLite quotes text of the file in its errors, and Python cannot decode it if it is not valid text.
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except sqlite3.OperationalError as e:
         if inodes_of(path)[0] is None:
             raise _missing(path) from None
-        raise explained(e, path) from None
+        raise explain_error(e, path) from None
     db.inodes = inodes_of(path)
-    if db.inodes[0] != before or None in db.inodes:  # a log without a name is one that nobody else will find
+    if db.inodes[0] != before or None in db.inodes:  # another process cannot find a log without a name
         db.close()
         raise _missing(path)
     return db
@@ -129,7 +129,7 @@ def _connect(path: Path, wait: float) -> Connection:
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise sqlite3.OperationalError(f"journal mode is {mode}: the file system allows no write-ahead log")
-        # Syncs are asked for by transaction, and the log is written back between batches: see Store.
+        # Each transaction sets its own sync mode, and RecordStore writes the log back between batches.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("PRAGMA journal_size_limit = 1048576")
@@ -152,7 +152,7 @@ def _connect(path: Path, wait: float) -> Connection:
 
 
 def is_sound(db: sqlite3.Connection) -> bool:
-    """Whether all of it can be read and fits together."""
+    """Whether the database can be read completely and is consistent."""
     try:
         return not _fault(db)
     except sqlite3.DatabaseError:
@@ -160,9 +160,9 @@ def is_sound(db: sqlite3.Connection) -> bool:
 
 
 def _fault(db: sqlite3.Connection) -> str:
-    """What does not fit together; empty where all does.
+    """Returns an inconsistency of the database; empty if there is none.
 
-    Not ``quick_check``, which takes rows out of order for sound: a search does not find them, and their devices would be free.
+    ``quick_check`` is not enough: it accepts rows that are out of order. A search misses them, so their devices would seem free.
     """
     found: str = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
@@ -170,17 +170,17 @@ def _fault(db: sqlite3.Connection) -> str:
     return "a device is held by a claim that has no row" if db.execute("PRAGMA foreign_key_check").fetchone() else ""
 
 
-def explained(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
-    """An error of a file that can be read or written no more: damage, where its header is at fault. Its connection is given up."""
-    odd = "readonly" in str(e) or "unsupported" in str(e)
-    return sqlite3.DatabaseError(f"its header is damaged: {e}") if odd and is_header_odd(path) else e
+def explain_error(e: sqlite3.DatabaseError, path: Path) -> sqlite3.DatabaseError:
+    """Returns the cause of an error. It is damage if the file's header is invalid. The caller gives up the connection."""
+    unusable = "readonly" in str(e) or "unsupported" in str(e)
+    return sqlite3.DatabaseError(f"its header is damaged: {e}") if unusable and is_header_invalid(path) else e
 
 
-def is_header_odd(path: Path) -> bool:
-    """Whether the bytes that say which versions of SQLite may write and read the file have a value that none has.
+def is_header_invalid(path: Path) -> bool:
+    """Whether the header's format version fields have values that no version of SQLite writes.
 
-    Such a file is "read-only" or "unsupported", and no disk is to blame. Looking drops the locks that this process has on the
-    file. Source: https://www.sqlite.org/fileformat2.html#the_database_header, and fcntl(2)
+    SQLite calls such a file "read-only" or "unsupported", though the disk works. Reading the header drops the locks that this process
+    has on the file. Source: https://www.sqlite.org/fileformat2.html#the_database_header, and fcntl(2)
     """
     try:
         with path.open("rb") as f:
@@ -191,7 +191,7 @@ def is_header_odd(path: Path) -> bool:
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Step by step, each in a transaction. A database one version newer is used as it is: steps only ever add."""
+    """Runs the missing migrations, each in a transaction. A schema one version newer is used as it is: migrations only add."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA + 1:
         raise RecordsNewerError(
@@ -199,7 +199,7 @@ def migrate(db: sqlite3.Connection, path: Path) -> None:
         )
     for step in range(version + 1, SCHEMA + 1):
         with transaction(db):
-            # Another instance may have done it while we waited.
+            # Another instance may have run the migration while this one waited for the lock.
             if db.execute("PRAGMA user_version").fetchone()[0] < step:
                 _step(db, step)
 
@@ -211,14 +211,14 @@ def _step(db: sqlite3.Connection, step: int) -> None:
 
 
 def make_tables(db: sqlite3.Connection) -> None:
-    """All of them, inside the caller's transaction."""
+    """Creates all tables inside the caller's transaction."""
     for step in range(1, SCHEMA + 1):
         _step(db, step)
 
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """A write transaction, whole or not at all."""
+    """Runs the block in a write transaction: all of it is committed, or nothing."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -236,7 +236,7 @@ def rollback(db: sqlite3.Connection) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Brings a file, or a folder's entries, to the disk."""
+    """Syncs a file, or a folder's entries, to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -245,7 +245,7 @@ def sync_file(path: Path) -> None:
 
 
 def is_damage(e: Exception) -> bool:
-    """Whether the file's content is at fault, and not the disk below it, which may recover."""
+    """Whether the error comes from the file's content, not from the disk, which may recover."""
     if not isinstance(e, sqlite3.DatabaseError):
         return False
     text = str(e)
@@ -261,7 +261,7 @@ def is_busy(e: Exception) -> bool:
 
 
 def as_records_error(e: Exception, path: Path) -> RecordsError:
-    """What an exception of SQLite or of the file system means to an operator."""
+    """Converts an exception of SQLite or of the file system to an error for operators."""
     if isinstance(e, RecordsError):
         return e
     if is_busy(e):
@@ -277,4 +277,4 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
 
 
 lenient = functools.partial(str, encoding="utf-8", errors="replace")
-"""How text is read: that of a damaged row is no reason to lose the others. Not a function of ours: called for every column."""
+"""Decodes text leniently, so that damaged text of one row does not make the others unreadable. Built in for speed: called per column."""

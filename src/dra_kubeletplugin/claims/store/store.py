@@ -1,8 +1,8 @@
-"""The records, in one SQLite database: write-ahead log, one transaction for a whole batch of operations, in one thread.
+"""Stores records in one SQLite database with a write-ahead log; one thread runs each batch of operations as one transaction.
 
-Two processes share the file during a rolling update. Exclusive use of a device is a constraint of the database itself. Only what
-a power failure must not take is synced; the rest survives the death of the process, and after a power failure the boot id is
-another, so that whatever is on record is undone and prepared afresh. Source: https://www.sqlite.org/wal.html
+Two processes share the file during a rolling update. A constraint of the database ensures that a device has one holder.
+Only data that must survive a power failure is synced. Other data survives the death of the process. After a power failure the
+boot id differs, so all recorded claims are rolled back and prepared again. Source: https://www.sqlite.org/wal.html
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..transitions import RECOVER
 from . import rows
 from .batch import Batcher
 from .database import RecordDatabase
-from .schema import Connection, as_records_error, explained, is_busy, is_damage, rollback
+from .schema import Connection, as_records_error, explain_error, is_busy, is_damage, rollback
 
 log = logging.getLogger(__name__)
-_LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back when nobody waits
+_LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back while no call waits
 _PROBE = 32 * 1024  # characters
-_TRIES = 5  # how often a file that goes elsewhere is followed in one call
+_TRIES = 5  # how often one call opens the database again because the file was replaced
 
 Result = TypeVar("Result")
 Operation = Callable[[sqlite3.Connection], Result]
@@ -43,11 +43,11 @@ class Mode(enum.Enum):
 
 
 class FollowUp(NamedTuple):
-    """What is done at one go in the thread of the records: ``first``, before the transaction; the operation; ``then``, after it.
+    """A job of the record thread: ``first`` before the transaction, the operation, and ``then`` after the transaction.
 
-    ``first`` and ``then`` are for files. What one of them raises is the job's answer: after ``first`` nothing else is done, after
-    ``then`` the operation is. ``then`` is given the operation's result, and answers the job's, or a job that goes on from there:
-    in a transaction of its own, with those that the rest of the batch goes on with.
+    ``first`` and ``then`` work on files. An exception of either is the job's result. After one in ``first`` nothing else runs; after
+    one in ``then`` the operation is already committed. ``then`` gets the operation's result. It returns the job's result, or another
+    job, which runs in a later transaction together with such jobs of the same batch.
     """
 
     operation: Operation[Any] | None = None
@@ -57,15 +57,15 @@ class FollowUp(NamedTuple):
 
 
 class RecordStore:
-    """Records of one driver. All methods may be called from any task; they are gathered into transactions.
+    """The records of one driver. All methods may be called from any task; concurrent calls share transactions.
 
-    ``fault`` says why the records cannot be used, empty when they can; ``opened`` is set each time that the file was opened.
+    ``fault`` is why the records cannot be used; empty if they can. ``opened`` is set each time the file was opened.
     """
 
-    def __init__(self, keeper: RecordDatabase) -> None:
-        self.path = keeper.path
-        self.driver = keeper.specs.driver
-        self.keeper = keeper
+    def __init__(self, database: RecordDatabase) -> None:
+        self.path = database.path
+        self.driver = database.specs.driver
+        self.database = database
         self.fault = ""
         self.opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,7 +75,7 @@ class RecordStore:
 
     @property
     def transactions(self) -> int:
-        """Batches so far, each one transaction, or two where reads and writes came together."""
+        """The number of batches so far. Each is one transaction, or two if it has reads and writes."""
         return self._batcher.batches
 
     async def do(
@@ -86,64 +86,64 @@ class RecordStore:
         first: Callable[[], object] | None = None,
         then: Callable[[Result], Result | FollowUp] | None = None,
     ) -> Result:
-        """Runs ``operation`` in a transaction with others; its exception rolls back only its own part. See :class:`FollowUp`.
+        """Runs ``operation`` in a transaction with others; its exception rolls back only its own changes. See :class:`FollowUp`.
 
-        Raises :class:`RecordsError`, or what the operation, ``first`` or ``then`` raises.
+        Raises :class:`RecordsError`, or the exception of the operation, ``first`` or ``then``.
         """
         self._loop = asyncio.get_running_loop()
         result: Result = await self._batcher.submit(FollowUp(operation, mode, first, then))
         return result
 
-    async def aside(self, work: Callable[[], Result]) -> Result:
-        """Runs ``work``, which is about files and not about records, in the same thread: in order with what came before."""
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Runs ``work``, which uses files and not records, in the record thread, after all earlier jobs."""
         result: Result = await self._batcher.submit(FollowUp(first=work))
         return result
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Waits up to ``timeout`` seconds for what is under way."""
+        """Waits up to ``timeout`` seconds for running work, then closes the database."""
         end = time.monotonic() + timeout
         if self._db is not None:
-            # A file that was removed just now comes back: the next instance would find nothing.
-            await asyncio.wait([asyncio.ensure_future(self.look())], timeout=timeout)
+            # Restores a file that was just removed: otherwise the next instance would find no records.
+            await asyncio.wait([asyncio.ensure_future(self.check_file())], timeout=timeout)
         await self._batcher.close(max(0.0, end - time.monotonic()), self._drop)
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     async def get(self, uid: str) -> rows.Row | None:
         return await self.do(lambda db: rows.read(db, uid), Mode.READ)
 
     async def everything(self) -> list[rows.Row]:
-        """Every record, readable or not, oldest first."""
+        """Returns every row, readable or not, oldest first."""
         return await self.do(rows.read_all, Mode.READ)
 
     async def all(self) -> list[Record]:
-        """Every record that can be read, oldest first."""
+        """Returns every readable record, oldest first."""
         return [r for r in await self.everything() if isinstance(r, Record)]
 
     async def unreadable(self) -> list[UnreadableRecord]:
         return [r for r in await self.everything() if isinstance(r, UnreadableRecord)]
 
     async def held(self) -> Held:
-        """Each device that some claim has, see :meth:`Inventory.update`."""
+        """Returns each device that some claim has, see :meth:`Inventory.update`."""
         return await self.do(lambda db: rows.held_devices(db, self.driver), Mode.READ)
 
     async def prepared(self) -> int:
-        """How many claims are prepared."""
+        """Returns the number of prepared claims."""
         return await self.do(rows.count_prepared, Mode.READ)
 
     async def recovering(self) -> bool:
-        """Whether the driver has still to say what its hardware knows, because the database was made anew."""
+        """Whether the driver's ``recover()`` is still due, because the database was rebuilt."""
         return await self.do(lambda db: rows.has_meta(db, RECOVER), Mode.READ)
 
     async def probe(self) -> None:
-        """A synced write of a large record's size: tells, and clears ``fault``, where the disk has room again.
+        """Writes and syncs as much as a large record. Clears ``fault`` if the disk has space again.
 
         Raises :class:`RecordsError`.
         """
         await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
 
-    async def look(self) -> None:
-        """Notices that the file was removed, replaced or overwritten, and puts it right. An error is kept as ``fault``."""
+    async def check_file(self) -> None:
+        """Detects that the file was removed, replaced or overwritten, and repairs it. An error is kept in ``fault``."""
         with contextlib.suppress(RecordsError):
             await self.do(_read_afresh, Mode.READ)
 
@@ -152,8 +152,8 @@ class RecordStore:
     def _open(self) -> Connection:
         if self._db is not None and self._db.is_named(self.path):
             return self._db
-        # The old one stays open until the new one is: it may be the last that knows what a removed file had.
-        db = self.keeper.open(self._damage, self._db)
+        # The old connection stays open until the new one is: it may have the only copy of a removed file.
+        db = self.database.open(self._damage, self._db)
         old, self._db, self._damage = self._db, db, None
         if old is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -165,10 +165,10 @@ class RecordStore:
     def _drop(self) -> None:
         db, self._db = self._db, None
         if db is not None:
-            self.keeper.close(db)
+            self.database.close(db)
 
     def _work(self, jobs: Sequence[FollowUp]) -> list[object]:
-        """Reads first, in a transaction of their own: a writer that is stopped must not hold them up."""
+        """Runs the jobs. Reads have a transaction of their own and come first: a writer that is stopped must not block them."""
         results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
         left = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
         for write in (False, True):
@@ -182,21 +182,21 @@ class RecordStore:
             then, result = jobs[i].then, results[i]
             if then and not isinstance(result, BaseException):
                 results[i] = _caught(functools.partial(then, result))
-        if further := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
-            for (i, _), result in zip(further, self._work([job for _, job in further]), strict=True):
+        if follow_ups := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
+            for (i, _), result in zip(follow_ups, self._work([job for _, job in follow_ups]), strict=True):
                 results[i] = result
         return results
 
     def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
-        """Once more on a connection of its own where the first shows damage, which opening mends, or a passing disk error.
+        """Runs operations; retries once with a new connection after damage, which opening repairs, or a passing disk error.
 
-        Every operation judges by what it reads, so it may be run again where it is not known whether it was committed.
+        Operations decide from the rows that they read, so they can run again if it is not known whether they were committed.
         """
         try:
             try:
                 return self._attempt(operations, write=write, synced=synced)
             except sqlite3.DatabaseError as error:
-                e = explained(error, self.path)
+                e = explain_error(error, self.path)
                 if not self._may_pass(e):
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
@@ -218,12 +218,12 @@ class RecordStore:
         except BaseException:
             rollback(db)
             raise
-        if write and not db.is_named(self.path) and not self.keeper.restore(db):
-            # Another instance set our file aside, perhaps before it saw this: who asks again finds what is true.
+        if write and not db.is_named(self.path) and not self.database.restore(db):
+            # Another instance set this file aside, perhaps before it saw this write. A retry finds the true state.
             raise RecordsBusyError(
                 f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
             )
-        if self.fault and db.total_changes != changes:  # reading proves nothing about a full disk
+        if self.fault and db.total_changes != changes:  # a read does not show whether the disk is full
             log.info("claim records can be written again")
             self.fault = ""
         return results
@@ -238,7 +238,7 @@ class RecordStore:
             db.execute("BEGIN IMMEDIATE")
             if db.is_named(self.path):
                 return db
-            rollback(db)  # it lost its name while we waited for the lock
+            rollback(db)  # the file lost its name while this process waited for the lock
         raise RecordsBusyError(
             f"{self.path} is replaced again and again: see what else writes below the kubelet's root"
         )
@@ -256,13 +256,13 @@ class RecordStore:
         return error
 
     def _give_up(self, e: sqlite3.Error) -> None:
-        """The next use opens anew, and repairs where that shows damage. What a removed file had is not let go of."""
+        """Closes the connection, so that the next use opens the file again and repairs damage. Keeps the only copy of a removed file."""
         if self._db is None or self._db.is_named(self.path):
             self._drop()
             self._damage = e if is_damage(e) else None
 
     def _write_back(self) -> None:
-        """Moves a long log into the database, which syncs both, when nobody waits for it."""
+        """Writes a long log back into the database, which syncs both, while no call waits for it."""
         try:
             if self._db is not None and self.path.with_name(f"{self.path.name}-wal").stat().st_size > _LOG_SIZE:
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -271,10 +271,10 @@ class RecordStore:
 
 
 def _read_afresh(db: sqlite3.Connection) -> None:
-    """An open database reads what it knows from memory, and would tell of damage with the next claim only: it forgets that first.
+    """Reads from the file instead of SQLite's cache: otherwise damage would go unnoticed until the next claim.
 
-    Nobody else in this process may open the file: closing it would drop all locks that the process has on it, so that another
-    instance, when it ends, takes the log away from under us. Source: https://www.sqlite.org/howtocorrupt.html, 2.2
+    No other code of this process may open the file: closing it drops all locks that the process has on it. Another instance that ends
+    then removes the log while it is in use. Source: https://www.sqlite.org/howtocorrupt.html, 2.2
 
     Raises ``sqlite3.DatabaseError``.
     """
@@ -283,7 +283,7 @@ def _read_afresh(db: sqlite3.Connection) -> None:
 
 
 def _caught(work: Callable[[], object]) -> object:
-    """What ``work`` answers or raises."""
+    """Returns the result of ``work``, or its exception."""
     try:
         return work()
     except Exception as e:
@@ -291,9 +291,9 @@ def _caught(work: Callable[[], object]) -> object:
 
 
 def _all(db: sqlite3.Connection, operations: Sequence[Operation[object]]) -> list[object]:
-    """Each operation's result, or the exception that rolled back its own part and no other.
+    """Returns each operation's result, or the exception that rolled back its own changes and no other.
 
-    That is rare, so only then each is run once more, behind a savepoint of its own. Faults of the database itself fail all.
+    Failures are rare, so savepoints for single operations are used only in a second run. Errors of the database itself fail all.
     """
     db.execute("SAVEPOINT batch")
     out: list[object] = []
@@ -317,15 +317,15 @@ def _saved(db: sqlite3.Connection, operation: Operation[object]) -> object:
 
 
 def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
-    """What an operation answers, or the exception that concerns it alone."""
+    """Returns an operation's result, or the exception that concerns it alone."""
     try:
         return operation(db)
-    except UnicodeDecodeError as e:  # of SQLite's own message, which quotes a damaged schema
+    except UnicodeDecodeError as e:  # from SQLite's own message, which quotes a damaged schema
         raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
     except Exception as e:
         if isinstance(e, sqlite3.Error) and not isinstance(e, sqlite3.IntegrityError):
             raise
-        # An error of a claim goes without its traceback: the frames keep the claim, in cycles with the list of results.
+        # An error of a claim goes without its traceback, whose frames reference the claim in cycles with the list of results.
         return without_frames(e) if isinstance(e, DraError) else e
 
 

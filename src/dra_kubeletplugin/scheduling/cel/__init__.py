@@ -1,8 +1,9 @@
-"""CEL with the environment that Kubernetes 1.36 gives to device selectors.
+"""CEL with the environment that Kubernetes 1.36 provides for device selectors.
 
 The language follows the CEL specification (github.com/google/cel-spec); the libraries and cost units follow Kubernetes.
-``compile_selector`` checks an expression, ``Selector.matches`` evaluates it against one device. No library carries this environment
-(``cel-expr-python`` has no lazy default maps and no cost limit), so the compiler is our own; the recorded answers judge it.
+``compile_selector`` checks an expression, ``Selector.matches`` evaluates it against one device. No library has this environment:
+``cel-expr-python`` has no lazy default maps and no cost limit. So the compiler is part of this project and is tested against
+recorded results of Kubernetes.
 """
 
 from .selector import COST_LIMIT, Device, Selector, compile_selector

@@ -75,7 +75,7 @@ class Fold(Expr):
 
 
 def children(node: Expr) -> Iterator[Expr]:
-    """The nodes right below, in the order in which they are written."""
+    """The direct child nodes, in source order."""
     match node:
         case Select(operand=operand):
             yield operand

@@ -1,4 +1,4 @@
-"""Attributes: a variable or any other value, then fields and indexes, the qualifiers."""
+"""Evaluates attributes: a variable or another value, followed by qualifiers (fields and indexes)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Run = Callable[[Frame], Any]
 
 
 class Missing(CelError):
-    """There is no such key or index, which a test for presence takes for an answer."""
+    """A key or index does not exist. A presence test converts this error to false."""
 
 
 class Qualifier(Protocol):
-    """A step from a value to one within it, which costs one unit. Errors are values."""
+    """A step from a value to a value within it, which costs one unit. Errors are returned as values."""
 
     optional: bool
 
@@ -36,7 +36,7 @@ class Attribute:
         self._qualifiers.append(qualifier)
 
     def resolve(self, frame: Frame) -> Any:
-        """The value, or a :class:`CelError`; charges for the qualifiers, not for the attribute itself."""
+        """Returns the value or a :class:`CelError`. Charges the qualifiers, but not the attribute itself."""
         value = self._root(frame)
         if not self._qualifiers or isinstance(value, CelError):
             return value
@@ -62,7 +62,7 @@ class Attribute:
 
 
 class Conditional(Attribute):
-    """One of two attributes; qualifiers go to both."""
+    """One of two attributes, chosen by a condition; qualifiers apply to both."""
 
     def __init__(self, test: Run, yes: Attribute, no: Attribute) -> None:
         super().__init__(test)
@@ -83,7 +83,7 @@ class Conditional(Attribute):
 
 
 class ConstantKey:
-    """A field or a constant index. ``presence``: only whether it is there matters."""
+    """A field or a constant index. With ``presence`` it only tests whether the key exists."""
 
     def __init__(self, key: Any, *, optional: bool = False, presence: bool = False) -> None:
         self.optional = optional
@@ -102,7 +102,7 @@ class ConstantKey:
 
 
 class AttributeKey:
-    """An index that is the value of an attribute."""
+    """An index whose value comes from an attribute."""
 
     def __init__(self, attribute: Attribute, *, optional: bool) -> None:
         self.optional = optional
@@ -133,7 +133,7 @@ def _if_present(frame: Frame, found: Any) -> Optional | CelError:
 
 
 def _find(value: Any, key: Any) -> Any:
-    """The value under a key, or the error."""
+    """Returns the value of a key, or the error."""
     if isinstance(value, Record):
         value = value.fields
     if isinstance(value, dict):

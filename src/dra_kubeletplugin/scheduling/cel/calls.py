@@ -1,4 +1,4 @@
-"""Calls of functions: evaluates the arguments, accounts for cost and effort, calls the function."""
+"""Evaluates function calls: evaluates the arguments, accounts for cost and effort, and calls the function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> A
     except (AttributeError, TypeError):
         return CelError(NO_OVERLOAD)
     except (ArithmeticError, LookupError, ValueError) as e:
-        return CelError(str(e))  # a time out of range, a text that is too long
+        return CelError(str(e))  # a time out of range, or a text that is too long
 
 
 def counted(
@@ -46,10 +46,10 @@ def counted(
     ordered: bool = False,
     measured: bool = True,
 ) -> Plan:
-    """A function's call.
+    """A call of a function.
 
-    ``ordered``: the first failed argument ends it, the others are not evaluated. ``measured``: the call may take more effort than its
-    cost says.
+    ``ordered``: the first failed argument ends the call, and later arguments are not evaluated. ``measured``: the call may take more
+    effort than its cost shows.
     """
     rule = costs.rule_of(node.function, overload)
     timed = node.function in effort.TIMED
@@ -93,7 +93,7 @@ def _cost(rule: costs.Rule, values: Sequence[Any], result: Any) -> int:
 
 
 def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:
-    """A call of two arguments that always costs one unit: the most frequent kind."""
+    """A call with two arguments that always costs one unit, the most frequent kind."""
 
     def run(frame: Frame) -> Any:
         a, b = left(frame), right(frame)

@@ -1,4 +1,4 @@
-"""Gives every node a type and its overloads, or says why there are none."""
+"""Assigns a type and overloads to every node, or reports why none fit."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Checker:
         self.types = Unifier()
 
     def check(self, node: Expr) -> Type:
-        """The type of ``node``.
+        """Returns the type of ``node``.
 
-        Raises :class:`CompileError` with every fault, in the order of their places.
+        Raises :class:`CompileError` with every error, in source order.
         """
         self._visit(node)
         self._settle(node)
@@ -95,7 +95,7 @@ class Checker:
         raise AssertionError(node)
 
     def _join(self, nodes: list[Expr], optional: list[bool]) -> Type | None:
-        """The type of all; of different types none is wrong here, the literal as a whole may be."""
+        """Returns the common type. Different types are no error here; a check of the whole literal may reject them."""
         known: Type | None = None
         for node, maybe in zip(nodes, optional, strict=True):
             t = self._visit(node)
@@ -120,7 +120,7 @@ class Checker:
     def _select(self, node: Select) -> Type:
         qualified = self._qualified(node)
         if qualified in TYPE_NAMES:
-            # The node stands for the type itself; what it selects from is no value.
+            # The node denotes the type itself; the operand of the selection is not a value.
             node.type_name = qualified
             return Type("type", (Type(qualified),))
         operand = self.types.substitute(self._visit(node.operand))
@@ -230,14 +230,14 @@ def _literal(node: Literal) -> Type:
 
 
 def _signature(t: Type) -> str:
-    """A type as messages print it."""
+    """Returns a type as messages show it."""
     if t.params:
         return f"{t.name}({', '.join(_signature(p) for p in t.params)})"
     return _SHORT.get(t.name, t.name)
 
 
 def boolean_fault(t: Type) -> str:
-    """Why a selector of type ``t`` is refused; empty when it is not."""
+    """Returns why a selector of type ``t`` is refused; empty if it is accepted."""
     if t in {BOOL, ANY}:
         return ""
     return f"must evaluate to bool or the unknown type, not {t}"

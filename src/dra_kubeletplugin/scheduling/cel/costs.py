@@ -1,7 +1,7 @@
-"""What a call costs, in CEL cost units: the run-time rules of cel-go and of Kubernetes' libraries.
+"""Calculates the cost of a call in CEL cost units, with the run-time rules of cel-go and of Kubernetes' libraries.
 
-A rule is found by the function's name or, where cel-go's own rules depend on the overload, by the overload's signature; calls
-whose overload is known only at run time fall under the name's rule or cost one unit.
+A rule is found by the function's name, or by the overload's signature where cel-go's rules depend on the overload. A call whose
+overload is known only at run time uses the rule of the name, or costs one unit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rule = Callable[[Sequence[Any], Any], int]
 
 
 class InternalError(Exception):
-    """A fault in the accounting itself: ends the evaluation, and neither && nor || absorbs it."""
+    """An error of the accounting itself. It ends the evaluation; neither && nor || absorbs it."""
 
 
 def _text(size: float) -> int:
@@ -25,14 +25,14 @@ def _text(size: float) -> int:
 
 
 def _actual(v: Any) -> int:
-    """The size of a value; an optional has that of its value."""
+    """Returns the size of a value; an optional has the size of its value."""
     while isinstance(v, Optional) and v.present:
         v = v.value
     return size_of(v)
 
 
 def _traversal(v: Any) -> int:
-    """The cost of walking a value as a tree. Lists and maps that it contains several times are walked once and counted each time."""
+    """Returns the cost of walking a value as a tree. A list or map that occurs several times is walked once and counted each time."""
     return _traversed(v, {})
 
 
@@ -155,8 +155,8 @@ _BY_NAME: dict[str, Rule] = {
     "isSemver": _first,
     "_==_": _equal,
     "_!=_": _smaller,
-    "check": lambda *_: 350_000,  # an authorizer may be elsewhere
-    # One overload each, or the same rule for all: cel-go's lists and sets.
+    "check": lambda *_: 350_000,  # an authorizer may be a remote service
+    # One overload each, or the same rule for all overloads: cel-go's lists and sets.
     "slice": _output,
     "flatten": _flattened,
     "lists.range": _ranged,
@@ -166,7 +166,7 @@ _BY_NAME: dict[str, Rule] = {
     "sets.intersects": _sets(1),
     "sets.equivalent": _sets(2),
 }
-# Their cost depends on the result, so it is charged after the call. Others are charged before, so that the last one never runs.
+# Their cost depends on the result and is charged after the call. Other calls are charged before: one over the limit never runs.
 OF_RESULT = {"join", "slice", "reverse"}
 _BY_OVERLOAD: dict[str, Rule] = {
     "string.startsWith(string)": _first,
@@ -190,8 +190,8 @@ _BY_OVERLOAD: dict[str, Rule] = {
 
 
 def rule_of(function: str, overload: str) -> Rule:
-    """The rule for a call; ``overload`` is empty where only the run time shows which one it is.
+    """Returns the rule for a call; ``overload`` is empty if it is known only at run time.
 
-    A rule gets the values of the arguments, where a :class:`CelError` stands for one that failed, and the result.
+    A rule gets the values of the arguments and the result. A :class:`CelError` stands for an argument that failed.
     """
     return _BY_OVERLOAD.get(overload) or _BY_NAME.get(function) or one_unit

@@ -1,4 +1,4 @@
-"""Which functions exist, with which types. One line an overload: ``receiver.name(args) -> result``.
+"""Declares the functions and their types, one overload per line: ``receiver.name(args) -> result``.
 
 Upper-case letters are type parameters. Sources: the CEL specification's standard definitions, cel-go's ``ext`` libraries
 (strings, lists, sets, bindings, optionals, two-variable comprehensions) and Kubernetes' own CEL libraries.
@@ -220,7 +220,7 @@ _ORDERED = ("bool", "string", "bytes", "google.protobuf.Timestamp", "google.prot
 _SUMMED = (*_NUMBERS, "google.protobuf.Duration")
 _OF_TIME = ("getFullYear", "getMonth", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear")
 _OF_DAY = ("getHours", "getMinutes", "getSeconds", "getMilliseconds")
-# Types that may stand in expressions as values.
+# Types that expressions may use as values.
 TYPE_NAMES = (
     "bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint",
     "google.protobuf.Duration", "google.protobuf.Timestamp", "optional_type",
@@ -230,7 +230,7 @@ TYPE_NAMES = (
 
 @dataclass(frozen=True)
 class Overload:
-    """One signature of a function; ``id`` is its text without the result, which rules of cost are keyed by."""
+    """One signature of a function. ``id`` is its text without the result; cost rules use it as key."""
 
     id: str
     name: str
@@ -240,7 +240,7 @@ class Overload:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names of its type parameters."""
+        """The names of its type parameters."""
         return frozenset(re.findall(r"\b[A-Z]\b", " ".join(map(str, (*self.params, self.result)))))
 
 
@@ -284,7 +284,7 @@ def _line(line: str) -> Overload:
 
 
 def overloads(lines: Iterable[str]) -> dict[str, list[Overload]]:
-    """The declarations in ``lines``, by the functions' names."""
+    """Returns the declarations in ``lines`` by function name."""
     out: dict[str, list[Overload]] = {}
     for line in lines:
         overload = _line(line)

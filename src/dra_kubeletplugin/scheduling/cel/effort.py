@@ -1,8 +1,9 @@
-"""Bounds the time and memory of an evaluation where Kubernetes' cost does not count them.
+"""Limits the time and memory of an evaluation where Kubernetes' cost does not count them.
 
-Kubernetes charges one unit to join two lists, a tenth of a unit for each outer element of nested lists that are compared, and nothing
-for what ``replace`` writes. Thirty doublings of a list cost thirty units. Effort is a second account, in nanoseconds of one CPU at most.
-An expression that exceeds its limit ends as one that exceeds its cost. The limit is 100 times what real selectors take.
+Kubernetes charges one unit to join two lists, and a tenth of a unit per outer element to compare nested lists. It charges nothing
+for the text that ``replace`` writes, and thirty doublings of a list cost thirty units. Effort is a second account, an upper bound
+in nanoseconds of one CPU. An expression above its limit fails like one above its cost limit. The limit is 100 times the effort of
+real selectors.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from .values import Optional
 EFFORT_LIMIT = 1_000_000_000
 _ELEMENT = 100  # to copy or to compare an element: 8 bytes stay allocated
 _CHARACTER = 100  # to write a character: 4 bytes stay allocated
-_ZONE = 100_000  # to look for a time zone among files
+_ZONE = 100_000  # to search a time zone in files
 _STEP = 25  # of RE2's slowest engine
 _COMPILED = 400  # to compile an instruction
-_REFUSED = 10_000_000  # to find that a pattern is too large
+_REFUSED = 10_000_000  # to detect that a pattern is too large
 _READ = 50  # to parse a character of a duration, a number or a name
 _PRECISION = re.compile(r"%\.([0-9]+)")
-_MOST = 10**18  # weights stop here: nested lists that share their elements can weigh 2^1000
-# Each match of findAll searches the rest of the text, which no rule foresees: its CPU time is measured.
+_MOST = 10**18  # upper limit of a weight: nested lists that share their elements can weigh 2^1000
+# Each match of findAll searches the rest of the text, which no rule can predict, so its CPU time is measured.
 TIMED = {"findAll"}
 Rule = Callable[[Sequence[Any]], int]
 
 
 def weight(value: Any) -> int:
-    """The number of values in ``value``, itself included: how many steps it takes to walk it as a tree."""
+    """Returns the number of values in ``value``, including itself: the steps of walking it as a tree."""
     if isinstance(value, (list, dict, Optional)):
         return _total(value, {}, lambda _: 1)
     return 1
@@ -80,7 +81,7 @@ def _compared(args: Sequence[Any]) -> int:
 
 
 def _walked(index: int) -> Rule:
-    """For functions that look at each element of a list; keys of maps are found at once."""
+    """For functions that visit each element of a list; a map finds a key at once."""
     return lambda args: weight(args[index]) * _ELEMENT if isinstance(args[index], list) else 0
 
 
@@ -127,7 +128,7 @@ def _formatted(args: Sequence[Any]) -> int:
 
 
 def _matched(args: Sequence[Any]) -> int:
-    """RE2 takes at most one step for each character and instruction. A pattern is compiled where the cache does not have it."""
+    """RE2 takes at most one step for each character and instruction. A pattern that is not cached is compiled first."""
     text, pattern = args[:2]
     if not isinstance(text, str) or not isinstance(pattern, str):
         return 0
@@ -184,8 +185,8 @@ _RULES: dict[str, Rule] = {
 
 
 def rule_of(function: str, overload: str) -> Rule | None:
-    """The effort of a call, from its arguments before the call; None where the cost covers it.
+    """Returns the effort of a call, from its arguments before the call; None if the cost covers it.
 
-    ``overload`` is empty where only the run time shows which one it is.
+    ``overload`` is empty if it is known only at run time.
     """
     return None if overload and function == "_+_" and "list" not in overload else _RULES.get(function)

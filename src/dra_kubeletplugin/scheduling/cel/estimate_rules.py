@@ -1,7 +1,7 @@
-"""What each function can cost at most, and how large its result can be: the rules of cel-go's checker and of Kubernetes.
+"""Estimates the maximum cost of each function and the size of its result, with the rules of cel-go's checker and of Kubernetes.
 
-A rule is found by the signature of the overload or, where all overloads share it, by the function's name; without one, a call
-costs one unit and nothing is known of its result.
+A rule is found by the overload's signature, or by the function's name if all overloads share it. Without a rule, a call costs one
+unit and the size of its result is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _text(size: Range) -> Range:
 
 
 def estimate_call(e: Estimator, node: CallExpr, overload: str, parts: Sequence[Range]) -> Result:
-    """What one overload of a call costs with its arguments, and the size of its result where that is known."""
+    """The estimated cost of one overload of a call with its arguments, and the size of its result if that is known."""
     arguments = NOTHING
     for p in parts:
         arguments += p
@@ -52,7 +52,7 @@ def _target(e: Estimator, node: CallExpr) -> Range:
 
 
 def _walk(e: Estimator, node: CallExpr) -> Result | None:
-    """One unit for each element, more where comparing elements takes time; a text is walked."""
+    """One unit per element, more if comparing elements takes time; a text is walked by character."""
     if node.target is None:
         return None
     size, kind = _target(e, node), node.target.type
@@ -163,7 +163,7 @@ def _concatenated(e: Estimator, node: CallExpr) -> Result:
 
 
 def _listed(size: Range, factor: float = 1) -> Result:
-    """A call that makes a list."""
+    """A call that creates a list."""
     return size.times(factor) + ONE + fixed(costs.LIST_CREATE), size
 
 

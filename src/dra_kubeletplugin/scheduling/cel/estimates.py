@@ -1,8 +1,8 @@
-"""The most that an expression can cost, from its tree alone: what admission compares with the limit.
+"""Estimates the maximum cost of an expression from its tree alone; admission compares it with the limit.
 
-Follows cel-go's checker cost: least and most of sizes and costs are tracked together, as rules depend on both. Sizes are known of
-literals, of what is made of them, of scalars by their type, and of what can be reached from the device: 63 characters for the
-driver, 32 attributes or capacities, 64 bytes for a value. Sizes that nobody knows are unbounded.
+It follows cel-go's checker cost and tracks minimum and maximum together, because rules depend on both. Sizes are known for
+literals, values made from them, scalars by type, and values within the device: 63 characters for the driver, 32 attributes or
+capacities, 64 bytes for a value. Unknown sizes are unbounded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _DEVICE: dict[tuple[str, ...], int] = {
 
 
 def _device_size(path: tuple[str, ...]) -> int | None:
-    """The most that something within the device holds; None where nothing is known."""
+    """Returns the maximum size of a value within the device; None if it is not known."""
     if path[:2] in {("device", "attributes"), ("device", "capacity")}:
         inner = path[2:]
         of_attributes = path[1] == "attributes"
@@ -85,7 +85,7 @@ class Estimator:
         self._entries: dict[int, Entries] = {}
 
     def estimate(self, node: Expr) -> Range:
-        """The least and the most that evaluating the node costs, in CEL cost units."""
+        """Returns the minimum and maximum cost of evaluating the node, in CEL cost units."""
         match node:
             case Ident(name=name):
                 local = self._local(name)
@@ -152,13 +152,13 @@ class Estimator:
         return local.entries if local else None
 
     def element(self, node: Expr) -> Range:
-        """The size of an element of a list."""
+        """Returns the size of an element of a list."""
         path = self._path(node)
         found = _device_size((*path, "@items")) if path and path[0] != ACCU else None
         return UNKNOWN if found is None else Range(0, found)
 
     def unites(self, node: CallExpr) -> None:
-        """The result's elements are those of two operands."""
+        """The elements of the result come from two operands."""
         first, second = (self.entries(a) for a in node.args[-2:])
         if first and second:
             self._entries[id(node)] = first | second

@@ -1,8 +1,8 @@
-"""Turns a checked tree into a plan, folding constants, and counts the cost of each step as it evaluates.
+"""Compiles a checked tree to a plan, folds constants, and counts the cost of each step during evaluation.
 
-Cost follows cel-go's observer: a call costs what its rule says if all of its arguments were evaluated, and else nothing; an
-attribute costs one unit for its root and one for every qualifier; a branch of a conditional that is an attribute costs only its
-qualifiers. Errors are values here, as in cel-go: && and || absorb them, everything else hands them on.
+Cost follows cel-go's observer. A call costs its rule's amount if all its arguments were evaluated, otherwise nothing. An attribute
+costs one unit for its root and one for every qualifier. A branch of a conditional that is an attribute costs only its qualifiers.
+Errors are values here, as in cel-go: && and || absorb them, and all other operations pass them on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Constant(Plan):
 
 
 class AttributePlan(Plan):
-    """A variable or other value with qualifiers, to which more may be added."""
+    """A variable or another value with qualifiers; more qualifiers can be added."""
 
     __slots__ = ("attribute",)
 
@@ -48,9 +48,9 @@ class AttributePlan(Plan):
 
 
 def plan(node: Expr) -> Plan:
-    """The plan of a checked tree.
+    """Returns the plan of a checked tree.
 
-    Raises :class:`ProgramError` when a constant part of it cannot work.
+    Raises :class:`ProgramError` if a constant part of it always fails.
     """
     match node:
         case Literal(value=value):
@@ -84,7 +84,7 @@ def _of_ident(node: Ident) -> Plan:
 
 
 def _as_attribute(inner: Plan) -> AttributePlan:
-    """The plan itself, if it is an attribute, else one relative to its value."""
+    """Returns the plan itself if it is an attribute, otherwise an attribute relative to its value."""
     return inner if isinstance(inner, AttributePlan) else AttributePlan(Attribute(inner.run))
 
 
@@ -149,9 +149,9 @@ def _of_call(node: CallExpr) -> Plan:
 
 
 def _growing(node: CallExpr, args: list[Plan]) -> Plan | None:
-    """The step of a macro that adds to its own accumulator, which no other expression refers to; None for other calls.
+    """Returns a step for a macro that appends to its own accumulator, which no other expression uses; None for other calls.
 
-    The accumulator grows in place, so that a loop of n steps does not copy n * n elements.
+    The accumulator grows in place, so a loop of n steps does not copy n * n elements.
     """
     first = node.args[0] if node.target is None and node.args else None
     if not isinstance(first, Ident) or first.name != ACCU or node.function not in {"_+_", "cel.@mapInsert"}:
@@ -196,12 +196,12 @@ def _membership(element: Plan, values: list[Any]) -> Plan | None:
 
 
 def _kind(value: Any) -> type:
-    """What Python's equality does not distinguish: True and 1 differ, 1 and 1.0 do not."""
+    """Returns the kind of a constant, because True equals 1 in Python but not in CEL; 1 equals 1.0 in both."""
     return bool if isinstance(value, bool) else str if isinstance(value, str) else float
 
 
 def _logical(terms: list[Plan], *, stop: bool) -> Plan:
-    """``stop`` is the value that decides: True for ||, False for &&."""
+    """``stop`` is the value that decides the result: True for ||, False for &&."""
     left, right = (t.run for t in terms)
 
     def run(frame: Frame) -> Any:
@@ -220,7 +220,7 @@ def _logical(terms: list[Plan], *, stop: bool) -> Plan:
 
 
 def _alternative(args: list[Plan], *, unwrap: bool) -> Plan:
-    """The value of an optional or, only if there is none, another."""
+    """Returns the value of an optional or, only if it is empty, the other value."""
 
     def run(frame: Frame) -> Any:
         result = args[0].run(frame)
@@ -301,14 +301,14 @@ def _constructor(evaluate: Run, cost: int) -> Plan:
 
 
 def _quantifier(node: Fold) -> Plan | None:
-    """What ``all`` and ``exists`` expand to, evaluated as one step for each element: the same result at the same cost."""
+    """The expansion of ``all`` and ``exists`` as one step per element: the same result at the same cost."""
     step = node.step
     if node.accu != ACCU or not isinstance(node.init, Literal) or not isinstance(node.init.value, bool):
         return None
     if not isinstance(step, CallExpr) or step.function not in {"_&&_", "_||_"}:
         return None
     decides = step.function == "_||_"
-    # The accumulator is read and tested, negated where it must not be true, and read again with the element.
+    # The accumulator is read and tested, negated if it must not be true, and read again with the element.
     before, after = (3, 1) if decides else (2, 1)
     over, test, first, second = plan(node.range), plan(step.args[1]), node.var, node.var2
 
@@ -370,7 +370,7 @@ def _of_fold(node: Fold) -> Plan:
                 if condition.run(frame) is False:
                     break
                 inner[accu] = step.run(frame)
-            # The result sees the accumulator and what is outside, not the loop's variables.
+            # The result expression uses the accumulator and outer variables, not the loop's variables.
             frame.variables = {**outer, accu: inner[accu]}
             return result.run(frame)
         finally:

@@ -1,4 +1,4 @@
-"""Expressions over objects of the API: of admission policies, of webhooks' match conditions, of custom resources' rules."""
+"""Compiles expressions over API objects: admission policies, webhooks' match conditions, and rules of custom resources."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ADMISSION_VARIABLES: Mapping[str, Type] = {
 
 @dataclass(frozen=True)
 class CelEnvironment:
-    """What expressions may name: variables and the fields of their object types."""
+    """The environment of expressions: variables and the fields of their object types."""
 
     variables: Mapping[str, Type]
     objects: Objects = field(default_factory=dict)
@@ -82,15 +82,15 @@ class CelEnvironment:
 
 @dataclass
 class Budget:
-    """What all expressions of one policy may cost together."""
+    """The cost limit that all expressions of one policy share."""
 
     left: int = BUDGET
 
 
 class Expression:
-    """A compiled expression whose value is of type ``wanted``, any where that is None.
+    """Returns a compiled expression whose value has type ``wanted``; any type if that is None.
 
-    Raises :class:`CompileError` in Kubernetes' words.
+    Raises :class:`CompileError` with Kubernetes' text.
     """
 
     def __init__(self, text: str, environment: CelEnvironment, wanted: Type | None = None) -> None:
@@ -105,7 +105,7 @@ class Expression:
             self._plan = plan(tree)
 
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
-        """Raises :class:`CelError`, also for a value of another type than was wanted, and once the budget is spent."""
+        """Evaluates the expression. Raises :class:`CelError`, also for a value of another type, and when the budget is spent."""
         if budget.left < 0:
             raise CelError(_SPENT)
         frame = Frame(dict(values), CALL_LIMIT)
@@ -122,7 +122,7 @@ class Expression:
 
 
 class LazyExpression(dict[str, Any]):
-    """Values that are computed when they are first read, by the name of the variable; one that fails is its error."""
+    """Values that are computed when they are first read, by variable name. The value of a failed computation is its error."""
 
     def __init__(self, compute: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__(compute)

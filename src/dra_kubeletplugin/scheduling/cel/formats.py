@@ -1,4 +1,4 @@
-"""The named formats of Kubernetes' CEL library: what is wrong with a text."""
+"""The named formats of Kubernetes' CEL library; each returns the errors of a text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _if_not(valid: Callable[[str], object], fault: str) -> Callable[[str], list[
 
 
 _FORMATS: dict[str, Callable[[str], list[str]]] = {
-    # Here a dot is one of the characters that a label may not have, with no words of its own.
+    # Here a dot is an invalid character of a label like any other, without a message of its own.
     "dns1123Label": lambda v: names.label(v.replace(".", "_")),
     "dns1123Subdomain": names.subdomain,
     "dns1035Label": _label_1035,

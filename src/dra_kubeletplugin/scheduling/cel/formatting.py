@@ -1,4 +1,4 @@
-"""Format strings: their clauses, and how values are shown by each. Numbers are shown as in American English."""
+"""Parses format strings and formats values for their clauses. Numbers are formatted as in American English."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _ENDLESS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class FormatError(ValueError):
-    """No format string; the text says where it fails."""
+    """An invalid format string; the text names the position of the error."""
 
 
 @dataclass(frozen=True)
 class Clause:
-    """A place for one argument: ``%.2f`` is kind f with precision 2."""
+    """A placeholder for one argument: ``%.2f`` is kind f with precision 2."""
 
     kind: str
     precision: int | None
 
 
 def clauses(template: str) -> Iterator[str | Clause]:
-    """The parts of a format string: text, and places for arguments.
+    """Yields the parts of a format string: text and placeholders.
 
-    Raises :class:`FormatError` when it comes to a malformed part.
+    Raises :class:`FormatError` at a malformed part.
     """
     i = 0
     while i < len(template):
@@ -149,7 +149,7 @@ _RENDER: dict[str, Callable[[Any, int | None], str]] = {
 
 
 def show(v: Any) -> str:
-    """A value as the string clause shows it."""
+    """Formats a value for the string clause."""
     if isinstance(v, list):
         return "[" + ", ".join(_quoted(x) for x in v) + "]"
     if isinstance(v, dict):

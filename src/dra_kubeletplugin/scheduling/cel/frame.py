@@ -13,7 +13,7 @@ _EXCEEDED = "operation cancelled: actual cost limit exceeded"
 
 
 class EvaluationEnded(Exception):
-    """The evaluation ended at once: neither && nor || absorbs it."""
+    """The evaluation has ended; neither && nor || absorbs this error."""
 
     def __init__(self, reason: CelError) -> None:
         super().__init__(str(reason))
@@ -57,7 +57,7 @@ class Frame:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
     def spend_singly(self, steps: int) -> None:
-        """Accounts for steps of one unit each, of which one may be the last.
+        """Accounts for steps of one unit each; one of them may be the last.
 
         Raises :class:`EvaluationEnded` when the budget is exceeded.
         """
@@ -67,9 +67,9 @@ class Frame:
             self.spend(1)
 
     def exert(self, effort: int) -> None:
-        """Accounts for what a call is going to do beyond its cost.
+        """Accounts for the effort of a call that its cost does not cover.
 
-        Raises :class:`EvaluationEnded` when an evaluation may not do so much.
+        Raises :class:`EvaluationEnded` when the effort exceeds the limit of an evaluation.
         """
         self.effort += effort
         if self.effort > EFFORT_LIMIT:
@@ -77,10 +77,10 @@ class Frame:
 
 
 def run_to_end(run: Callable[[Frame], Any], frame: Frame) -> Any:
-    """The value of an expression, or the error that ended it."""
+    """Returns the value of an expression, or the error that ended its evaluation."""
     try:
         return run(frame)
     except EvaluationEnded as e:
         return e.reason
-    except RecursionError:  # lists within lists, deeper than Python can walk
+    except RecursionError:  # nested lists that are deeper than Python's recursion limit
         return CelError(_EXCEEDED)

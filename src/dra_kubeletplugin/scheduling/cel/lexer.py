@@ -1,4 +1,4 @@
-"""Text to tokens, and how a fault in a text is shown."""
+"""Splits text into tokens, and formats errors with their position in the text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Token:
 
 
 class Source:
-    """The text of an expression, and how a fault in it is shown."""
+    """The source text of an expression; formats errors in it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -54,7 +54,7 @@ class Source:
 
 @contextlib.contextmanager
 def bounded_depth() -> Iterator[None]:
-    """Raises :class:`CompileError` for an expression that nests deeper than Python can walk."""
+    """Raises :class:`CompileError` for an expression that is nested deeper than Python's recursion limit."""
     try:
         yield
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Kubernetes' authorizer library: expressions that ask what the user of a request, or another, may do.
+"""Kubernetes' authorizer library: expressions that check the permissions of the request's user or of a service account.
 
 Source: Kubernetes' documentation, "Common Expression Language in Kubernetes", authorizer library.
 """
@@ -36,7 +36,7 @@ AUTHORIZER_FUNCTIONS: Mapping[str, list[Overload]] = overloads(
 
 @dataclass(frozen=True)
 class Check:
-    """What is asked for: a verb on a resource, or on a path. Selectors narrow a list; role-based access control ignores them."""
+    """The access to check: a verb on a resource or on a path. Selectors narrow a list; role-based access control ignores them."""
 
     verb: str = ""
     group: str = ""
@@ -61,7 +61,7 @@ class Authorizer(Record):
 
 @dataclass(frozen=True)
 class _Begun:
-    """A check of which not all has been said."""
+    """A check that is not complete yet."""
 
     authorizer: Authorizer
     check: Check

@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, conversions, times: the language's standard definitions."""
+"""Arithmetic, comparison, conversions and times: the language's standard definitions."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _conversion(value: Any, wanted: str) -> CelError:
 
 
 def _whole(digits: str) -> int:
-    """A whole number as written; 2^64 with its sign for any that has more digits than 64 bits hold."""
+    """Parses an integer. A number with more digits than 64 bits can have becomes 2^64 with its sign."""
     sign, bare = digits[:1], digits.lstrip("+-").lstrip("0")
     number = int(bare or "0") if len(bare) <= _INT_DIGITS else UINT_MAX + 1
     return -number if sign == "-" else number
@@ -236,7 +236,7 @@ def parse_duration(text: str) -> Duration:
     return Duration(-total if text[0] == "-" else total)
 
 
-# Each quantifier keeps what it has matched: a text without a unit costs one pass, not one for each digit.
+# Possessive quantifiers: a long text without a unit takes one pass, not one pass per digit.
 _DURATION_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|[µμ]s|ms|s|m|h)", re.ASCII)
 
 
@@ -311,7 +311,7 @@ _DURATION_PARTS = {"getHours": _UNITS["h"], "getMinutes": _UNITS["m"], "getSecon
 
 
 def _zone(name: str) -> tzinfo:
-    """A zone by its name in the time zone database, or an offset such as -02:30."""
+    """Returns a zone by its name in the time zone database, or an offset such as -02:30."""
     if name in {"", "UTC"}:
         return UTC
     try:

@@ -1,4 +1,4 @@
-"""What Kubernetes adds: quantities, versions, addresses."""
+"""Kubernetes' libraries for quantities, versions and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of literals that their types do not show: mixed lists and maps, patterns, times, format strings."""
+"""Finds errors in literals that type checking misses: mixed lists and maps, patterns, times and format strings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CLAUSES: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def literal_faults(tree: Expr) -> list[Fault]:
-    """All such faults of a tree that has its types."""
+    """Returns all such errors of a typed tree."""
     faults: list[Fault] = []
     _visit(tree, faults, mixed=False)
     return faults
@@ -47,7 +47,7 @@ def _visit(node: Expr, faults: list[Fault], *, mixed: bool) -> None:
         _of_one_type([k for k, _ in node.entries], [False] * len(node.entries), faults)
         _of_one_type([v for _, v in node.entries], node.optional, faults)
     elif isinstance(node, CallExpr):
-        # The arguments of a format may be of any types.
+        # The arguments of a format may have any types.
         mixed = mixed or node.function == "format"
         _parsed(node, faults)
         _formatted(node, faults)
@@ -74,7 +74,7 @@ def _equivalent(a: Type, b: Type) -> bool:
 
 
 def _parsed(node: CallExpr, faults: list[Fault]) -> None:
-    """The first argument, if it is a literal, of functions that parse one."""
+    """Returns the first argument, if it is a literal, of functions that parse it."""
     parse = _PARSERS.get(node.function)
     first = node.args[0] if node.args else None
     if parse is None or not isinstance(first, Literal) or not isinstance(first.value, str):

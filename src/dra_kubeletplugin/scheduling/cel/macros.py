@@ -1,4 +1,4 @@
-"""Macros: the comprehension that a call of ``all``, ``map`` or ``cel.bind`` stands for, as cel-go writes it."""
+"""Expands macros: a call of ``all``, ``map`` or ``cel.bind`` becomes the comprehension that cel-go generates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _name(source: Source, node: Expr) -> str:
 
 
 def expand(source: Source, name: str, target: Expr | None, args: list[Expr], pos: int) -> Expr | None:
-    """The comprehension that a macro call stands for; None where it is no macro."""
+    """Returns the comprehension for a macro call; None if it is not a macro."""
     if target is None:
         if name == "has" and len(args) == 1:
             arg = args[0]

@@ -1,4 +1,4 @@
-"""Which attributes and capacities a selector names, read from its text: ``device.attributes["domain"].name`` and the like."""
+"""Finds the attributes and capacities that a selector names, such as ``device.attributes["domain"].name``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INDEXES = {"_[_]", "_[?_]"}
 
 
 class Mention(NamedTuple):
-    """``kind`` is ``attributes`` or ``capacity``; ``name`` is empty where only the domain is named."""
+    """``kind`` is ``attributes`` or ``capacity``; ``name`` is empty if only the domain is named."""
 
     kind: str
     domain: str
@@ -22,7 +22,7 @@ class Mention(NamedTuple):
 
 
 def mentions(expression: str) -> list[Mention]:
-    """In the order of the text, each once; none of what cannot be parsed."""
+    """Returns the mentions in text order, each once; empty for text that cannot be parsed."""
     try:
         tree = Parser(Source(expression)).parse()
     except (CompileError, RecursionError):
@@ -54,7 +54,7 @@ def _domain(node: Expr) -> tuple[str, str] | None:
 
 
 def _step(node: Expr) -> tuple[Expr, str] | None:
-    """A field of something, or what its index names."""
+    """Splits a field selection, an index with a constant key, or an ``in`` test into its operand and its name."""
     if isinstance(node, Select):
         return node.operand, node.field
     if isinstance(node, CallExpr) and node.function in _INDEXES:

@@ -1,4 +1,4 @@
-"""Tokens to syntax tree: a Pratt parser, to the grammar of the CEL specification."""
+"""Parses tokens to a syntax tree: a Pratt parser for the grammar of the CEL specification."""
 
 from __future__ import annotations
 
@@ -235,10 +235,10 @@ class Parser:
             if not self.accept(","):
                 self.expect(")")
                 break
-        # A call's position is its opening parenthesis, as the reference implementation has it.
+        # A call's position is its opening parenthesis, as in the reference implementation.
         return expand(self.source, name, target, args, open_paren) or CallExpr(name, target, args, pos=open_paren)
 
 
 def _integer(text: str) -> int:
-    """Decimal, with leading zeros if there are any, or hexadecimal."""
+    """Parses a decimal number, possibly with leading zeros, or a hexadecimal number."""
     return int(text, 16 if "x" in text.lower() else 10)

@@ -1,7 +1,7 @@
-"""Which part of a selector keeps a device out, and what the device has there: for people who ask why.
+"""Finds the parts of a selector that exclude a device, and the device's values there, to explain a mismatch to people.
 
-A selector's parts are the operands of its outermost ``&&``. Each is an expression over the device by itself, so what a part says is
-what the whole would say of it.
+The parts are the operands of the selector's outermost ``&&``. Each part is an expression over the device by itself, so its result
+is the same as within the whole.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .parser import Parser
 from .selector import Device, Selector, compile_selector
 from .values import CelError, CompileError
 
-Path = tuple[str, ...]  # the keys from ``device`` to what is read
+Path = tuple[str, ...]  # the keys from ``device`` to the value that is read
 _OPEN, _CLOSE = {"(", "[", "{"}, {")", "]", "}"}
-_SHOWN = 5  # entries of a map
-_MAPS = 2  # ``device.attributes`` and what it has for a domain are maps
+_SHOWN = 5  # entries of a map that are shown
+_MAPS = 2  # ``device.attributes`` and its value for a domain are maps
 
 
 @dataclass(frozen=True)
 class SelectorPart:
-    """A part that did not hold. ``error`` is empty where it was false; ``values`` is what it read, by name.
+    """A part that is not true. ``error`` is empty if it is false; ``values`` are the values that it read, by name.
 
-    ``asks`` are the expressions that would tell beforehand that the device has not what it fails for.
+    ``asks`` are expressions that would show in advance that the device lacks a value without which the part fails.
     """
 
     expression: str
@@ -39,12 +39,12 @@ class SelectorPart:
 
     @property
     def seen(self) -> str:
-        """``memory is 16Gi, model is not published``; empty where the part reads nothing of the device."""
+        """Returns a text such as ``memory is 16Gi, model is not published``; empty if the part reads no value of the device."""
         return ", ".join(f"{name} is {value}" for name, value in self.values)
 
 
 def unmet(expression: str, device: Device) -> list[SelectorPart]:
-    """The parts that are false for ``device``; where there is none, those that cannot be evaluated; empty where it matches.
+    """Returns the parts that are false for ``device``; if none is, the parts that fail to evaluate. Empty if the device matches.
 
     Raises :class:`CompileError`.
     """
@@ -61,7 +61,7 @@ def unmet(expression: str, device: Device) -> list[SelectorPart]:
 
 
 def without(expression: str, part: str) -> str:
-    """The selector as it would be without one of its parts."""
+    """Returns the selector without one of its parts."""
     return " && ".join(f"({s.expression})" for s, _ in _parts(expression) if s.expression != part) or "true"
 
 
@@ -78,7 +78,7 @@ def _parts(expression: str) -> tuple[tuple[Selector, tuple[Path, ...]], ...]:
 
 
 def _operands(expression: str) -> list[str]:
-    """The texts of the outermost operands of ``&&``, without parentheses around them."""
+    """Returns the texts of the outermost operands of ``&&``, without enclosing parentheses."""
     tokens = tokenize(Source(expression))[:-1]
     while len(tokens) > 1 and tokens[0].text == "(" and _closes(tokens) == len(tokens) - 1:
         tokens = tokens[1:-1]
@@ -90,7 +90,7 @@ def _operands(expression: str) -> list[str]:
             continue
         depth += (token.text in _OPEN) - (token.text in _CLOSE)
         if depth == 0 and token.text in {"||", "?"}:
-            return [_text(expression, tokens)]  # it binds less than &&
+            return [_text(expression, tokens)]  # it has lower precedence than &&
         if depth == 0 and token.text == "&&":
             cuts.append(i)
     if not cuts:
@@ -100,7 +100,7 @@ def _operands(expression: str) -> list[str]:
 
 
 def _closes(tokens: list[Token]) -> int:
-    """Where the parenthesis closes that the tokens begin with."""
+    """Returns the index of the parenthesis that closes the first token's parenthesis."""
     depth = 0
     for i, token in enumerate(tokens):
         if token.kind == "op":
@@ -116,7 +116,7 @@ def _text(expression: str, tokens: list[Token]) -> str:
     return expression[tokens[0].pos : tokens[-1].pos + len(tokens[-1].text)]
 
 
-# --- what a part reads ----------------------------------------------------------------------------
+# --- values that a part reads -------------------------------------------------------------------
 
 
 def _paths(expression: str) -> tuple[Path, ...]:
@@ -133,7 +133,7 @@ def _reads(node: Expr) -> Iterator[Path]:
 
 
 def _path(node: Expr) -> Path | None:
-    """Where a chain of fields and constant keys leads; None where it does not begin at the device."""
+    """Returns the path of a chain of fields and constant keys; None if it does not begin at the device."""
     match node:
         case Ident(name="device"):
             return ()
@@ -161,7 +161,7 @@ def _asks(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
 
 
 def _name(path: Path) -> str:
-    """``memory`` of ``device.capacity["gpu.example.com"].memory``; the domain too where a map is read."""
+    """Returns ``memory`` for ``device.capacity["gpu.example.com"].memory``; includes the domain if a map is read."""
     return path[-1] if len(path) != 2 else f"{path[0]} of {path[1]}"
 
 
@@ -171,7 +171,7 @@ def _value(path: Path, device: Any) -> str:
 
 
 def _read(path: Path, at: Any) -> Any:
-    """What is there; None where nothing is."""
+    """Returns the value at a path; None if there is none."""
     for key in path:
         if not isinstance(at, Mapping) or key not in at:
             return None

@@ -15,7 +15,7 @@ import re2
 _CACHED = 32  # patterns
 _MEMORY = 2 << 20  # bytes of one pattern: bounds its instructions, its compilation to 40 ms, and the states it keeps
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
-# RE2's words for a fault, and those of Go's regexp/syntax.
+# RE2's error texts and the matching texts of Go's regexp/syntax.
 _WORDS = {
     "missing ]": "missing closing ]",
     "missing )": "missing closing )",
@@ -57,9 +57,9 @@ class Pattern:
         return str(found.group().decode()) if found else ""
 
     def find_all(self, text: str, limit: int = -1) -> list[str]:
-        """The first ``limit`` matches that do not overlap; all of them where ``limit`` is negative.
+        """Returns the first ``limit`` matches that do not overlap; all of them if ``limit`` is negative.
 
-        Stops after more CPU time than one evaluation may take, which its caller measures.
+        It stops after more CPU time than one evaluation may take; the caller measures the time.
         """
         out: list[str] = []
         end = -1

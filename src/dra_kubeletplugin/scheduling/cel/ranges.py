@@ -1,4 +1,4 @@
-"""Least and most of a size or a cost: sums and products that stop at what 64 bits hold."""
+"""Minimum and maximum of a size or cost: sums and products saturate at 64 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRAP = 2**64
 
 @dataclass(frozen=True)
 class Range:
-    """Least and most of a size or a cost, up to what 64 bits hold."""
+    """Minimum and maximum of a size or cost, saturating at 64 bits."""
 
     least: int
     most: int

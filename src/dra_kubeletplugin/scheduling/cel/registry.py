@@ -1,4 +1,4 @@
-"""Where functions are registered, and what all of them need."""
+"""The registry of functions, and helpers that all functions use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_overload() -> CelError:
 
 
 def need(value: Any, *kinds: type) -> Any:
-    """``value``, if it is of one of the kinds.
+    """Returns ``value`` if it has one of the kinds.
 
     Raises :class:`CelError` otherwise.
     """

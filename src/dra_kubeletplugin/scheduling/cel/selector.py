@@ -30,7 +30,7 @@ _OBJECTS = {
 
 
 class Device:
-    """One device of a slice, as expressions see it: names without a domain are in the driver's."""
+    """One device of a slice, as expressions see it. Names without a domain belong to the driver's domain."""
 
     def __init__(self, driver: str, device: Mapping[str, Any]) -> None:
         attributes: DefaultMap = DefaultMap()
@@ -84,9 +84,9 @@ class Selector:
             self._plan = plan(tree)
 
     def evaluate(self, device: Device) -> tuple[bool, int]:
-        """Whether the device matches, and the cost.
+        """Returns whether the device matches, and the cost.
 
-        Raises :class:`CelError`, which carries the cost until then.
+        Raises :class:`CelError`, which contains the cost until then.
         """
         frame = Frame({"device": device.value}, COST_LIMIT)
         value = run_to_end(self._plan.run, frame)
@@ -111,8 +111,8 @@ def _no_bool(value: Any) -> CelError:
 
 @functools.lru_cache(maxsize=1024)
 def compile_selector(expression: str, *, list_attributes: bool = False) -> Selector:
-    """The compiled selector, from a cache.
+    """Returns the compiled selector, from a cache.
 
-    Raises :class:`CompileError` in Kubernetes' words.
+    Raises :class:`CompileError` with Kubernetes' text.
     """
     return Selector(expression, list_attributes=list_attributes)

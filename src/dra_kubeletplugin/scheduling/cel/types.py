@@ -1,7 +1,7 @@
-"""How types unify: what is assignable to what, and what the free type variables of an expression stand for.
+"""Unifies types: checks assignability and binds the free type variables of an expression.
 
-To the rules of cel-go's checker: ``dyn`` and ``any`` go with everything, null with objects, and of two types that unify the more
-general one is kept.
+It follows cel-go's checker: ``dyn`` and ``any`` unify with every type, and null with objects. Of two unified types the more general
+one is kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def replace(t: Type, names: dict[str, Type]) -> Type:
 
 
 class Unifier:
-    """The type variables of one expression and what they stand for."""
+    """The type variables of one expression and their bindings."""
 
     def __init__(self) -> None:
         self._bound: dict[str, Type] = {}
@@ -51,7 +51,7 @@ class Unifier:
         return Type(f"@{self._count}")
 
     def assignable(self, actual: list[Type], wanted: list[Type]) -> bool:
-        """Whether the types go where ``wanted`` ones are declared; only then are variables bound."""
+        """Whether the types can be assigned to the ``wanted`` ones. Variables are bound only if they can."""
         saved = dict(self._bound)
         if len(actual) == len(wanted) and all(self._assign(a, w) for a, w in zip(actual, wanted, strict=True)):
             return True
@@ -88,7 +88,7 @@ class Unifier:
         )
 
     def _stands_for(self, t: Type, variable: Type) -> tuple[bool, bool]:
-        """Whether ``variable`` can stand for ``t``, and whether it already stands for something."""
+        """Whether ``variable`` can be bound to ``t``, and whether it is bound already."""
         if t == variable:
             return True, True
         if known := self._bound.get(variable.name):

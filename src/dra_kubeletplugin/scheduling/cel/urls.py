@@ -1,4 +1,4 @@
-"""URLs as Go's ``url.ParseRequestURI`` takes them apart: absolute, or a path from the root."""
+"""Parses URLs as Go's ``url.ParseRequestURI`` does: absolute, or a path from the root."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _IN_PATH = "/:@!$&'()*+,;=~-._"
 
 
 def parse_url(text: str) -> Url:
-    """The parts of a URL.
+    """Returns the parts of a URL.
 
-    Raises :class:`CelError` for what is none.
+    Raises :class:`CelError` for text that is not a URL.
     """
 
     def fault(why: str) -> CelError:

@@ -1,4 +1,4 @@
-"""Values that expressions compute with, their types, equality and order."""
+"""Values of expressions: their types, equality and order."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ...resourceapi.version import Version
 
 
 class CelError(Exception):
-    """Evaluation failed; the text is what Kubernetes reports. ``cost`` is what was spent until then."""
+    """Evaluation failed; the text is the same as in Kubernetes. ``cost`` is the cost until then."""
 
     cost = 0
 
 
 class CompileError(ValueError):
-    """The expression is not accepted; the text is what Kubernetes reports."""
+    """The expression is not accepted; the text is the same as in Kubernetes."""
 
 
 class ProgramError(CompileError, ProgramFault):
-    """The expression compiles, and a part of it that is constant cannot be evaluated."""
+    """The expression compiles, but a constant part of it cannot be evaluated."""
 
 
 class UInt(int):
-    """An unsigned integer; Python has one kind only."""
+    """An unsigned integer, because Python has only one integer type."""
 
 
 @dataclass(frozen=True, order=True)
@@ -54,9 +54,9 @@ class Timestamp:
             raise CelError("timestamp overflow")
 
     def at(self, zone: Any = UTC) -> datetime:
-        """The moment in a zone, to the microsecond.
+        """Returns the moment in a zone, to the microsecond.
 
-        Raises :class:`CelError` where that is outside the years 1 to 9999.
+        Raises :class:`CelError` if it is outside the years 1 to 9999.
         """
         try:
             return (_EPOCH + timedelta(microseconds=self.nanoseconds // 1000)).astimezone(zone)
@@ -94,19 +94,19 @@ NONE = Optional(present=False)
 
 
 class DefaultMap(dict[str, Any]):
-    """A map in which a missing key stands for an empty map: how Kubernetes treats domains without attributes."""
+    """A map in which a missing key means an empty map: so Kubernetes treats domains without attributes."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A value of an object type of ours whose fields expressions may select."""
+    """A value of an object type of this package; expressions may select its fields."""
 
     fields: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Url:
-    """A URL: ``host`` has the port, ``path`` is as written."""
+    """A URL: ``host`` includes the port, ``path`` is unchanged."""
 
     scheme: str
     host: str
@@ -116,7 +116,7 @@ class Url:
 
 @dataclass(frozen=True)
 class Format:
-    """A named format of texts: what is wrong with one, empty if nothing is."""
+    """A named format; it returns the errors of a text, empty if it is valid."""
 
     name: str
     validate: Callable[[str], list[str]] = field(compare=False)
@@ -141,16 +141,16 @@ def is_number(v: Any) -> bool:
 
 
 def _number(a: Any, b: Any) -> tuple[Any, Any]:
-    """A pair that compares as the language does: with a double, in doubles."""
+    """Converts a pair for comparison as the language does: if one is a double, both become doubles."""
     if isinstance(a, float) != isinstance(b, float):
         return float(a), float(b)
     return a, b
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Equality of the language: numbers compare by value over kinds, other kinds differ.
+    """Whether two values are equal in the language: numbers compare by value across types, values of other types differ.
 
-    Raises :class:`CelError` where an object of Kubernetes stands on the left of another kind.
+    Raises :class:`CelError` if the left value is an object of Kubernetes and the right one has another type.
     """
     if a is None or b is None:
         return a is None and b is None
@@ -181,7 +181,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two elements are known to differ; what cannot be compared is not."""
+    """Whether two elements certainly differ; False for elements that cannot be compared."""
     try:
         return not equal(a, b)
     except CelError:
@@ -189,7 +189,7 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two elements are known to be equal; what cannot be compared is not."""
+    """Whether two elements are certainly equal; False for elements that cannot be compared."""
     try:
         return equal(a, b)
     except CelError:
@@ -197,7 +197,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def find(values: dict[Any, Any], key: Any) -> Optional:
-    """The value of a key; numbers are found by value, and a bool is no number."""
+    """Returns the value of a key. Numbers are found by value; a bool is not a number."""
     if isinstance(key, str):
         return Optional(True, values[key]) if key in values else NONE
     if isinstance(key, (int, float)):
@@ -207,7 +207,7 @@ def find(values: dict[Any, Any], key: Any) -> Optional:
 
 
 class _Number:
-    """A number as the key of a map. Python's own lookup takes True for 1."""
+    """A number as the key for a map lookup, because Python's own lookup treats True as 1."""
 
     __slots__ = ("value",)
 
@@ -222,9 +222,9 @@ class _Number:
 
 
 def less(a: Any, b: Any) -> bool:
-    """Order of the language.
+    """Compares two values by the language's order.
 
-    Raises :class:`CelError` for kinds that have none, and for what is no number.
+    Raises :class:`CelError` for types without an order, and for NaN.
     """
     if is_number(a) and is_number(b):
         x, y = _number(a, b)
@@ -238,7 +238,7 @@ def less(a: Any, b: Any) -> bool:
 
 
 def type_of(v: Any) -> Type:
-    """The run-time type of a value."""
+    """Returns the run-time type of a value."""
     names: list[tuple[type, str]] = [
         (bool, "bool"),
         (UInt, "uint"),
@@ -270,7 +270,7 @@ def type_of(v: Any) -> Type:
 
 
 def show_double(v: float) -> str:
-    """The shortest text of a double, as Go's ``%g`` has it: 1e+06, 0.0001, 1e-05."""
+    """Formats a double as the shortest text, like Go's ``%g``: 1e+06, 0.0001, 1e-05."""
     if not math.isfinite(v):
         return "NaN" if math.isnan(v) else "+Inf" if v > 0 else "-Inf"
     sign, digits, exponent = Decimal(repr(v)).normalize().as_tuple()
@@ -288,9 +288,9 @@ def show_double(v: float) -> str:
 
 
 def show_scalar(v: Any) -> str:
-    """A scalar, time or type as text.
+    """Converts a scalar, time or type to text.
 
-    Raises :class:`CelError` for other kinds.
+    Raises :class:`CelError` for other types.
     """
     match v:
         case bool():
@@ -316,7 +316,7 @@ def show_scalar(v: Any) -> str:
 
 
 def size_of(v: Any) -> int:
-    """The size that cost counts: characters, bytes, elements; 1 for scalars."""
+    """Returns the size that cost uses: characters, bytes or elements; 1 for scalars."""
     if isinstance(v, (str, bytes, list, dict)):
         return len(v)
     if isinstance(v, (ipaddress.IPv4Interface, ipaddress.IPv6Interface)):
