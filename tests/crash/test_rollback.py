@@ -73,7 +73,7 @@ class SayingEvents:
     def __init__(self) -> None:
         self.told: list[tuple[str, str, str]] = []
 
-    def tell_claim(self, claim: Subject, reason: str, message: str) -> None:
+    def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
         self.told.append((claim.uid, reason, message))
 
 

@@ -206,7 +206,7 @@ async def test_a_claim_of_a_group_of_pods_is_told_with_its_group_and_what_we_do_
         {"resource": "pods", "name": "p", "uid": "p"},
     )
     events = events_to(server)
-    events.tell_claim(CLAIM, "Odd", "it is odd")
+    events.warn_claim(CLAIM, "Odd", "it is odd")
     await sent(events, lambda: len(server.created) == 3)
     about = [
         (e["involvedObject"]["kind"], e["involvedObject"]["name"], e["metadata"]["namespace"]) for e in server.created
@@ -220,7 +220,7 @@ async def test_whatever_the_server_says_of_a_claim_its_own_event_is_written(rese
     server = Server()
     server.reserved = reserved
     events = events_to(server)
-    events.tell_claim(CLAIM, "Odd", "it is odd")
+    events.warn_claim(CLAIM, "Odd", "it is odd")
     await sent(events, lambda: len(server.created) == 1)
 
 
@@ -233,7 +233,7 @@ async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for
     events = events_to(server)
     task = asyncio.create_task(events.run())
     for _ in range(50):
-        events.tell(CLAIM, "Odd", "it is odd")
+        events.warn(CLAIM, "Odd", "it is odd")
         await asyncio.sleep(0)
     server.hold.set()
     await until(lambda: server.patched)
@@ -251,12 +251,12 @@ async def test_one_object_that_says_something_else_each_time_does_not_use_up_wha
     server = Server()
     events = events_to(server)
     for n in range(500):
-        events.tell(CLAIM, "Odd", f"number {n}")
-    events.tell(claim_subject("ns", "other", "o"), "Odd", "the other's")
+        events.warn(CLAIM, "Odd", f"number {n}")
+    events.warn(claim_subject("ns", "other", "o"), "Odd", "the other's")
     await sent(events, lambda: any(e["message"] == "the other's" for e in server.created))
     assert len(server.created) == 26
     for n in range(2000):
-        events.tell(claim_subject("ns", f"c{n}", f"u{n}"), "Odd", "all of them")
+        events.warn(claim_subject("ns", f"c{n}", f"u{n}"), "Odd", "all of them")
     await sent(events, lambda: len(server.created) >= 100)
     assert len(server.created) == 100, "and all together have a budget too"
 
@@ -264,7 +264,7 @@ async def test_one_object_that_says_something_else_each_time_does_not_use_up_wha
 async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_not_too_long() -> None:
     server = Server()
     events = events_to(server)
-    events.tell(Subject("Pod", "p" * 253, "u", "ns"), "Odd", "ß\n\ud800\x1b[0m" * 2000)
+    events.warn(Subject("Pod", "p" * 253, "u", "ns"), "Odd", "ß\n\ud800\x1b[0m" * 2000)
     await sent(events, lambda: server.created)
     (event,) = server.created
     assert len(event["message"].encode()) <= 1024

@@ -99,7 +99,9 @@ def told(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
     faults: list[str] = []
     found = manifests.read([path], faults)
     names = "".join(m.value["metadata"]["name"] for m in found if not m.faults)
-    return names, [t.removeprefix(str(path)) for t in faults + [m.sentence(m.told(f)) for m in found for f in m.faults]]
+    return names, [
+        t.removeprefix(str(path)) for t in faults + [m.sentence(m.located(f)) for m in found for f in m.faults]
+    ]
 
 
 @pytest.mark.parametrize("which", READ | NEWER)

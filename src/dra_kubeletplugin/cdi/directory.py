@@ -60,7 +60,7 @@ class ClaimSpecs:
         return f"{uid}-{device}" + (f"-{share_id}" if share_id else "")
 
     def device_id(self, name: str) -> str:
-        """The fully qualified id that the kubelet is told, ``vendor/class=name``; ``name`` is of :meth:`device_name`."""
+        """The fully qualified id in the response to the kubelet, ``vendor/class=name``; ``name`` is of :meth:`device_name`."""
         return f"{self.kind}={name}"
 
     def path(self, uid: str) -> Path:
@@ -105,7 +105,7 @@ class ClaimSpecs:
     def write_note(self, uid: str, note: bytes) -> None:
         """Writes a claim's note, for the owner alone.
 
-        A new one has its name from the start, which is twice as fast: half a note tells nothing, and nobody relies on it yet.
+        A new note is written under its final name, which is twice as fast: half a note is ignored, and no reader relies on it yet.
 
         Raises ``OSError``.
         """

@@ -64,11 +64,11 @@ class Alerts:
     async def check(self) -> None:
         """Records events for faults that are new since the last check. Raises :class:`RecordsError`."""
         for sentence in self._repaired[self._reported_repairs :]:
-            self._events.tell(self._node, "RecordsSetAside", sentence)
+            self._events.warn(self._node, "RecordsSetAside", sentence)
         self._reported_repairs = len(self._repaired)
         found = set(self._found(await self._rows()))
         for alert in sorted(found - self._reported):
-            self._events.tell_claim(*alert)
+            self._events.warn_claim(*alert)
         self._reported = found
 
     def _found(self, rows: Sequence[Row]) -> Iterator[Alert]:

@@ -155,7 +155,7 @@ class Rollback:
         if not isinstance(error, StoppingError):
             what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
             text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
-            self.events.tell_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
+            self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
 
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)

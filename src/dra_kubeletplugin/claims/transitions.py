@@ -163,7 +163,7 @@ class Transitions:
 
     def _repeat(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
         if self.is_prepared(found) and found.same_allocation(wanted):
-            # The update tells another instance, which may have found the claim gone, that it is in use.
+            # The update shows another instance, which may have found the claim gone, that the claim is in use.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)

@@ -34,5 +34,5 @@ def _faults(written: list[Manifest]) -> Iterator[str]:
     from ..localcluster.apiserver import offline  # only needed for objects that a user wrote
 
     for manifest in written:
-        faults, _ = offline.told(manifest)
+        faults, _ = offline.manifest_errors(manifest)
         yield from map(manifest.sentence, faults)

@@ -54,10 +54,10 @@ class ValidatedFile:
         return self.manifest.value
 
     def fault(self, text: str) -> None:
-        self.faults.append(self.manifest.told(text))
+        self.faults.append(self.manifest.located(text))
 
     def warn(self, text: str) -> None:
-        self.warnings.append(self.manifest.told(text))
+        self.warnings.append(self.manifest.located(text))
 
     def shown(self) -> ValidatedObject:
         faults, warnings = (tuple(Remark(*r) for r in located) for located in (self.faults, self.warnings))
@@ -144,7 +144,7 @@ def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> Non
     if judged.manifest.of_kustomize:
         judged.warn(f"not judged: {judged.manifest.faults[0]}")
         return
-    located, known = offline.told(judged.manifest)
+    located, known = offline.manifest_errors(judged.manifest)
     judged.faults += located
     if not known:
         judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")

@@ -293,7 +293,7 @@ class Inventory:
                 out[self.shown(state.name, name) if name else f"pool {printable(state.name)}"] = fault
         self.left_out = out
         if not self.answer_follows:
-            self._left_out_log.tell(out)
+            self._left_out_log.log(out)
 
     def lessened(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""

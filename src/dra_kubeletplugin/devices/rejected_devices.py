@@ -16,7 +16,7 @@ class RejectedDevicesLog:
     def __init__(self) -> None:
         self._logged: Mapping[str, str] = {}
 
-    def tell(self, out: Mapping[str, str]) -> None:
+    def log(self, out: Mapping[str, str]) -> None:
         """Logs the changes. ``out`` contains what is left out now, by display name, with the reason."""
         news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
         log_sample(log, logging.ERROR, "%s", news, lambda n: f"{n[0]} is not published: {n[1]}")

@@ -110,7 +110,7 @@ class _RecordedEvent:
 class EventRecorder:
     """Records Events of one driver on one node. ``component`` is the driver's name, ``instance`` the node's.
 
-    All methods must be called on the event loop; :meth:`tell` and :meth:`tell_claim` return at once.
+    All methods must be called on the event loop; :meth:`warn` and :meth:`warn_claim` return at once.
     """
 
     def __init__(self, client: KubeClient, component: str, instance: str, metrics: Metrics) -> None:
@@ -125,11 +125,11 @@ class EventRecorder:
         self._forbidden: dict[str, float] = {}  # namespace → end of the pause
         self._fault = ""
 
-    def tell(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
+    def warn(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
         """Queues a warning. A repeated one increases the count."""
         self._add(about, reason, message, related, consumers=False)
 
-    def tell_claim(self, claim: Subject, reason: str, message: str) -> None:
+    def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
         """Queues a warning about a claim, and about the pods and pod groups for which it is reserved when the Event is written.
 
         Does nothing if the claim's name or namespace is unknown.

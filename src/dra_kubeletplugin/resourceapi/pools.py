@@ -28,7 +28,7 @@ class Pool:
         nodes: from where the devices can be used. A pool of :meth:`Nodes.this` is published by the plugin of that node; all
             others are the controller's (``dra controller``). A device with ``nodes`` of its own overrides it, in a pool that is
             not of this node.
-        partition_type: the attribute by which reports tell its kinds of partitions apart, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes
+        partition_type: the attribute by which reports distinguish its kinds of partitions, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes
             1.37, gate off by default). Where the server drops it, nothing but the report is lost.
         skip_node_operations: what kubelets need not call a plugin for, for these devices: ``"*"``, ``"NodeUnprepareResources"`` or
             both calls (KEP-5945; Kubernetes 1.37, gate off by default). Where the server drops it, a pool of this node is published
@@ -53,7 +53,7 @@ class Pool:
         )
 
     def __post_init__(self) -> None:
-        # Read to the end where the author's code runs; what is no list at all is told by who reads the answer.
+        # Read to the end while the author's code runs. The reader of the result reports a value that is no list.
         for name in ("devices", "counter_sets"):
             value = getattr(self, name)
             if is_a(value, Iterable) and not is_a(value, (str, bytes, Mapping)):

@@ -92,7 +92,7 @@ class Quantity(Immutable):
 
     Args:
         value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
-        format: for values that are no text; the text's suffix tells it otherwise.
+        format: for values that are no text; for text the suffix decides.
 
     Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, :class:`QuantityRangeError` for a number
     of more than 1,000 digits, ``TypeError`` for anything that is none of the above.

@@ -58,9 +58,11 @@ class Archive:
         self._raw.close()
 
 
-async def gather(what: Examination, findings: Sequence[Finding], archive: Archive, told: Callable[[str], None]) -> None:
-    """``told`` hears what is gathered now, for whoever waits."""
-    told("findings")
+async def gather(
+    what: Examination, findings: Sequence[Finding], archive: Archive, progress: Callable[[str], None]
+) -> None:
+    """Writes everything into ``archive`` and calls ``progress`` with the name of each part before it is gathered."""
+    progress("findings")
     archive.add_json("findings.json", [f.json() for f in findings])
     archive.add_json(
         "about.json",
@@ -72,16 +74,16 @@ async def gather(what: Examination, findings: Sequence[Finding], archive: Archiv
         },
     )
     if what.host:
-        told("CDI specs and records")
+        progress("CDI specs and records")
         _host(what, archive)
     if isinstance(what.api, str):
         archive.add("cluster.error", text(what.api))
         return
     async with KubeClient(what.api, what.timeout) as client:
         for resource in (SLICES, CLAIMS, TEMPLATES, CLASSES, NODES, EVENTS):
-            told(resource.plural)
+            progress(resource.plural)
             await _listed(archive, resource, client)
-        await _drivers(client, what.node, archive, told)
+        await _drivers(client, what.node, archive, progress)
 
 
 async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> None:
@@ -93,7 +95,7 @@ async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> N
         archive.add(f"cluster/{name}.error", text(e.message))
 
 
-async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callable[[str], None]) -> None:
+async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Callable[[str], None]) -> None:
     """Pods that use claims, those that wait too, and drivers' with their logs."""
     try:
         pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
@@ -108,7 +110,7 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, told: Callab
             continue
         meta = pod["metadata"]
         async for name, content in _logs(client, pod):
-            told(f"log of {meta['namespace']}/{meta['name']}")
+            progress(f"log of {meta['namespace']}/{meta['name']}")
             # A folder for each part: joined, the names may have more than the 255 bytes of a file's name.
             archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
 

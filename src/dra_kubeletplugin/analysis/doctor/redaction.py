@@ -135,7 +135,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _hidden(value: Any, depth: int) -> Any:
-    """What is named like a secret, all that is within too; names and whether something is so tell nothing."""
+    """Hides values whose name suggests a secret, with everything inside them. Names and booleans stay."""
     if depth > _DEEPEST and isinstance(value, Mapping | list | tuple):
         return TOO_DEEP
     deeper = depth + 1
@@ -157,7 +157,7 @@ def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
 
 
 def _variable(entry: Any, depth: int) -> Any:
-    """One of a container's, as Kubernetes (name and value) or CDI (NAME=VALUE) has it: names tell enough."""
+    """Hides the value of an environment variable, in the form of Kubernetes (name and value) or CDI (NAME=VALUE)."""
     if isinstance(entry, Mapping):
         return {k: REMOVED if k == "value" else tidy(v, k, depth + 1) for k, v in entry.items()}
     return f"{str(entry).partition('=')[0]}={REMOVED}"

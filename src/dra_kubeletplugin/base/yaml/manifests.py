@@ -61,12 +61,12 @@ class Manifest:
         """Whether it is an object for kustomize only."""
         return self.faults == (_KUSTOMIZE,)
 
-    def told(self, text: str) -> tuple[str, str]:
+    def located(self, text: str) -> tuple[str, str]:
         """Returns the place to which a sentence about the object refers, and the sentence."""
         return self.document.place(_path(text)), printable(text)
 
-    def sentence(self, told: tuple[str, str]) -> str:
-        place, text = told
+    def sentence(self, located: tuple[str, str]) -> str:
+        place, text = located
         return f"{place}: {self.name + ': ' if self.name else ''}{text}"
 
 
@@ -90,7 +90,7 @@ def objects(paths: Iterable[Path]) -> list[Manifest]:
         found = read(paths, faults)
     except OSError as e:  # an empty folder, or a file deleted in the meantime
         raise ManifestError(f"{e.filename}: {e.strerror or e}") from None
-    faults += [m.sentence(m.told(text)) for m in found for text in m.faults]
+    faults += [m.sentence(m.located(text)) for m in found for text in m.faults]
     if faults:
         raise ManifestError(*faults)
     return found

@@ -176,9 +176,9 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
 class ConfigRefused(ValueError):
     """Parameters with the right types that ``check()`` rejected: a path and a sentence for each object."""
 
-    def __init__(self, said: Sequence[tuple[Steps, str]]) -> None:
-        self.said = said
-        super().__init__("; ".join(text for _, text in said))
+    def __init__(self, refusals: Sequence[tuple[Steps, str]]) -> None:
+        self.refusals = refusals
+        super().__init__("; ".join(text for _, text in refusals))
 
 
 def checked(config: Config) -> Config:
@@ -187,8 +187,8 @@ def checked(config: Config) -> Config:
     Raises:
         ConfigRefused: a check rejected its object; it contains at most :data:`MOST_FAULTS` + 1 faults.
     """
-    if said := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
-        raise ConfigRefused(said)
+    if refusals := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
+        raise ConfigRefused(refusals)
     return config
 
 

@@ -20,7 +20,7 @@ from ...resourceapi.encoded import from_json
 from ..data import is_plain_json, plain_json
 from ..diagnostics.all_errors import Fault, all_faults
 from ..diagnostics.author_errors import explained, without_frames
-from ..diagnostics.config_errors import MORE, path_of, refusal, told
+from ..diagnostics.config_errors import MORE, fault_sentences, path_of, refusal
 from .merge_patch import Layer, difference, lay_over, merge, provenance
 from .model import MOST_FAULTS, Config, ConfigRefused, as_json, checked, converted
 from .partial import judge_partial
@@ -274,7 +274,7 @@ class Parameters:
         except msgspec.ValidationError:
             found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.room + 1)
         except ConfigRefused as e:
-            found = [Fault(at, text) for at, text in e.said]
+            found = [Fault(at, text) for at, text in e.refusals]
         raise _Faults(_sentences(given, found))
 
     def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
@@ -304,12 +304,12 @@ class Parameters:
         newest = self._line(below.cls)[-1]
         if newest is not self._line(above.cls)[-1]:
             return above._replace(fields=merge({}, above.fields))  # another kind
-        said = self._said_in_newest(above)
-        under = Layer(" and ".join(layer.where for layer in below.layers), self._said_in_newest(below))
-        layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, said))
-        return GivenParameters(newest, merge(self._as_newest(below), said), layers, size)
+        set_fields = self._set_in_newest(above)
+        under = Layer(" and ".join(layer.where for layer in below.layers), self._set_in_newest(below))
+        layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, set_fields))
+        return GivenParameters(newest, merge(self._as_newest(below), set_fields), layers, size)
 
-    def _said_in_newest(self, given: GivenParameters) -> JSON:
+    def _set_in_newest(self, given: GivenParameters) -> JSON:
         """Returns the fields that an entry sets, in the newest version.
 
         These are the fields whose value differs from that of an empty entry, and those that the entry contains under the same name. If
@@ -317,12 +317,12 @@ class Parameters:
         """
         if self._line(given.cls)[-1] is given.cls:
             return given.fields
-        said = self._as_newest(given)
+        set_fields = self._as_newest(given)
         try:
-            unsaid = self._as_newest(given._replace(fields={}, content=b"{}" + given.cls.API_VERSION.encode()))
+            unset = self._as_newest(given._replace(fields={}, content=b"{}" + given.cls.API_VERSION.encode()))
         except ConfigError:
-            return said
-        return difference(unsaid, said, given.fields)
+            return set_fields
+        return difference(unset, set_fields, given.fields)
 
     def _as_newest(self, given: GivenParameters) -> JSON:
         """Returns all fields in the newest version, without its checks, because the other layers are not known yet."""
@@ -411,7 +411,7 @@ def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
     return [
         sentence + (provenance(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
         for fault in found
-        for sentence in told(fault, given.fields, given.cls)
+        for sentence in fault_sentences(fault, given.fields, given.cls)
     ]
 
 
@@ -429,10 +429,12 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
             return checked(config) if check else config
     except ValueError as e:
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
-        said = (
-            [f"{path_of(target, at)[0]}: {text}" for at, text in e.said] if isinstance(e, ConfigRefused) else [clip(e)]
+        sentences = (
+            [f"{path_of(target, at)[0]}: {text}" for at, text in e.refusals]
+            if isinstance(e, ConfigRefused)
+            else [clip(e)]
         )
-        raise _Faults([f"{step}: {text}{of}" for text in said]) from None
+        raise _Faults([f"{step}: {text}{of}" for text in sentences]) from None
     except (DraError, Interrupted):
         raise
     except BaseException as e:  # there is no await in this block, so the author's code raised it

@@ -32,7 +32,7 @@ def refusal(*wrong: str, at: str = "") -> ConfigError:
     return error
 
 
-def told(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
+def fault_sentences(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
     """Yields the sentences of one fault, the path first: with the nearest known name, the allowed values, or each missing field."""
     path, here = path_of(cls, fault.at)
     if fault.unknown:

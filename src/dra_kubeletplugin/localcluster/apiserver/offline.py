@@ -47,7 +47,7 @@ class UnknownKind(LookupError):
         self.fault = fault
 
 
-def told(manifest: Manifest, features: Features | None = None) -> tuple[list[tuple[str, str]], bool]:
+def manifest_errors(manifest: Manifest, features: Features | None = None) -> tuple[list[tuple[str, str]], bool]:
     """Returns the errors of one manifest of a file, and whether its kind is known.
 
     Returns:
@@ -58,7 +58,7 @@ def told(manifest: Manifest, features: Features | None = None) -> tuple[list[tup
         found = manifest.faults or faults(manifest.value, features)
     except UnknownKind as e:
         found, known = [e.fault] if e.fault else [], bool(e.fault)
-    return [*manifest.document.faults, *map(manifest.told, found)], known
+    return [*manifest.document.faults, *map(manifest.located, found)], known
 
 
 def faults(document: JSON, features: Features | None = None) -> list[str]:

@@ -26,11 +26,11 @@ def read(paths: list[Path], features: Features) -> list[Manifest]:
     except OSError as e:
         raise ManifestError(f"{_OPTION}{e.filename}: {e.strerror or e}") from None
     for manifest in found:
-        object_faults, known = offline.told(manifest, features)
+        object_faults, known = offline.manifest_errors(manifest, features)
         if not known:
             value = manifest.value
             object_faults.append(
-                manifest.told(f"{value['apiVersion']} {value['kind']} is not served by the local cluster")
+                manifest.located(f"{value['apiVersion']} {value['kind']} is not served by the local cluster")
             )
         faults += map(manifest.sentence, object_faults)
     if faults:
@@ -48,7 +48,7 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> None:
         try:
             await cluster.apply(manifest.value)
         except ApiError as e:
-            raise ManifestError(_OPTION + manifest.sentence(manifest.told(str(e)))) from None
+            raise ManifestError(_OPTION + manifest.sentence(manifest.located(str(e)))) from None
 
 
 __all__ = ["apply", "read"]

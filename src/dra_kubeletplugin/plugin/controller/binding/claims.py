@@ -55,7 +55,7 @@ class _Condition(msgspec.Struct):
     status: str
 
 
-class _Told(msgspec.Struct):
+class _DeviceConditions(msgspec.Struct):
     driver: str
     pool: str
     device: str
@@ -66,7 +66,7 @@ class _Told(msgspec.Struct):
 class _Status(msgspec.Struct, rename="camel"):
     allocation: _Allocation | None = None
     reserved_for: list[JSON] | None = None
-    devices: list[_Told] | None = None
+    devices: list[_DeviceConditions] | None = None
 
 
 class _Metadata(msgspec.Struct):
@@ -141,12 +141,12 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
     results = [r for r in (devices.results if devices else None) or () if r.driver == driver]
     if status is None or allocation is None or devices is None or not results:
         return None
-    told = {
+    conditions = {
         (d.pool, d.device): {c.type for c in d.conditions or () if c.status == "True"}
         for d in status.devices or ()
         if d.driver == driver
     }
-    waiting = [(r, told.get((r.pool, r.device), set())) for r in results if r.binding_conditions]
+    waiting = [(r, conditions.get((r.pool, r.device), set())) for r in results if r.binding_conditions]
     ready = all(set(r.binding_conditions or ()) <= true for r, true in waiting)
     failed = any(true & set(r.binding_failure_conditions or ()) for r, true in waiting)
     is_whole = not ready and not failed
