@@ -43,7 +43,7 @@ _TIMEOUT = 10.0  # seconds that an API server waits where it does not say,
 _SHARE = 0.8  # and what of them its answer may take: the rest is for the network
 _LARGE = 64 * 1024  # bytes of a review that are decoded on the event loop: the worst take about 3 ms
 _LARGE_AT_ONCE = 2
-_MOST_SENTENCES = 20  # sentences in a refusal,
+_SENTENCES = 20  # sentences in a refusal,
 _LONGEST = 8 * 1024  # and bytes
 
 
@@ -141,7 +141,7 @@ class Webhook:
             kind = request["object"]["kind"]
             log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
             response["status"] = {
-                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": join_first(found, "; ", _MOST_SENTENCES, _LONGEST)
+                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": join_first(found, "; ", _SENTENCES, _LONGEST)
             }  # fmt: skip
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
