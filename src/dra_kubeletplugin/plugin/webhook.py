@@ -140,9 +140,14 @@ class Webhook:
             self.refused += 1
             kind = request["object"]["kind"]
             log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
+            message = join_first(found, "; ", _SENTENCES, _LONGEST)
             response["status"] = {
-                "metadata": {}, "status": "Failure", "reason": "Invalid", "code": 422, "message": join_first(found, "; ", _SENTENCES, _LONGEST)
-            }  # fmt: skip
+                "metadata": {},
+                "status": "Failure",
+                "reason": "Invalid",
+                "code": 422,
+                "message": message,
+            }
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
     def _faults(self, request: JSON) -> list[str]:
