@@ -30,11 +30,11 @@ class Roles(griffe.Extension):
 
 class Fixtures(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        handles = pkg["testing.handles"]
-        for cls in handles.classes.values():
+        facade = pkg["testing.facade"]
+        for cls in facade.classes.values():
             for name, attribute in list(cls.attributes.items()):
                 if made := _BOTH.fullmatch(str(attribute.value)):
-                    cls.set_member(name, _blocking(name, _method(handles, *made.groups())))
+                    cls.set_member(name, _blocking(name, _method(facade, *made.groups())))
 
 
 def _method(module: griffe.Module, owner: str, name: str) -> griffe.Function:
