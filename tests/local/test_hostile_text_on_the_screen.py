@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from dra_kubeletplugin.analysis import Snapshot, explain
-from dra_kubeletplugin.analysis.explain.explain import Explanation
+from dra_kubeletplugin.analysis.explanation.explain import Explanation
 from dra_kubeletplugin.analysis.top.overview import overview
 from dra_kubeletplugin.resourceapi.usage.rows import Overview, PodRow
 

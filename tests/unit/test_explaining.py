@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.analysis import Explanation, ExplanationState, Gap, ReasonKind, Snapshot, explain, waiting
-from dra_kubeletplugin.analysis.explain import node_feasibility
+from dra_kubeletplugin.analysis.explanation import node_feasibility
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
 from dra_kubeletplugin.analysis import Snapshot
-from dra_kubeletplugin.analysis.explain.background import BackgroundExplainer, _Found
+from dra_kubeletplugin.analysis.explanation.background import BackgroundExplainer, _Found
 from dra_kubeletplugin.analysis.top.arranging import Grouping, Order, arranged, matching, natural
 from dra_kubeletplugin.analysis.top.overview import overview
 from dra_kubeletplugin.analysis.watcher import ClusterWatcher

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, Snapshot, explain
-from dra_kubeletplugin.analysis.explain.device_reasons import taint_text
+from dra_kubeletplugin.analysis.explanation.device_reasons import taint_text
 from dra_kubeletplugin.scheduling.cel import CelError, CompileError, Device, compile_selector
 from dra_kubeletplugin.scheduling.cel.parts import unmet, without
 

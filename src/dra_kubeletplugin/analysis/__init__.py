@@ -4,8 +4,8 @@ All questions take a ``Snapshot``: made of objects (:meth:`Snapshot.of`), read f
 files (:func:`from_files`). Nothing here writes, and the cluster needs no installed component.
 """
 
-from .explain.explain import explain, waiting
-from .explain.model import (
+from .explanation.explain import explain, waiting
+from .explanation.model import (
     ClaimState,
     Example,
     Explanation,
@@ -19,7 +19,7 @@ from .explain.model import (
 )
 from .files import from_files
 from .reader import take, with_events
-from .simulate.simulate import Fit, Placement, Simulation, simulate
+from .simulation.simulate import Fit, Placement, Simulation, simulate
 from .snapshot import Gap, Snapshot
 from .top.live import LiveOverview
 from .top.overview import Overview, overview

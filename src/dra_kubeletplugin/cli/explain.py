@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..analysis import Explanation, ExplanationState, Snapshot, explain, take, waiting, with_events
-from ..analysis.explain.explain import parse
+from ..analysis.explanation.explain import parse
 from ..base.terminal import on_one_line
 from ..base.text import counted
 from ..kube import KubeClient

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..analysis.explain.model import Explanation
-from ..analysis.simulate.simulate import Simulation
+from ..analysis.explanation.model import Explanation
+from ..analysis.simulation.simulate import Simulation
 from ..resourceapi.usage.rows import Overview
 from . import commands, output_models
 from .doctor import Findings, Gathered

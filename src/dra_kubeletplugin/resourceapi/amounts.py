@@ -142,8 +142,8 @@ class NodeResource(Immutable):
         capacity: instead, the name of a capacity of the device; each consumed unit of it uses ``per_unit`` of the
             node's resource.
         per_unit: required with ``capacity``.
-        per_pod, per_container: additional amounts for a pod that uses the device: once, and for each of its
-        containers.
+        per_pod: an additional amount for a pod that uses the device.
+        per_container: an additional amount for each container of such a pod.
 
     Raises :class:`InvalidObjectError` for a contradiction, or if no amount is set.
     """

@@ -12,7 +12,7 @@ from ...errors import printable
 from ...kube import KubeClient
 from ...resourceapi.usage.rows import Overview
 from ...resourceapi.usage.usage import UsageCounter
-from ..explain.background import BackgroundExplainer
+from ..explanation.background import BackgroundExplainer
 from ..snapshot import Gap
 from ..watcher import ClusterWatcher
 from .overview import overview

@@ -12,7 +12,7 @@ from ...resourceapi.usage.rows import DeviceRow, DeviceUse, NodeRow, Overview, P
 from ...resourceapi.usage.usage import Reaches, UsageCounter
 from ...scheduling.framework import pod_info
 from ...scheduling.framework.extended import class_names, wanted
-from ..explain.cluster_reasons import entries
+from ..explanation.cluster_reasons import entries
 from ..snapshot import Snapshot
 
 JSON = dict[str, Any]

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
-from ...analysis.explain.explain import explain_pod
+from ...analysis.explanation.explain import explain_pod
 from ...analysis.reader import EVERYTHING, take
 from ...analysis.scheduler_view import SchedulerView
 from ...analysis.snapshot import Snapshot

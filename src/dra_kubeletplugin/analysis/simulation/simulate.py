@@ -19,9 +19,9 @@ from ...scheduling.framework.cycle import Cycle
 from ...scheduling.framework.devices import PodClaims
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Rejection, SchedulerError
-from ..explain.explain import explain_pod
-from ..explain.model import Explanation
-from ..explain.node_feasibility import not_looked_at
+from ..explanation.explain import explain_pod
+from ..explanation.model import Explanation
+from ..explanation.node_feasibility import not_looked_at
 from ..scheduler_view import SchedulerView
 from ..snapshot import KINDS, Gap, Snapshot
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
