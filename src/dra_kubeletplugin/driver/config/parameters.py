@@ -429,12 +429,10 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
             return checked(config) if check else config
     except ValueError as e:
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
-        sentences = (
-            [f"{path_of(target, at)[0]}: {text}" for at, text in e.refusals]
-            if isinstance(e, ConfigRefused)
-            else [clip(e)]
-        )
-        raise _Faults([f"{step}: {text}{of}" for text in sentences]) from None
+        texts = [clip(e)]
+        if isinstance(e, ConfigRefused):
+            texts = [f"{path_of(target, at)[0]}: {text}" for at, text in e.refusals]
+        raise _Faults([f"{step}: {text}{of}" for text in texts]) from None
     except (DraError, Interrupted):
         raise
     except BaseException as e:  # there is no await in this block, so the author's code raised it
