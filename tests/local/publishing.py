@@ -12,6 +12,7 @@ import msgspec
 from dra_kubeletplugin import Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import NodeScope, Publisher, Scope
 from dra_kubeletplugin.kube import KubeClient
@@ -66,7 +67,7 @@ async def api(features: Features | None = None) -> AsyncIterator[Odd]:
 
 
 async def inventory_of(*devices: Device | str) -> Inventory:
-    inventory = Inventory("node")
+    inventory = Inventory("node", HealthPolicy(healthy_after=1))
     await inventory.update([Pool("node", [Device(d) if isinstance(d, str) else d for d in devices])])
     return inventory
 

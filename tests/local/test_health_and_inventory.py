@@ -95,7 +95,7 @@ async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeyp
     def full(self: InstanceLock, sockets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(InstanceLock, "own", full)
+    monkeypatch.setattr(InstanceLock, "claim_sockets", full)
     async with node_with(toy()) as node:
         await node.run_pod()
 
