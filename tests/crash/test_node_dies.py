@@ -197,7 +197,7 @@ async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_a
         assert set(one.holders().values()) == {uid}
         one.check_quiet()
         await one.cluster.delete_pod("third")
-        assert one.is_empty()
+        await one.until("all to be given back", one.is_empty)
 
 
 @pytest.mark.full

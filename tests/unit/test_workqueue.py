@@ -101,3 +101,15 @@ async def test_a_call_that_somebody_else_cancels_fails_its_key_and_ends_no_worke
     work.cancel()
     await asyncio.wait([work])
     assert told == ["a"]
+
+
+async def test_keys_that_wait_can_be_retried_now_with_their_failures_reset() -> None:
+    queue: WorkQueue[str] = WorkQueue(Backoff(100.0, 1000.0))
+    queue.retry("a")
+    queue.retry("b")
+    queue.retry("b")
+    queue.retry_now()
+    assert sorted([await queue.get(), await queue.get()]) == ["a", "b"]
+    assert queue.failures("b") == 0
+    assert queue.retry("b") == 100.0
+    queue.close()

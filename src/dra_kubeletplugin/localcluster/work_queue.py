@@ -76,6 +76,13 @@ class WorkQueue(Generic[K]):
         self.add_after(key, pause)
         return pause
 
+    def retry_now(self) -> None:
+        """Adds every key that waits for its pause, and resets all failures: what the keys waited for may have happened."""
+        self._failures.clear()
+        for key, handle in list(self._later.items()):
+            handle.cancel()
+            self._add_due(key)
+
     def forget(self, key: K) -> None:
         """Resets the failures of a key."""
         self._failures.pop(key, None)

@@ -23,7 +23,7 @@ from .containers import requests_of
 from .health import DeviceKey, HealthMonitor
 from .node import publish_node, wipe_slices
 from .node_lease import renew_lease
-from .plugins import PluginWatcher
+from .plugins import Connection, PluginWatcher
 from .pod_resources import PodResources
 from .pod_state import Later, Parts
 from .pods import PodSync
@@ -71,7 +71,7 @@ class Kubelet:
     def _create_parts(self) -> None:
         self.health = HealthMonitor(self._health_changed, self.behavior, self.timers.health)
         self.plugins = PluginWatcher(
-            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self.health.follow
+            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self._plugin_new
         )
         self.manager = ClaimManager(
             self.plugins, self.root / "dra_manager_state", self.timers.call, self.behavior, self._named_claims
@@ -156,6 +156,10 @@ class Kubelet:
             self._queue.add(uid)
 
     # --- slices ---------------------------------------------------------------------------------
+
+    def _plugin_new(self, connection: Connection) -> None:
+        self.health.follow(connection)
+        self._queue.retry_now()  # pods may have waited for this driver
 
     def _plugin_gone(self, driver: str) -> None:
         self.health.forget(driver)
