@@ -181,7 +181,7 @@ class JobController(Workload):
         spec = obj["spec"]
         completions, parallelism = spec.get("completions"), int(spec.get("parallelism", 1))
         if completions is None:
-            wanted = max(len(active), 0) if found.done else parallelism
+            wanted = len(active) if found.done else parallelism
         else:
             wanted = min(parallelism, completions - len(found.done) - len(found.given_up))
         if len(active) > wanted:

@@ -40,9 +40,6 @@ class Matcher:
             return None
         return self._by_rules(rules, attributes, equivalent=equivalent)
 
-    def as_asked(self, attributes: Attributes) -> View:
-        return View(attributes, attributes.target.kind, attributes.target.version)
-
     def _by_rules(self, rules: Sequence[Rule], attributes: Attributes, *, equivalent: bool) -> View | None:
         target = attributes.target
         candidates = [(target.kind, target.version)]
