@@ -81,20 +81,24 @@ def b64(path: Path) -> str:
         ("\ud800", "cannot be read"),
         ({"current-context": "nowhere"}, r"no context 'nowhere' in contexts \(there: none\)"),
         (config_of() | {"current-context": "other"}, r"no context 'other' in contexts \(there: c\)"),
-        (config_of() | {"current-context": ""}, "names no current-context"),
+        (config_of() | {"current-context": ""}, "has no current-context"),
         (config_of() | {"clusters": []}, "no cluster 'k' in clusters"),
         (config_of({}) | {"users": []}, "no user 'u' in users"),
         (config_of(server=""), "server of cluster 'k'"),
         (config_of(server="localhost:99999"), "server of cluster 'k'"),
         (config_of(server="https://127.0.0.1:99999"), "server of cluster 'k'"),
-        (config_of(**{"server": "https://h", "certificate-authority-data": "%%%"}), "certificate-authority-data of cluster 'k' is no base64"),
+        (config_of(**{"server": "https://h", "certificate-authority-data": "%%%"}), "certificate-authority-data of cluster 'k' is not base64"),
         (config_of(**{"server": "https://h", "certificate-authority-data": base64.b64encode(b"x").decode()}), r"certificate-authority of cluster 'k' \(or -data\) cannot be used"),
         (config_of(**{"server": "https://h", "certificate-authority": "none.crt"}), "certificate-authority of cluster 'k' cannot be read.*none.crt"),
-        (config_of({"client-certificate-data": "!"}, server="https://h"), "client-certificate-data of user 'u' is no base64"),
+        (config_of({"client-certificate-data": "!"}, server="https://h"), "client-certificate-data of user 'u' is not base64"),
         (config_of({"client-key": "/nowhere"}, server="https://h"), "client-key of user 'u' cannot be read"),
         (config_of({"client-certificate-data": "eA==", "client-key-data": "eA=="}, server="https://h"), r"client-certificate or client-key of user 'u'"),
         (config_of(**{"proxy-url": "socks5://x:1"}), "proxy-url of cluster 'k': proxies of scheme 'socks5' are not supported"),
         (config_of({"token": "a\nb"}), "no token has"),
+        (config_of({"token": 5}), r"user 'u' is not valid: Expected `str \| null`, got `int` - at `\$.token`"),
+        (config_of({"as": "admin", "token": "t"}), "as of user 'u': impersonation is not supported"),
+        (config_of() | {"clusters": [{"name": "k"}, {"name": "k"}]}, "two entries 'k' in clusters"),
+        (config_of() | {"clusters": 3}, "it is not a kubeconfig"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(tmp_path: Path, config: Any, said: str) -> None:
@@ -236,10 +240,10 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
     [
         ("sys.exit('no login')", "no login"),
         ("print('garbage')", "failed to decode"),
-        ("print('[]')", "gave no credentials"),
+        ("print('[]')", "returned no credentials"),
         ("give()", "missing token"),
         ("give(token='a\\nb')", "no token has"),
-        ("sys.stdout.buffer.write(bytes(range(128, 256)))", "gave no credentials"),
+        ("sys.stdout.buffer.write(bytes(range(128, 256)))", "returned no credentials"),
     ],
 )
 async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
@@ -258,7 +262,7 @@ async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
 async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": API, "command": "/no/such/plugin"}}
     credentials = load_config(written(tmp_path, config_of(user))).credentials
-    with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' gave no credentials"):
+    with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' returned no credentials"):
         await credentials.header()
 
 
@@ -440,24 +444,61 @@ def test_a_proxy_that_is_none_is_a_settings_error(url: str) -> None:
         parse_proxy(url, "HTTPS_PROXY")
 
 
-def test_without_the_client_a_kubeconfig_is_refused_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes.config.kube_config", None)  # as if it were not installed
-    with pytest.raises(SettingsError, match=r"pip install 'dra-kubeletplugin\[kubeconfig\]'"):
-        load_config(written(tmp_path, config_of({})))
+def test_only_an_exec_plugin_needs_the_official_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as if it were not installed
+    assert load_config(written(tmp_path, config_of({"token": "t"}))).server
+    with pytest.raises(SettingsError, match=r"exec plugin .* pip install 'dra-kubeletplugin\[kubeconfig\]'"):
+        load_config(written(tmp_path, config_of(plugin(tmp_path, "give(token='t')"))))
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_folder_for_keys_is_made_where_a_kubeconfig_has_some_inline_alone(
-    tmp_path: Path, ca: Pair, *, inline: bool
-) -> None:
-    """Who is killed leaves it: so does every plugin that is given one."""
-    authority = {"certificate-authority-data": b64(ca.cert)} if inline else {"certificate-authority": str(ca.cert)}
-    path = written(tmp_path, config_of({"token": "t"}, server="https://127.0.0.1:1", **authority))
-    left = tmp_path / "left"
-    left.mkdir()
-    killed = "import os, sys; from dra_kubeletplugin.kube import load_config; load_config(sys.argv[1]); os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", killed, path], env={**os.environ, "TMPDIR": str(left)}, check=False)
+@pytest.mark.parametrize("user", ["certificate", "token", "exec"])
+def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Path, ca: Pair, user: str) -> None:
+    me = signed(tmp_path, ca, "me")
+    users = {
+        "certificate": {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)},
+        "token": {"token": "t"},
+        "exec": plugin(tmp_path, "give(token='t')"),
+    }
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
+    path = written(tmp_path, config_of(users[user], **cluster))
+    code = (
+        "import asyncio, sys; from dra_kubeletplugin.kube import load_config\n"
+        "config = load_config(sys.argv[1]); header = asyncio.run(config.credentials.header())\n"
+        "print(repr(header), [m for m in sys.modules if m.split('.')[0] in {'kubernetes', 'urllib3', 'requests'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == ("''" if user == "certificate" else "'Bearer t'") + " []\n"
+
+
+def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
+    """A process that is killed cannot delete a file with a private key."""
+    me = signed(tmp_path, ca, "me")
+    user = {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)}
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
+    path = written(tmp_path, config_of(user, **cluster))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    killed = "import os, sys; from dra_kubeletplugin.kube import load_config; load_config(sys.argv[1]).tls.context(); os.kill(os.getpid(), 9)"
+    done = subprocess.run(
+        [sys.executable, "-c", killed, path], env={**os.environ, "TMPDIR": str(temporary)}, check=False
+    )
     assert done.returncode == -9
-    assert [p.stat().st_mode & 0o777 for p in left.iterdir()] == ([0o700] if inline else [])
+    assert not list(temporary.iterdir())
+
+
+async def test_the_first_file_that_has_an_entry_wins(tmp_path: Path) -> None:
+    first = written(tmp_path, config_of({"token": "first"}), "first")
+    second = written(tmp_path, config_of({"token": "second", "username": "x"}, server="http://127.0.0.1:2"), "second")
+    config = load_config(os.pathsep.join([first, second]))
+    assert config.server == "http://127.0.0.1:1"
+    assert await config.credentials.header() == "Bearer first"
+
+
+async def test_an_exec_plugin_writes_to_the_terminal_and_not_into_the_credentials(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Plugins print an address and a code for a login in a browser, which a person must see."""
+    noisy = "import os\nos.write(2, b'open https://login.example.com\\n')\ngive(token='t')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, noisy)))).credentials
+    assert await credentials.header() == "Bearer t"
+    assert capfd.readouterr().out == ""

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from ..base.files import at_home
 from ..kube import ApiConfig, KubeClient, load_config
-from ..kube.kubeconfig import remove_files
 
 T = TypeVar("T")
 _TIMEOUT = 30.0  # seconds for one page of a list
@@ -26,13 +25,10 @@ def config_of(args: argparse.Namespace) -> ApiConfig:
 
 
 def ask(config: ApiConfig, question: Callable[[KubeClient], Awaitable[T]]) -> T:
-    """Runs a query against a cluster, and deletes temporary files. Raises :class:`DraError`."""
+    """Runs a query against a cluster. Raises :class:`DraError`."""
 
     async def query_cluster() -> T:
         async with KubeClient(config, _TIMEOUT) as client:
             return await question(client)
 
-    try:
-        return asyncio.run(query_cluster())
-    finally:
-        remove_files()
+    return asyncio.run(query_cluster())

@@ -68,10 +68,6 @@ def serve(
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
         code = Exit.FOUND
-    if settings.kubeconfig:
-        from ..kube.kubeconfig import remove_files  # only imported if it was used
-
-        remove_files()
     # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()
     sys.stdout.flush()

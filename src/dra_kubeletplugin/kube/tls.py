@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +14,13 @@ from ..errors import ApiError, printable
 
 log = logging.getLogger(__name__)
 RECHECK = 60.0  # seconds between checks of files that rotate
+Source = Path | bytes
+"""PEM data, or the file that contains it."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Paths of the certificates.
+    """The certificates and where they come from.
 
     Args:
         ca: PEM certificates that may sign the server's certificate; None for the system's.
@@ -25,9 +29,9 @@ class TlsFiles:
         server_name: the name that the server's certificate must have; empty for the URL's host.
     """
 
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
+    ca: Source | None = None
+    cert: Source | None = None
+    key: Source | None = None
     verify: bool = True
     server_name: str = ""
 
@@ -36,7 +40,8 @@ class TlsFiles:
 
         Raises ``OSError``.
         """
-        return tuple(path.read_bytes() if path else None for path in (self.ca, self.cert, self.key))
+        sources = (self.ca, self.cert, self.key)
+        return tuple(source.read_bytes() if isinstance(source, Path) else source for source in sources)
 
 
 class Tls:
@@ -75,7 +80,9 @@ class Tls:
             if self._context is None or content != self._content:
                 self._context, self._content = make_context(self._files, content), content
         except (OSError, ValueError) as e:
-            shown = ", ".join(str(p) for p in (self._files.ca, self._files.cert, self._files.key) if p)
+            shown = ", ".join(
+                str(p) for p in (self._files.ca, self._files.cert, self._files.key) if isinstance(p, Path)
+            )
             message = f"the certificates cannot be used ({shown}): {printable(e)}"
             if self._context is None:
                 raise ApiError(message) from None
@@ -104,6 +111,20 @@ def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLC
     else:
         tls.load_verify_locations(cadata=ca.decode("ascii", errors="ignore"))
     if files.cert and files.key:
-        # The ssl module needs paths. The empty password prevents a prompt on a terminal.
-        tls.load_cert_chain(files.cert, files.key, password=lambda: "")
+        with _as_path(files.cert) as cert, _as_path(files.key) as key:
+            tls.load_cert_chain(cert, key, password=lambda: "")  # the empty password prevents a prompt on a terminal
     return tls
+
+
+@contextlib.contextmanager
+def _as_path(source: Source) -> Iterator[Path]:
+    """Yields a path for the ssl module, which reads certificates of clients from files only. Deletes a temporary one afterwards."""
+    if isinstance(source, Path):
+        yield source
+        return
+    import tempfile  # loads shutil and random, which a pod's service account does not need
+
+    with tempfile.NamedTemporaryFile(prefix="dra-kubeconfig-") as file:  # only its owner can read it
+        file.write(source)
+        file.flush()
+        yield Path(file.name)

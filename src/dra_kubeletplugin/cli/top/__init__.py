@@ -18,7 +18,6 @@ from ...analysis.top.live import LiveOverview
 from ...analysis.top.overview import overview
 from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
-from ...kube.kubeconfig import remove_files
 from ...resourceapi.usage.rows import Overview
 from ...scheduling.framework import pod_info
 from ..cluster_access import ask, config_of
@@ -52,10 +51,7 @@ def top(args: argparse.Namespace) -> int:
         import textual  # noqa: F401  an extra of the package
     except ImportError:
         raise SettingsError(_ABSENT) from None
-    try:
-        asyncio.run(_run_screen(config, namespace, args))
-    finally:
-        remove_files()
+    asyncio.run(_run_screen(config, namespace, args))
     return Exit.WELL
 
 
