@@ -28,7 +28,6 @@ from tests.crash.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 DRIVER = "crash.example.com"
-_METADATA = f"{DRIVER}_metadata_"
 TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
 Found = TypeVar("Found")
 WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
@@ -228,8 +227,8 @@ class Box:
         return sorted(p.name for p in self.hardware.iterdir())
 
     def files(self) -> list[str]:
-        """Names in the CDI folder, but for the specs that mount metadata files."""
-        return sorted(p.name for p in self.node.cdi_root.iterdir() if _METADATA not in p.name)
+        """Names in the CDI folder."""
+        return sorted(p.name for p in self.node.cdi_root.iterdir())
 
     def unrepaired(self) -> list[str]:
         """What a repair of the records has beside them until it is done."""
@@ -238,16 +237,11 @@ class Box:
 
     @_as_it_stands
     def described(self) -> dict[str, bool]:
-        """Claims that have a spec for a metadata file, a file or a folder: whether they have all three."""
-        specs = {
-            p.name.partition(_METADATA)[2].partition("_")[0]: p
-            for p in self.node.cdi_root.iterdir()
-            if _METADATA in p.name
-        }
+        """Claims that have a metadata file, or a spec that mounts one: whether they have both."""
         top = self.records_path.parent / "dra-device-metadata"
-        files = {_described_by(p) for p in top.rglob("metadata.json")}
-        folders = {p.name for p in top.glob("*")}
-        return {uid: uid in specs and uid in files and uid in folders for uid in {*specs, *files, *folders}}
+        files = {_described_by(p) for p in top.glob("*.json")}
+        specs = {p.stem.partition("_")[2] for p in self.node.cdi_root.glob("*.json") if str(top) in p.read_text()}
+        return {uid: uid in specs and uid in files for uid in {*specs, *files}}
 
     def records(self) -> dict[str, str]:
         """Claim UID → state, read beside the running plugin."""

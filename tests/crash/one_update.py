@@ -54,7 +54,7 @@ def claim(api: Api) -> Any:
 
 
 def path(r: Room, request: str) -> Path:
-    return r.settings.plugin_dir / "dra-device-metadata" / UID / request / "metadata.json"
+    return r.settings.plugin_dir / f"dra-device-metadata/{UID}_{request}.json"
 
 
 def reach(point: str) -> None:

@@ -136,7 +136,6 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
         uid = claim["metadata"]["uid"]
         assert b.holders() == {"c-0": uid}
         assert sorted(p.name for p in b.node.cdi_root.iterdir() if not p.name.startswith(".")) == [
-            f"{DRIVER}_metadata_{uid}_device.json",
             f"k8s.{DRIVER}-claim_{uid}.json",
         ]
         await b.until("all stories to agree", lambda: is_quiet(b))

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of, record_of
-from dra_kubeletplugin.claims.metadata_files import MetadataFiles, describe
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import allocated_json, check_doc
 from dra_kubeletplugin.errors import BadAnswerError, RecordsError
@@ -54,7 +53,8 @@ def prepared(claim: Claim, specs: ClaimSpecs, **more: Any) -> Record:
     record = Record(
         claim.uid, "ns", "c", State.PREPARED, "boot", doc={"devices": entries, "complete": True, "cdi": None}
     )
-    describe(record, claim, [d.prepared(**more) for d in claim.devices], specs)
+    metadata = MetadataFiles(specs.root.parent / "plugin", specs.driver)
+    complete(record, claim, [d.prepared(**more) for d in claim.devices], specs, Host(), metadata)
     return record
 
 
@@ -64,14 +64,11 @@ class Place:
         self.cdi.mkdir()
         self.plugin.mkdir()
         self.specs = ClaimSpecs(self.cdi, DRIVER, "token")
-        self.metadata = MetadataFiles(self.plugin, self.specs)
+        self.metadata = MetadataFiles(self.plugin, DRIVER)
         self.files = ClaimFiles(self.specs, self.metadata)
 
     def all(self) -> list[str]:
         return sorted(str(p) for top in (self.cdi, self.plugin) for p in top.rglob("*") if not p.is_dir())
-
-    def has_folders(self) -> bool:
-        return any(self.metadata.root.glob("*"))
 
 
 @pytest.fixture
@@ -85,29 +82,22 @@ def test_each_request_has_a_file_and_a_cdi_device_whose_id_goes_with_its_first_d
     record = prepared(claim, place.specs, status=status, metadata={"made": True})
     place.files.put(record)
     ids = [d.get("cdi") for d in record.devices]
-    assert ids == [[f"{DRIVER}/metadata={UID}_gpu"], None, [f"{DRIVER}/metadata={UID}_nic"]]
-    spec = place.cdi / f"{DRIVER}_metadata_{UID}_gpu.json"
-    assert sorted(p.name for p in place.cdi.iterdir()) == [spec.name, f"{DRIVER}_metadata_{UID}_nic.json"]
-
-    told = json.loads(spec.read_text())
-    validate_spec(told)
-    host = place.plugin / f"dra-device-metadata/{UID}/gpu/metadata.json"
-    assert told["kind"] == f"{DRIVER}/metadata"
-    assert told["devices"] == [
-        {
-            "name": f"{UID}_gpu",
-            "containerEdits": {
-                "mounts": [
-                    {
-                        "hostPath": str(host),
-                        "containerPath": "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/mine/gpu/"
-                        f"{DRIVER}-metadata.json",
-                        "options": ["ro", "bind"],
-                    }
-                ]
-            },
-        }
-    ]
+    assert ids == [[f"k8s.{DRIVER}/claim={UID}_gpu"], None, [f"k8s.{DRIVER}/claim={UID}_nic"]]
+    (path,) = place.cdi.iterdir()
+    spec = json.loads(path.read_text())
+    validate_spec(spec)
+    host = place.plugin / f"dra-device-metadata/{UID}_gpu.json"
+    assert [d["name"] for d in spec["devices"]] == [f"{UID}_gpu", f"{UID}_nic"]
+    assert spec["devices"][0]["containerEdits"] == {
+        "mounts": [
+            {
+                "hostPath": str(host),
+                "containerPath": "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/mine/gpu/"
+                f"{DRIVER}-metadata.json",
+                "options": ["ro", "bind"],
+            }
+        ]
+    }
     document = decode(host.read_bytes(), host)
     assert document.claim == metadata.ClaimRef("c", "ns", UID, "mine")
     assert [(d.request, d.name, dict(d.attributes)) for d in document.devices] == [
@@ -135,7 +125,6 @@ def test_files_lost_cut_or_changed_come_back_and_then_all_go(place: Place) -> No
     assert list(place.files.uids()) == [UID]
     place.files.remove_all(UID)
     assert place.all() == []
-    assert not place.has_folders()
     place.files.remove_all(UID)
 
 
@@ -156,35 +145,48 @@ def test_what_an_older_claim_of_the_same_name_leaves_takes_nothing_of_the_later(
     old, new = (prepared(claim_of(device(), uid=uid), place.specs) for uid in (UID, OTHER))
     place.files.put(old)
     place.files.put(new)
-    place.files.remove(UID)
+    place.files.remove(old)
     assert place.metadata.are_intact(new)
-    place.files.remove(OTHER)
+    place.files.remove(new)
     assert place.all() == []
 
 
-def test_specs_whose_folder_was_lost_are_found_and_removed(place: Place) -> None:
-    """A power failure may keep the one and not the other: they are on different file systems."""
+def test_files_whose_spec_was_lost_are_found_and_removed(place: Place) -> None:
+    """A power failure may keep one and lose the other: they are on different file systems."""
     place.metadata.put(prepared(claim_of(device(), device("nic", "eth-0")), place.specs))
-    shutil.rmtree(place.metadata.root)
     assert list(place.files.uids()) == [UID]
     place.files.remove_all(UID)
     assert place.all() == []
 
 
-@pytest.mark.parametrize("odd", ["file", "loop", "file in place of a request"])
-def test_what_is_no_folder_of_ours_does_not_keep_a_claim_from_being_removed(place: Place, odd: str) -> None:
-    top = place.metadata.path(UID)
-    place.metadata.root.mkdir()
-    if odd == "file":
-        top.touch()
-    elif odd == "loop":
-        top.symlink_to(top)
-    else:
-        top.mkdir()
-        (top / "gpu").touch()
-    place.files.remove(UID)
+def test_a_rebuilt_record_without_requests_removes_all_files_of_its_claim(place: Place) -> None:
+    record = prepared(claim_of(device(), device("nic", "eth-0")), place.specs)
+    place.files.put(record)
+    devices = [{"pool": d["pool"], "device": d["device"]} for d in record.devices]
+    place.files.remove(Record(UID, "ns", "c", State.UNPREPARING, "boot", doc={"devices": devices, "rebuilt": True}))
     assert place.all() == []
-    assert not place.has_folders()
+
+
+def test_a_prepare_that_died_before_its_commit_leaves_no_file_after_its_rollback(place: Place) -> None:
+    """The record has no metadata yet, and names the requests."""
+    record = prepared(claim_of(device(), device("nic", "eth-0")), place.specs)
+    place.files.put(record)
+    devices = [allocated_json(d) for d in (device(), device("nic", "eth-0"))]
+    place.files.remove(Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": devices}))
+    assert place.all() == []
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    place.metadata.root.mkdir()
+    (place.metadata.root / f"{UID}_gpu.json").symlink_to(target)
+    record = prepared(claim_of(device()), place.specs)
+    with pytest.raises(RecordsError, match="cannot be written"):
+        place.files.put(record)
+    place.files.remove(record)
+    assert target.read_text() == "kept"
+    assert place.all() == []
 
 
 class Killed(BaseException):
@@ -201,15 +203,15 @@ def test_a_half_written_file_keeps_its_inode_when_a_claim_of_the_same_name_goes(
     records = [prepared(claim_of(device(), uid=uid), place.specs) for uid in uids]
     for record in records:
         place.metadata.put(record)
-    file = place.metadata.path(uids[1]) / "gpu/metadata.json"
+    file = place.metadata.root / f"{uids[1]}_gpu.json"
     inode, whole = file.stat().st_ino, file.read_bytes()
     with file.open("r+b") as f:  # as a kill in the one write leaves it
         f.write(b"x" * cut)
-    place.metadata.remove(uids[0])
+    place.metadata.remove(records[0])
     place.metadata.put(records[1])
     assert (file.stat().st_ino, file.read_bytes()) == (inode, whole)
-    place.metadata.remove(uids[1])
-    assert not list(place.metadata.root.glob("*/*"))
+    place.metadata.remove(records[1])
+    assert not list(place.metadata.root.iterdir())
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, number: int, fault: type[BaseException]) -> list[int]:
@@ -243,17 +245,16 @@ def test_whatever_dies_between_two_file_operations_nothing_is_left_and_nothing_m
         with pytest.MonkeyPatch.context() as patch:
             fired = killed_at(patch, number, fault)
             with contextlib.suppress(Killed, RecordsError, OSError):
-                place.files.put(record) if work == "put" else place.files.remove(UID)
+                place.files.put(record) if work == "put" else place.files.remove(record)
         # The next process: it either prepares afresh, or undoes; what was being written goes with the dead writer's token.
         later = ClaimSpecs(place.cdi, DRIVER, "later")
-        files = ClaimFiles(later, MetadataFiles(place.plugin, later))
+        files = ClaimFiles(later, MetadataFiles(place.plugin, DRIVER))
         if number % 2:
             files.put(record)
             assert files.metadata.are_intact(record), number
         files.remove_all(UID)
         later.clean(lambda token: False)
         assert place.all() == [], number
-        assert not place.has_folders(), number
         if not fired:
             assert number > 5
             return
@@ -274,7 +275,7 @@ def test_alternatives_of_one_request_are_in_one_file_and_lose_nothing(place: Pla
     """Each in a writing of its own would leave the last one's alone."""
     record = prepared(claim_of(device("gpu/large", "gpu-0"), device("gpu/small", "gpu-1")), place.specs)
     place.files.put(record)
-    (host,) = place.plugin.rglob("metadata.json")
+    (host,) = place.metadata.root.iterdir()
     assert [(d.request, d.name) for d in decode(host.read_bytes(), host).devices] == [
         ("gpu/large", "gpu-0"),
         ("gpu/small", "gpu-1"),
@@ -285,7 +286,7 @@ def test_alternatives_of_one_request_are_in_one_file_and_lose_nothing(place: Pla
 def test_the_cdi_folder_is_made_where_it_is_missing(place: Place) -> None:
     place.cdi.rmdir()
     place.files.put(prepared(claim_of(device()), place.specs))
-    assert [p.name for p in place.cdi.iterdir()] == [f"{DRIVER}_metadata_{UID}_gpu.json"]
+    assert [p.name for p in place.cdi.iterdir()] == [place.specs.path(UID).name]
 
 
 def test_a_record_of_before_updates_were_known_and_one_with_odd_ones_are_told_apart() -> None:

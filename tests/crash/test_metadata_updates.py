@@ -328,7 +328,7 @@ async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: P
                 result["device"] = result["device"].replace("d-", "d-1")
             await r.prepare(second)
             assert decode(mounted.read(), Path("mounted")).claim.uid == UID
-            other = path(r, "net").parents[2] / "uid-2" / "net" / "metadata.json"
+            other = path(r, "net").with_name("uid-2_net.json")
             assert decode(other.read_bytes(), other).claim.uid == "uid-2"
         await r.unprepare(first)
         assert not path(r, "net").exists()

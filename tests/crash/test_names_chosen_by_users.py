@@ -48,8 +48,8 @@ def files_of(one: Room) -> list[Path]:
 
 def container_path(one: Room) -> str:
     """Where the only metadata file is mounted in containers."""
-    (spec,) = one.settings.cdi_root.glob("*_metadata_*.json")
-    (device,) = json.loads(spec.read_text())["devices"]
+    (spec,) = one.settings.cdi_root.glob("*.json")
+    (device,) = (d for d in json.loads(spec.read_text())["devices"] if "_" in d["name"])
     return str(device["containerEdits"]["mounts"][0]["containerPath"])
 
 
@@ -61,7 +61,7 @@ async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_pat
     async with room(tmp_path, WithMetadata(), api) as one:
         assert not isinstance(await one.prepare(ref), DraError)
         names = [p.name for p in files_of(one)]
-        assert "metadata.json" in names
+        assert f"{ref.uid}_{'r' * 63}.json" in names
         assert not [n for n in names if "ccc" in n or "nnn" in n]
         assert await one.unprepare(ref) == ()
         assert files_of(one) == []
@@ -155,7 +155,7 @@ def test_a_name_that_is_none_has_no_path_in_containers() -> None:
 
 def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
     specs = ClaimSpecs(tmp_path / "cdi", "d" * 63, "0b6a0c1e-0000-4000-8000-000000000001")
-    files = MetadataFiles(tmp_path, specs)
+    files = MetadataFiles(tmp_path, specs.driver)
     record = Record("u" * 63, LONGEST_LABEL, LONGEST_NAME, State.PREPARED, "boot")
     described = [{"driver": "d" * 63, "pool": "p", "name": "d-0"}]
     record.doc["metadata"] = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
@@ -166,5 +166,5 @@ def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
     specs.write_note(record.uid, b"again, under a temporary name")
     specs.remove(record.uid)
     specs.remove_note(record.uid)
-    files.remove(record.uid)
+    files.remove(record)
     assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == []

@@ -85,7 +85,7 @@ def test_long_texts_that_are_logged_are_not_kept(monkeypatch: pytest.MonkeyPatch
 def test_two_probes_of_the_folder_at_once_find_no_fault(tmp_path: Path) -> None:
     """Readiness and the operator's page probe in threads of their own."""
     specs = ClaimSpecs(tmp_path, "gpu.example.com")
-    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs))
+    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
     faults: set[str] = set()
 
     def probe() -> None:
@@ -108,7 +108,7 @@ def test_two_probes_of_the_folder_at_once_find_no_fault(tmp_path: Path) -> None:
 
 def test_probes_of_a_folder_that_hangs_keep_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = ClaimSpecs(tmp_path, "gpu.example.com")
-    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs))
+    files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
     began, goes_on = threading.Event(), threading.Event()
 
     def hang() -> None:

@@ -42,8 +42,8 @@ ERRORS = [
     errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.EBUSY,
     errno.EINTR, errno.ENOTEMPTY, errno.ENODEV, errno.ETXTBSY, errno.EFBIG,
 ]  # fmt: skip
-PREPARING = {"open", "write", "fchmod", "close", "rename", "mkdir"}
-UNPREPARING = {"unlink", "rmdir", "listdir"}
+PREPARING = {"open", "write", "fchmod", "close", "rename"}
+UNPREPARING = {"unlink"}
 OTHER = "0b6a0c1e-0000-4000-8000-000000000002"
 
 
@@ -245,9 +245,9 @@ async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp
     async with room(tmp_path, driver, api) as one:
         await stuck(one, ref)
         (record,) = await one.claims.store.all()
-        folder = one.settings.plugin_dir / "dra-device-metadata" / UID
+        path = one.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
         assert record.error == (
-            f"{folder} cannot be removed (Read-only file system): its file system is read-only; see the kernel's log, and mount "
+            f"{path} cannot be removed (Read-only file system): its file system is read-only; see the kernel's log, and mount "
             "it writable"
         )
         with faults_of(one).failing(errno.EIO, lambda number: True):

@@ -143,14 +143,14 @@ class ClaimFiles:
             shown = printable(e.filename or self.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
 
-    def remove(self, uid: str) -> None:
+    def remove(self, record: Record) -> None:
         """Removes the spec and the metadata files, so that no container gets the devices any more. The note stays as long as the record.
 
         Missing files are ignored.
         """
         with self._translated("removed"):
-            self.specs.remove(uid)
-            self.metadata.remove(uid)
+            self.specs.remove(record.uid)
+            self.metadata.remove(record)
 
     def remove_note(self, uid: str) -> None:
         """Removes the note. It describes a claim that is rolled back, and the next opening of the database would restore it.
@@ -169,15 +169,15 @@ class ClaimFiles:
         """Removes the spec, the metadata files and the note of a claim without a record."""
         with self._translated("removed"):
             self.specs.remove(uid)
-            self.metadata.remove_orphans(uid)
+            self.metadata.remove_all(uid)
             self.specs.remove_note(uid)
 
     def uids(self) -> dict[str, float]:
         """Returns the claims that have a file of this driver, with the age of the newest file in seconds. Raises ``OSError``."""
-        specs, metadata = self.specs, self.metadata
+        specs, metadata = self.specs, self.metadata.files()
         return {
-            uid: _age(specs.note_path(uid), specs.path(uid), metadata.path(uid))
-            for uid in {*specs.uids(), *metadata.uids()}
+            uid: _age(specs.note_path(uid), specs.path(uid), *metadata.get(uid, ()))
+            for uid in {*specs.uids(), *metadata}
         }
 
     @contextlib.contextmanager

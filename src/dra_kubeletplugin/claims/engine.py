@@ -33,7 +33,6 @@ from ..errors import (
     StoppingError,
     printable,
 )
-from . import metadata_files
 from .claim_files import ClaimFiles
 from .device_status import ClaimKey, DeviceStatusReporter
 from .inflight import ClaimTasks, Work, as_dra_error
@@ -293,9 +292,8 @@ class Engine:
                 await undo.settle()
             with judging(self.driver.prepare):
                 undo.check()
-                complete(record, claim, prepared, self.files.specs, self.driver.host)
-                if self.driver.metadata:
-                    metadata_files.describe(record, claim, prepared, self.files.specs)
+                metadata = self.files.metadata if self.driver.metadata else None
+                complete(record, claim, prepared, self.files.specs, self.driver.host, metadata)
             if not self.driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
                 self._unused_metadata_logged = True
                 log.warning(

@@ -73,7 +73,7 @@ class ClaimManager:
         in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.tasks = ClaimTasks(metrics)
-        self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs))
+        self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
         self.database = RecordDatabase(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
         self.store = RecordStore(self.database)
         transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)

@@ -1,24 +1,20 @@
-"""Writes the device metadata files of prepared claims (KEP-5304), together with each claim's CDI spec.
+"""Writes the device metadata files of prepared claims (KEP-5304): one file for each request, mounted by the claim's own CDI spec.
 
-For each request there is ``<plugin folder>/dra-device-metadata/<claim uid>/<request>/metadata.json``. A CDI spec named
-``<driver>_metadata_<claim uid>_<request>.json`` mounts it read-only at the standard path. The folder of a request is created before
-its spec and removed after it. So the folders of a claim list all specs that may exist, even if a process dies in between.
+The file is ``<plugin folder>/dra-device-metadata/<claim uid>_<request>.json``. A CDI device ``<claim uid>_<request>`` of the claim's
+spec mounts it read-only at the standard path. Its id goes to the kubelet with the first device of the request. The file is written
+before the spec and removed after it, so no container mounts a missing or half-written file.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..base.files import named
 from ..base.rewrite import rewrite
-from ..cdi import ClaimSpecs, validate_device_name, version_to_declare
-from ..cdi.directory import content_of, ignoring_absence, is_uid, name_of, naming, remove_file, write_file
-from ..driver import Claim, MetadataUpdate, PreparedDevice
+from ..cdi.directory import content_of, is_uid, name_of, naming, remove_file, write_new
+from ..driver import AllocatedDevice, Claim, MetadataUpdate, PreparedDevice
 from ..driver.claim import annotations_of
 from ..driver.metadata_update import attribute_faults
 from ..errors import BadAnswerError, ClaimError, DriverError, MetadataUpdateError, printable
@@ -31,41 +27,8 @@ from .record import Record
 JSON = dict[str, Any]
 FOLDER = "dra-device-metadata"
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
-_FILE, _JSON = "metadata.json", ".json"
+_JSON = ".json"
 _MAX_ATTRIBUTES = 32
-
-
-def describe(record: Record, claim: Claim, prepared: Sequence[PreparedDevice], specs: ClaimSpecs) -> None:
-    """Adds the metadata of all devices to ``record``, and each request's metadata CDI id to the first device of the request.
-
-    Raises :class:`BadAnswerError` for attributes that are not allowed in the file, and :class:`ClaimError` for names that are not
-    allowed in its path.
-    """
-    pod_claim = _pod_claim(claim)
-    by_key = {(p.request, p.pool, p.name, p.share_id): p for p in prepared}
-    requests: dict[str, list[JSON]] = {}
-    seen: set[str] = set()
-    entries = []
-    for allocated, entry in zip(claim.devices, record.devices, strict=True):
-        given = by_key[allocated.request, allocated.pool, allocated.name, allocated.share_id]
-        device: JSON = {"driver": specs.driver, "pool": allocated.pool, "name": allocated.name}
-        if attributes := _attributes(claim, allocated.attributes, given):
-            device["attributes"] = attributes
-        if given.status and given.status.network_data:
-            device["networkData"] = given.status.network_data.json()
-        requests.setdefault(allocated.request, []).append(device)
-        base = base_request(allocated.request)
-        if base not in seen:
-            seen.add(base)
-            try:
-                in_container(claim.name, pod_claim, allocated.request, specs.driver)
-            except ValueError as e:
-                shown = f"claim {claim.namespace}/{claim.name} cannot have device metadata"
-                raise ClaimError(f"{shown}: {printable(e)}") from None
-            entry = {**entry, "cdi": [*(entry.get("cdi") or ()), _id(specs.driver, claim.uid, base)]}
-        entries.append(entry)
-    record.doc["devices"] = entries
-    record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
 
 
 def _pod_claim(claim: Claim) -> str:
@@ -164,132 +127,137 @@ def _too_many(claim: str, device: str, attributes: JSON) -> str:
     return f"{claim}: metadata of device {device}: {len(attributes)} attributes are more than {_MAX_ATTRIBUTES}"
 
 
-def _id(driver: str, uid: str, request: str) -> str:
-    return f"{driver}/metadata={uid}_{request}"
-
-
 class MetadataFiles:
     """Writes and checks the metadata files of all claims of one driver. All methods block; the class keeps no state between calls.
 
     Args:
         folder: the plugin's folder, with the same path on the host.
-        specs: the CDI folder.
+        driver: the driver's name.
     """
 
-    def __init__(self, folder: Path, specs: ClaimSpecs) -> None:
+    def __init__(self, folder: Path, driver: str) -> None:
         self.root = folder / FOLDER
-        self.specs = specs
-        self._prefix = f"{specs.driver}_metadata_"
+        self._driver = driver
+        # A text, because a path object costs more than the system calls of a prepare.
+        self._prefix = f"{self.root}/"
+
+    def describe(
+        self, record: Record, claim: Claim, prepared: Sequence[tuple[AllocatedDevice, PreparedDevice]]
+    ) -> dict[str, JSON]:
+        """Adds the metadata of all devices to ``record``.
+
+        Args:
+            record: of the claim.
+            claim: that is prepared.
+            prepared: each allocated device with its prepared device.
+
+        Returns for each request the container edits that mount its file.
+
+        Raises :class:`BadAnswerError` for attributes that are not allowed in the file, and :class:`ClaimError` for names that are not
+        allowed in its path.
+        """
+        pod_claim = _pod_claim(claim)
+        requests: dict[str, list[JSON]] = {}
+        mounts: dict[str, JSON] = {}
+        for allocated, given in prepared:
+            device: JSON = {"driver": self._driver, "pool": allocated.pool, "name": allocated.name}
+            if attributes := _attributes(claim, allocated.attributes, given):
+                device["attributes"] = attributes
+            if given.status and given.status.network_data:
+                device["networkData"] = given.status.network_data.json()
+            requests.setdefault(allocated.request, []).append(device)
+            base = base_request(allocated.request)
+            if base not in mounts:
+                try:
+                    path = in_container(claim.name, pod_claim, base, self._driver)
+                except ValueError as e:
+                    shown = f"claim {claim.namespace}/{claim.name} cannot have device metadata"
+                    raise ClaimError(f"{shown}: {printable(e)}") from None
+                mount = {"hostPath": self._path(claim.uid, base), "containerPath": str(path), "options": ["ro", "bind"]}
+                mounts[base] = {"mounts": [mount]}
+        record.doc["metadata"] = {"generation": 1, "podClaim": pod_claim, "requests": requests}
+        return mounts
 
     def put(self, record: Record) -> None:
         """Writes the files of a claim, if its record has metadata.
 
-        Raises ``OSError``, or ``ValueError`` for a name that is not a valid file name.
+        An existing file keeps its inode, because containers may have mounted it. Raises ``OSError``.
         """
-        if not record.doc.get("metadata"):
-            return
-        folder = self.path(record.uid)
-        for request, (data, spec) in self._contents(record).items():
-            (folder / request).mkdir(parents=True, exist_ok=True)
-            self.specs.write_other(record.uid, self._spec(record.uid, request).name, spec)
-            self._put_file(folder / request / _FILE, data)
+        for request, data in self._contents(record).items():
+            path = self._path(record.uid, request)
+            try:
+                self._put_new(path, data)
+            except FileExistsError:
+                self._replace(path, data)
 
-    def _put_file(self, path: Path, data: bytes) -> None:
-        """Writes a file. An existing file keeps its inode, because containers may have mounted it."""
+    def _put_new(self, path: str, data: bytes) -> None:
         try:
-            found = content_of(str(path))
-        except (FileNotFoundError, ValueError):
-            write_file(str(path), str(path.with_name(f".{_FILE}.{self.specs.token}")), data, 0o644)
+            write_new(path, data, 0o644)
+        except FileNotFoundError:
+            self.root.mkdir(exist_ok=True)
+            write_new(path, data, 0o644)
+
+    @staticmethod
+    def _replace(path: str, data: bytes) -> None:
+        try:
+            found = content_of(path)
+        except ValueError:  # not a regular file: no container has it
+            remove_file(path)
+            write_new(path, data, 0o644)
             return
         if found != data:
-            with naming(str(path)):
-                rewrite(str(path), data)
+            with naming(path):
+                rewrite(path, data)
 
     def are_intact(self, record: Record) -> bool:
-        """Whether the files of a claim exist and match its record exactly."""
-        if not record.doc.get("metadata"):
-            return True
-        folder = self.path(record.uid)
+        """Whether the files of a claim exist and match its record exactly. Raises nothing."""
         try:
-            return all(
-                content_of(str(self._spec(record.uid, request))) == msgspec.json.encode(spec)
-                and content_of(str(folder / request / _FILE)) == data
-                for request, (data, spec) in self._contents(record).items()
-            )
+            return all(content_of(self._path(record.uid, r)) == data for r, data in self._contents(record).items())
         except (OSError, ValueError):
             return False
 
-    def remove(self, uid: str) -> None:
-        """Removes the files of a claim, found by its UID alone. Missing files are ignored.
+    def remove(self, record: Record) -> None:
+        """Removes the files of a claim. Missing files are ignored.
 
-        Raises ``OSError``.
+        The requests are known from the record, so that no folder is listed. Raises ``OSError``.
         """
-        folder = self.path(uid)
-        try:
-            requests = os.listdir(folder)  # noqa: PTH208 - names
-        except FileNotFoundError:  # the usual case for a driver without metadata
+        metadata = record.doc.get("metadata")
+        if record.doc.get("complete") and not metadata:
             return
-        except OSError:
-            requests = _names_in(folder)
+        requests = {base_request(d.get("request") or "") for d in record.devices}
+        requests.update(map(base_request, metadata["requests"] if metadata else ()))
+        if "" in requests:  # a rebuilt record: its requests are not known
+            self.remove_all(record.uid)
+            return
         for request in requests:
-            remove_file(str(self._spec(uid, request)))
-            for name in _names_in(folder / request):
-                remove_file(str(folder / request / name))
-            _remove_folder(folder / request)
-        _remove_folder(folder)
+            if not label(request):  # no file is written for another name
+                remove_file(self._path(record.uid, request))
 
-    def remove_orphans(self, uid: str) -> None:
-        """Also removes CDI specs without a folder, which a power failure can leave. Raises ``OSError``."""
-        self.remove(uid)
-        for path in named(self.specs.root, f"{self._prefix}{name_of(uid)}_", _JSON):
+    def remove_all(self, uid: str) -> None:
+        """Removes all files that begin with the UID of a claim without a record. Raises ``OSError``."""
+        for path in named(self.root, f"{name_of(uid)}_", _JSON):
             remove_file(str(path))
 
-    def uids(self) -> list[str]:
-        """Returns the UIDs of claims that have files. Raises ``OSError``."""
-        found = {
-            path.name[len(self._prefix) :].partition("_")[0] for path in named(self.specs.root, self._prefix, _JSON)
-        }
-        return sorted(filter(is_uid, found.union(_names_in(self.root))))
+    def files(self) -> dict[str, list[Path]]:
+        """Returns the files of all claims by claim UID. Raises ``OSError``."""
+        found: dict[str, list[Path]] = {}
+        for path in named(self.root, "", _JSON):
+            uid = path.name.partition("_")[0]
+            if is_uid(uid):
+                found.setdefault(uid, []).append(path)
+        return found
 
-    def path(self, uid: str) -> Path:
-        """The folder of a claim. Its modification time is the age of the claim's files."""
-        return self.root / name_of(uid)
+    def _path(self, uid: str, request: str) -> str:
+        return f"{self._prefix}{name_of(uid)}_{request}{_JSON}"
 
-    def _spec(self, uid: str, request: str) -> Path:
-        return self.specs.root / f"{self._prefix}{name_of(uid)}_{request}{_JSON}"
-
-    def _contents(self, record: Record) -> dict[str, tuple[bytes, JSON]]:
-        """Returns for each request the file's content and the spec that mounts it."""
-        metadata = record.doc["metadata"]
+    @staticmethod
+    def _contents(record: Record) -> dict[str, bytes]:
+        """Returns the content of each request's file."""
+        metadata = record.doc.get("metadata")
+        if not metadata:
+            return {}
         claim = ClaimRef(record.name, record.namespace, record.uid, metadata["podClaim"])
         files: dict[str, dict[str, Sequence[JSON]]] = {}
         for request, devices in metadata["requests"].items():  # alternatives of one request share its file
             files.setdefault(base_request(request), {})[request] = devices
-        out = {}
-        for base, requests in files.items():
-            host = self.path(record.uid) / base / _FILE
-            seen = in_container(record.name, claim.pod_claim, base, self.specs.driver)
-            mount = {"hostPath": str(host), "containerPath": str(seen), "options": ["ro", "bind"]}
-            name = f"{record.uid}_{base}"
-            validate_device_name(name)
-            spec: JSON = {"cdiVersion": "", "kind": f"{self.specs.driver}/metadata"}
-            spec["devices"] = [{"name": name, "containerEdits": {"mounts": [mount]}}]
-            spec["cdiVersion"] = version_to_declare(spec)
-            out[base] = encode(claim, generation(record, base), requests), spec
-        return out
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Lists a folder; empty if it does not exist. Raises ``OSError``."""
-    with ignoring_absence(str(folder)):
-        return os.listdir(folder)  # noqa: PTH208 - names
-    return []
-
-
-def _remove_folder(path: Path) -> None:
-    """Removes an empty folder, or a file with that name. Raises ``OSError``."""
-    with ignoring_absence(str(path)):
-        try:
-            path.rmdir()
-        except NotADirectoryError:
-            path.unlink()
+        return {base: encode(claim, generation(record, base), requests) for base, requests in files.items()}

@@ -15,6 +15,8 @@ from ..driver.data import plain_json
 from ..driver.diagnostics.author_errors import forgotten, instead_of_item, replacement_message
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
 from ..host import Host
+from ..metadata.paths import base_request
+from .metadata_files import MetadataFiles
 from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
@@ -45,14 +47,22 @@ def prepared_result(record: Record) -> list[PreparedResult]:
     ]
 
 
-def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], specs: ClaimSpecs, host: Host) -> None:
-    """Adds devices, CDI ids and the CDI spec to ``record``.
+def complete(
+    record: Record,
+    claim: Claim,
+    prepared: Iterable[PreparedDevice],
+    specs: ClaimSpecs,
+    host: Host,
+    metadata: MetadataFiles | None = None,
+) -> None:
+    """Adds devices, CDI ids, the CDI spec and, for a driver with ``metadata`` files, their content to ``record``.
 
     Where the host's ``/dev`` is mounted at ``/dev``, the process sees the host's files, and every path that a container needs is checked.
     Otherwise the process sees its own container's files, so only paths below ``/dev`` are checked.
 
-    Raises :class:`BadAnswerError` if the prepared devices do not match the allocation. Raises :class:`HostPathMissingError` if a
-    device node, the source of a mount or a hook's program does not exist.
+    Raises :class:`BadAnswerError` if the prepared devices do not match the allocation or their metadata is not allowed. Raises
+    :class:`HostPathMissingError` if a device node, the source of a mount or a hook's program does not exist. Raises
+    :class:`ClaimError` if names of the claim are not allowed in the path of a metadata file.
     """
     matched = _matched(claim, prepared)
     recorded = {(*identity(d), d.get("request")): d for d in record.devices}
@@ -69,6 +79,11 @@ def complete(record: Record, claim: Claim, prepared: Iterable[PreparedDevice], s
         if device.data is not None:
             entry["data"] = _plain(claim, device)
         devices.append(entry)
+    for request, mount in (metadata.describe(record, claim, matched) if metadata else {}).items():
+        name = specs.metadata_name(claim.uid, request)
+        edits.append((name, mount))
+        first = next(d for d in devices if base_request(d["request"]) == request)
+        first["cdi"] = [*first.get("cdi", ()), specs.device_id(name)]
     record.doc["devices"] = devices
     record.doc["complete"] = True
     if not edits:

@@ -109,7 +109,7 @@ class Rollback:
             return decision
         self.in_flight.put(decision.record)
         try:
-            self.files.remove(decision.record.uid)
+            self.files.remove(decision.record)
         except DraError as e:
             return dataclasses.replace(decision, fault=e)
         return decision

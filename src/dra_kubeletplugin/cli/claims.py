@@ -117,7 +117,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
-        MetadataFiles(path.parent, specs).remove_orphans(record.uid)
+        MetadataFiles(path.parent, driver).remove_all(record.uid)
         forget(path, settings.lock_wait, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.WELL

@@ -12,7 +12,6 @@ from ..base.settings import Settings, load
 from ..base.text import counted
 from ..cdi import ClaimSpecs
 from ..claims.instances import InstanceLock
-from ..claims.metadata_files import MetadataFiles
 from ..claims.store.offline import read_rows
 from ..errors import ApiError, SettingsError
 from ..kube import KubeClient, load_config
@@ -43,11 +42,9 @@ def cleanup(args: argparse.Namespace) -> int:
     removed = sum(remove_stale(path) for path in sockets)
     specs = ClaimSpecs(settings.cdi_root, settings.driver_name)
     files = specs.uids()
-    metadata = MetadataFiles(settings.plugin_dir, specs)
-    for uid in {*files, *metadata.uids()}:
+    for uid in files:
         specs.remove(uid)
         specs.remove_note(uid)
-        metadata.remove_orphans(uid)
     try:
         shutil.rmtree(settings.plugin_dir)
     except FileNotFoundError:
