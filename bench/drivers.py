@@ -28,6 +28,13 @@ class Idle(_Answers):
         return [Device(f"d-{i}", {"index": i}) for i in range(128)]
 
 
+class Described(Idle):
+    """The same devices, with metadata files."""
+
+    name = "described.example.com"
+    metadata = True
+
+
 class TypedConfig(Config):
     """Parameters with a few typed fields."""
 

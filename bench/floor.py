@@ -1,7 +1,7 @@
 """The floor of a call: what no plugin can leave out, done directly, without gRPC, rules or a driver.
 
-For a prepare: GETs of the claims through at most 8 kept connections, one synced commit of their records, their CDI files. For an
-unprepare: the files go, and one commit that is not synced.
+A prepare sends GETs for the claims through at most 8 kept connections, appends their records to a file with one sync, and writes their
+CDI files. A repeat sends the GETs. An unprepare removes the files and appends without a sync.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 import ssl
 from pathlib import Path
 
@@ -52,18 +51,9 @@ class Floor:
     def __init__(self, api: Api, state: Path, cdi: Path) -> None:
         self._api = api
         self._cdi = cdi
-        path = state / "floor.db"
-        for old in state.glob("floor.db*"):
-            old.unlink()
-        self._synced, self._unsynced = self._connect(path, "FULL"), self._connect(path, "NORMAL")
-        self._synced.execute("CREATE TABLE claims (uid TEXT PRIMARY KEY, doc TEXT) WITHOUT ROWID")
-
-    @staticmethod
-    def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {synchronous}")
-        return db
+        self._records = os.open(
+            state / "floor.journal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        )
 
     async def open(self) -> None:
         tls = ssl.create_default_context(cafile=str(self._api.ca))
@@ -76,10 +66,16 @@ class Floor:
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
-        self._synced.close()
-        self._unsynced.close()
+        os.close(self._records)
 
     async def prepare(self, claims: list[Ref]) -> None:
+        await self.repeat(claims)
+        os.write(self._records, "".join(f"{uid} {_DOC}\n" for _, _, uid in claims).encode())
+        os.fdatasync(self._records)
+        for _, _, uid in claims:
+            write_whole(self._cdi / f"floor-{uid}.json", json.dumps(_SPEC).encode())
+
+    async def repeat(self, claims: list[Ref]) -> None:
         waiting = list(reversed(claims))
 
         async def some(connection: Connection) -> None:
@@ -91,20 +87,11 @@ class Floor:
             await some(self._connections[0])
         else:
             await asyncio.gather(*(some(c) for c in self._connections[: len(claims)]))
-        self._commit(self._synced, "INSERT INTO claims VALUES (?, ?)", [(uid, _DOC) for _, _, uid in claims])
-        for _, _, uid in claims:
-            write_whole(self._cdi / f"floor-{uid}.json", json.dumps(_SPEC).encode())
 
     async def unprepare(self, claims: list[Ref]) -> None:
         for _, _, uid in claims:
             (self._cdi / f"floor-{uid}.json").unlink()
-        self._commit(self._unsynced, "DELETE FROM claims WHERE uid = ?", [(uid,) for _, _, uid in claims])
-
-    @staticmethod
-    def _commit(db: sqlite3.Connection, statement: str, rows: list[tuple[str, ...]]) -> None:
-        db.execute("BEGIN IMMEDIATE")
-        db.executemany(statement, rows)
-        db.execute("COMMIT")
+        os.write(self._records, "".join(f"{uid}\n" for _, _, uid in claims).encode())
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -1,11 +1,15 @@
-"""Calls of 1, 8 and 32 claims beside their floor, in the same run; then what such a call asks of the API server and the disk."""
+"""Measures prepare, repeat and unprepare of 1, 8 and 32 claims beside their floor in the same run, and what a call costs.
+
+The floor of a call is what no plugin can leave out (:mod:`bench.floor`) plus a gRPC call of a plugin that returns at once
+(:mod:`bench.empty`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,39 +22,42 @@ from bench.node import Kubelet
 ROUNDS = 25
 WARM = 5
 SIZES = (1, 8, 32)
-AIM = {
-    1: 1.3,
-    8: 1.5,
-    32: 1.5,
-}  # times the floor of a prepare; that of an unprepare is little beside gRPC, which is not in it
+AIM = 1.3  # times the floor with gRPC
+METADATA_AIM = 1.15  # times the aim without metadata files
+CPU_AIM = {("", 1): 4.0, (" with metadata", 32): 50.0}  # milliseconds for a prepare, a repeat and an unprepare
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in milliseconds."""
+    """Medians in milliseconds. ``grpc`` is a call of an empty plugin."""
 
     what: str
     claims: int
     ours: float
     floor: float
-    grpc: float  # of a call that is answered at once
+    grpc: float
+    aim: float
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.floor
-
-    @property
-    def ratio_with_grpc(self) -> float:
         return self.ours / (self.floor + self.grpc)
 
-    @property
-    def aim(self) -> float | None:
-        return AIM[self.claims] if self.what == "prepare" else None
+
+@dataclass(frozen=True)
+class RoundCost:
+    """CPU time of the plugin's process for one prepare, repeat and unprepare, in milliseconds; and its threads and MiB afterwards."""
+
+    what: str
+    claims: int
+    cpu: float
+    aim: float | None
+    threads: int
+    resident: float
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one warm call of ``claims`` claims. Syncs are None where nothing can count them."""
+    """Of one warm call of ``claims`` claims. Syncs are None if strace is not installed."""
 
     claims: int
     connections: int
@@ -60,44 +67,91 @@ class Cost:
 
 
 async def timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds."""
+    """Returns milliseconds."""
     start = time.perf_counter()
     await work()
     return (time.perf_counter() - start) * 1000
 
 
 async def rows(
-    p: Deployed, api: Api, state: Path, claims: list[Ref], empty: Kubelet, rounds: int = ROUNDS
+    plugins: Mapping[str, tuple[Deployed, list[Ref]]], api: Api, state: Path, empty: Kubelet, rounds: int = ROUNDS
 ) -> list[Row]:
-    """Interleaved, so that a machine that is slower for a while is so for all."""
-    kubelet, floor = Kubelet(p.socket), Floor(api, state, p.cdi)
+    """Measures all plugins and the floor in turn, so that a slower moment of the machine affects all of them.
+
+    Args:
+        plugins: each plugin with its claims, by what is added to the name of a row.
+    """
+    kubelets = {name: Kubelet(p.socket) for name, (p, _) in plugins.items()}
+    floor = Floor(api, state, next(iter(plugins.values()))[0].cdi)
     await floor.open()
     out = []
     for count in SIZES:
-        some = claims[:count]
         figures: dict[str, list[float]] = {}
         for n in range(WARM + rounds):
-            calls: list[tuple[str, Callable[[list[Ref]], Awaitable[None]]]] = [
-                ("floor prepare", floor.prepare),
-                ("prepare", kubelet.prepare),
-                ("unprepare", kubelet.unprepare),
-                ("floor unprepare", floor.unprepare),
-            ]
-            if n % 2:  # either goes first as often as the other
-                calls = [calls[1], calls[0], calls[3], calls[2]]
-            calls += [("empty prepare", empty.prepare), ("empty unprepare", empty.unprepare)]
-            for name, call in calls:
-                took = await timed(lambda call=call, some=some: call(some))  # type: ignore[misc]
+            for name, call, claims in _calls(plugins, kubelets, floor, empty, first=n):
+                took = await timed(lambda call=call, some=claims[:count]: call(some))  # type: ignore[misc]
                 if n >= WARM:
                     figures.setdefault(name, []).append(took)
         middle = {name: statistics.median(values) for name, values in figures.items()}
-        out += [
-            Row(what, count, middle[what], middle[f"floor {what}"], middle[f"empty {what}"])
-            for what in ("prepare", "unprepare")
-        ]
-    await kubelet.close()
+        for what in ("prepare", "repeat", "unprepare"):
+            grpc = middle[f"empty {'unprepare' if what == 'unprepare' else 'prepare'}"]
+            for name in plugins:
+                aim = AIM * (METADATA_AIM if name else 1.0)
+                out.append(Row(what + name, count, middle[what + name], middle[f"floor {what}"], grpc, aim))
+    for kubelet in kubelets.values():
+        await kubelet.close()
     floor.close()
     return sorted(out, key=lambda row: row.what)
+
+
+def _calls(
+    plugins: Mapping[str, tuple[Deployed, list[Ref]]],
+    kubelets: Mapping[str, Kubelet],
+    floor: Floor,
+    empty: Kubelet,
+    first: int,
+) -> list[tuple[str, Callable[[list[Ref]], Awaitable[None]], list[Ref]]]:
+    """Returns the calls of one round. ``first`` rotates who begins."""
+    claims = next(iter(plugins.values()))[1]
+    turns = [
+        [
+            (f"floor {what}", call, claims)
+            for what, call in (("prepare", floor.prepare), ("repeat", floor.repeat), ("unprepare", floor.unprepare))
+        ],
+        [("empty prepare", empty.prepare, claims), ("empty unprepare", empty.unprepare, claims)],
+    ]
+    for name, kubelet in kubelets.items():
+        own = plugins[name][1]
+        turns.append(
+            [
+                (f"prepare{name}", kubelet.prepare, own),
+                (f"repeat{name}", kubelet.prepare, own),
+                (f"unprepare{name}", kubelet.unprepare, own),
+            ]
+        )
+    first %= len(turns)
+    return [call for turn in turns[first:] + turns[:first] for call in turn]
+
+
+async def round_costs(plugins: Mapping[str, tuple[Deployed, list[Ref]]], rounds: int = ROUNDS) -> list[RoundCost]:
+    """Measures the CPU time of each plugin's process, user and system."""
+    out = []
+    for name, (p, claims) in plugins.items():
+        kubelet = Kubelet(p.socket)
+        for count in SIZES:
+            started = 0.0
+            for n in range(WARM + rounds):
+                if n == WARM:
+                    started = p.cpu()
+                await kubelet.prepare(claims[:count])
+                await kubelet.prepare(claims[:count])
+                await kubelet.unprepare(claims[:count])
+            cpu = (p.cpu() - started) / rounds * 1000
+            out.append(
+                RoundCost(f"round{name}", count, cpu, CPU_AIM.get((name, count)), p.threads(), p.memory()["Rss"])
+            )
+        await kubelet.close()
+    return out
 
 
 async def cost(p: Deployed, api: Api, claims: list[Ref]) -> Cost:
@@ -130,5 +184,5 @@ async def together(p: Deployed, claims: list[Ref]) -> float:
     return elapsed
 
 
-async def some_claims(p: Deployed, api: Api, count: int) -> list[Ref]:
-    return [await allocated(api, p.driver, f"c-{i}", f"d-{i}") for i in range(count)]
+async def some_claims(p: Deployed, api: Api, count: int, prefix: str = "c") -> list[Ref]:
+    return [await allocated(api, p.driver, f"{prefix}-{i}", f"d-{i}") for i in range(count)]
