@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.apiserver import ROOT, Api
 from bench.deployed import deployed
 
-SETTLE = 8.0  # seconds after publishing: idle is what it is after a while, not at once
+SETTLE = 12.0  # seconds after publishing: idle is what it is after a while, not at once
 RUNS = 3
 STEPS = (
     "asyncio",

@@ -19,6 +19,7 @@ from ..base.settings import Settings
 from ..base.telemetry.logs import configure
 from ..base.text import did_you_mean
 from ..driver.diagnostics.unhandled import listen
+from ..driver.threads import LoopExecutor
 from ..errors import DraError, describe, printable
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report
@@ -89,6 +90,7 @@ def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] 
 async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopSignal], Awaitable[object]]) -> int:
     """Runs until a signal or a failure, and returns the exit code."""
     stop.attach()
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
     listen(asyncio.get_running_loop())
     watch(asyncio.get_running_loop())
     serving, leave = asyncio.Event(), asyncio.Event()

@@ -1,10 +1,15 @@
-"""A pool of daemon threads for a driver's plain methods: threads start on demand, end when idle and never delay the process's exit."""
+"""Pools of daemon threads, for a driver's plain methods and for the event loop's own blocking work.
+
+Threads start on demand, end when idle and never delay the process's exit.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 Job = Callable[[], None]  # must not raise
 _REST = 10.0  # seconds that an idle thread lives on, because vendors' libraries keep state for each thread
@@ -61,3 +66,27 @@ class Threads:
                 job = self._jobs.popleft()
             job()
             del job  # frees the objects that it refers to while the thread is idle
+
+
+class LoopExecutor(ThreadPoolExecutor):
+    """The default executor of an event loop. The base class never ends a thread, so each burst of work would keep its threads."""
+
+    def __init__(self, limit: int = 32) -> None:
+        super().__init__()  # starts no thread; asyncio accepts no other class
+        self._daemons = Threads(limit, "blocking")
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as e:
+                future.set_exception(e)
+            else:
+                future.set_result(result)
+
+        self._daemons.submit(job)
+        return future

@@ -1,0 +1,48 @@
+"""The executor of the event loop: results, exceptions and cancellation as in the standard library, and threads that end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from dra_kubeletplugin.driver import threads
+from dra_kubeletplugin.driver.threads import LoopExecutor
+
+
+def blocking_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "blocking"]
+
+
+async def test_results_and_exceptions_reach_the_caller() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    assert await asyncio.to_thread(sorted, [2, 1]) == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(lambda: 1 // 0)
+    assert all(t.daemon for t in blocking_threads())
+
+
+async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor(limit=1))
+    gate = threading.Event()
+    ran: list[str] = []
+    first = asyncio.ensure_future(asyncio.to_thread(gate.wait))
+    second = asyncio.ensure_future(asyncio.to_thread(ran.append, "second"))
+    third = asyncio.ensure_future(asyncio.to_thread(ran.append, "third"))
+    await asyncio.sleep(0)
+    second.cancel()
+    gate.set()
+    await third
+    assert await first
+    assert ran == ["third"]
+
+
+async def test_a_burst_of_work_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_REST", 0.05)
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    barrier = threading.Barrier(8)
+    await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(8)))
+    async with asyncio.timeout(60):
+        while blocking_threads():
+            await asyncio.sleep(0.01)
