@@ -56,14 +56,17 @@ test-all: $(STAMP) ## every test, within 20 minutes
 	@$(PYTEST) $(ARGS)
 
 # What judges the plugin: its publisher, engine, health, events and controller before an API server and a kubelet.
-PLUGIN = publisher gates_and_status newer_fields driver_on_a_node health_and_inventory served_versions undo_and_errors \
-  vanished_in_use what_is_told pools_of_others pools_of_two device_status plugin_and_odd_servers slice_controller_rows \
-  quantities_published own_device_nodes controller controller_faults control_plane
-KILLED = killed_and_vanished processes node_dies
+PLUGIN = claims/test_device_status claims/test_killed_device_removed claims/test_remote_devices_in_containers \
+  claims/test_undo_steps_processes devices/slices/test_publisher devices/slices/test_publisher_quantities \
+  devices/slices/test_scope devices/slices/test_status_and_gates devices/slices/test_sync_slice_controller_table \
+  devices/test_health_monitor devices/test_inventory_removed_devices host/fake/test_device_nodes \
+  kube/test_discovery_served_versions plugin/controller/binding/test_binder_faults plugin/controller/test_controller \
+  plugin/test_node plugin/test_node_processes plugin/test_node_readiness plugin/test_node_unreachable_server \
+  resourceapi/test_newer_fields system/test_node_failure testing/test_controlplane
 plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
-	@DRA_KUBERNETES=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/local/test_%.py) $(KILLED:%=tests/crash/test_%.py) $(ARGS)
+	@DRA_KUBERNETES=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
 
-pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/local --pauses late,tasks,children"
+pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/kube --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
 
 mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test

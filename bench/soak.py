@@ -23,8 +23,8 @@ from bench.node import ROOT, Kubelet, allocate, running
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.kube.resource import PODS
-from tests.crash.faults import Faults
-from tests.crash.harness import Box, box, small_cdi
+from tests.helpers.crash.harness import Box, box, small_cdi
+from tests.helpers.crash.random_faults import Faults
 
 _CALL = 45.0  # seconds after which the kubelet gives a call up; the plugin answers within CALL_TIMEOUT, unless it is stopped
 _SETTLE = 60.0  # seconds from the end of all faults until every pod runs that can, and nothing moves

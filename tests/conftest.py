@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -15,8 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from dra_kubeletplugin.localcluster.runtime import runc
 from dra_kubeletplugin.resourceapi import kubernetes_releases
-
-from .packaging import images
+from tests.release import images
 
 # By default an example may take 200 ms and ten a second to be made: a machine that is busy elsewhere is no fault of the code.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,6 +61,17 @@ def _log() -> Iterator[None]:
     yield
     root.handlers[:] = [h for h in root.handlers if h in before or type(h) is not logging.StreamHandler]
     root.setLevel(level)
+
+
+@pytest.fixture
+def no_leak(tmp_path: Path) -> Iterator[None]:
+    """At the end this process has no file below ``tmp_path`` open."""
+    yield
+    shown = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            shown.append(str(fd.readlink()))
+    assert not [name for name in shown if name.startswith(str(tmp_path))], "left open"
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker

@@ -1,4 +1,4 @@
-"""Makes ``tests/deploy/release_fields.json``: which fields the kinds of `deploy/` have in which release of Kubernetes.
+"""Makes ``tests/packaging/manifests/release_fields.json``: which fields the kinds of `deploy/` have in which release of Kubernetes.
 
     python -m tests.tools.release_fields
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 RELEASES = range(32, 38)
-OUT = Path(__file__).parents[1] / "deploy/release_fields.json"
+OUT = Path(__file__).parents[1] / "packaging/manifests/release_fields.json"
 ROOTS = (
     "V1Namespace", "V1ServiceAccount", "V1ConfigMap", "V1ClusterRole", "V1ClusterRoleBinding", "V1Role", "V1RoleBinding", "V1DaemonSet",
     "V1Deployment", "V1ValidatingAdmissionPolicy", "V1ValidatingAdmissionPolicyBinding", "V1beta1DeviceClass", "V1beta2DeviceClass",

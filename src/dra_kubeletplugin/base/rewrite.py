@@ -1,7 +1,7 @@
 """Replaces the content of a file that is mounted into containers.
 
 A container's bind mount refers to the inode, so a running container never sees a file renamed over the name (tested with runc,
-see tests/local/test_metadata_in_containers.py). Therefore the content is replaced within the inode. Go drivers truncate the
+see tests/base/test_rewrite.py). Therefore the content is replaced within the inode. Go drivers truncate the
 file first; here the file contains a whole stream of JSON at every step:
 
 1. Whitespace, which may end a JSON stream, is appended until the new content fits. Only this step can fail for lack of space.

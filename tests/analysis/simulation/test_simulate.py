@@ -1,0 +1,234 @@
+"""``simulate`` on plain objects: workloads become pods, pods fill the cluster up, and what stops the rest is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.analysis import ReasonKind, Simulation, Snapshot, explain, simulate
+from dra_kubeletplugin.cli.explain_text import text
+from dra_kubeletplugin.cli.shell.style import Style
+from dra_kubeletplugin.errors import QuestionError
+from tests.analysis.explanation.test_explain import CLASS, DRIVER, claim, dra, gpu, held, node, pod, pool
+
+JSON = dict[str, Any]
+TEMPLATE = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
+POD_SPEC = {
+    "containers": [{"name": "main", "image": "x"}],
+    "resourceClaims": [{"name": "e", "resourceClaimTemplateName": "t"}],
+}
+
+
+def workload(kind: str, name: str = "w", spec: JSON | None = None, **more: Any) -> JSON:
+    template = {"metadata": {"labels": {"app": name}}, "spec": {**POD_SPEC, **(spec or {})}}
+    return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": {"template": template, **more}}
+
+
+def cluster(nodes: int = 2, devices: int = 2) -> list[JSON]:
+    names = [f"n{i}" for i in range(nodes)]
+    return [CLASS, *(node(n) for n in names), *(pool(n, *(gpu(f"g{k}") for k in range(devices))) for n in names)]
+
+
+def run(*manifests: JSON, there: list[JSON] | None = None, fill: bool = False) -> Simulation:
+    return simulate(Snapshot.of(cluster() if there is None else there), [TEMPLATE, *manifests], fill=fill)
+
+
+def test_pods_that_fit_have_nodes_and_devices_and_the_rest_an_explanation() -> None:
+    found = run(workload("Deployment", replicas=5))
+    [fit] = found.workloads
+    assert (fit.pods, len(fit.placed), found.fits, found.free) == (5, 4, False, 0)
+    assert sorted(d for p in fit.placed for d in p.devices) == sorted(
+        f"r: gpu.example.com/n{i}/g{k}" for i in range(2) for k in range(2)
+    )
+    assert fit.stopped is not None
+    assert ReasonKind.HELD in fit.stopped.kinds
+
+
+BARE = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w"}, "spec": POD_SPEC}
+CRON = {
+    "apiVersion": "batch/v1",
+    "kind": "CronJob",
+    "metadata": {"name": "w"},
+    "spec": {"jobTemplate": {"spec": {"parallelism": 2, "template": {"spec": POD_SPEC}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("obj", "pods"),
+    [
+        (BARE, 1),
+        (workload("Deployment"), 1),
+        (workload("Deployment", replicas=0), 0),
+        (workload("ReplicaSet", replicas=3), 3),
+        (workload("StatefulSet", replicas=2), 2),
+        (workload("Job", parallelism=3, completions=2), 2),
+        (workload("Job", parallelism=3), 3),
+        (workload("Job", completions=9), 1),
+        (CRON, 2),
+        (workload("DaemonSet"), 2),
+        (workload("DaemonSet", spec={"nodeSelector": {"kubernetes.io/hostname": "n1"}}), 1),
+    ],
+    ids=lambda v: v["kind"] if isinstance(v, dict) else str(v),
+)
+def test_a_workload_becomes_as_many_pods_as_would_run_at_once(obj: JSON, pods: int) -> None:
+    [fit] = run(obj).workloads
+    assert (fit.pods, len(fit.placed)) == (pods, pods)
+
+
+def test_the_pods_of_a_daemon_set_go_to_their_nodes_and_one_that_cannot_keeps_no_other_away() -> None:
+    there = [*cluster(), held("h", "n0", "g0", "g1")]
+    [fit] = run(workload("DaemonSet"), there=there).workloads
+    assert [p.node for p in fit.placed] == ["n1"]
+    assert fit.stopped is not None
+    assert fit.stopped.subject == "pod default/w-n0"
+
+
+def test_how_many_more_would_fit_is_counted_for_each_workload_alone() -> None:
+    found = run(workload("Deployment", "a"), workload("Deployment", "b"), fill=True)
+    assert [(f.more, f.limited) for f in found.workloads] == [(2, False), (2, False)]
+    assert found.free == 2
+    assert all(f.stopped is not None for f in found.workloads)
+
+
+def test_the_important_come_first() -> None:
+    low = workload("Deployment", "low", replicas=4)
+    high = workload("Deployment", "high", spec={"priority": 10}, replicas=4)
+    placed = {f.workload: len(f.placed) for f in run(low, high).workloads}
+    assert placed == {"Deployment default/high": 4, "Deployment default/low": 0}
+
+
+def test_a_priority_class_among_the_manifests_counts() -> None:
+    low, high = workload("Deployment", "low", replicas=4), workload("Deployment", "high", replicas=4)
+    high["spec"]["template"]["spec"]["priorityClassName"] = "urgent"
+    urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 7}
+    found = run(low, high, urgent)
+    assert {f.workload: len(f.placed) for f in found.workloads}["Deployment default/high"] == 4
+    assert not found.notes
+
+
+def test_what_is_not_looked_at_is_noted() -> None:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    found = run(workload("Deployment", spec={"volumes": [volume]}))
+    assert found.notes == ("not looked at: volume data of kind persistentVolumeClaim",)
+
+
+def test_pods_of_one_claim_go_where_it_is() -> None:
+    shared = {"resourceClaims": [{"name": "e", "resourceClaimName": "c"}]}
+    found = run(claim(), workload("Deployment", spec=shared, replicas=4), fill=True)
+    [fit] = found.workloads
+    assert len(fit.placed) == 4
+    assert len(fit.nodes) == 1
+    assert found.free == 3
+
+
+def test_extended_resources_are_had_as_devices() -> None:
+    by_name = {**CLASS, "spec": {**CLASS["spec"], "extendedResourceName": "example.com/gpu"}}
+    spec = {
+        "containers": [{"name": "main", "image": "x", "resources": {"limits": {"example.com/gpu": "1"}}}],
+        "resourceClaims": [],
+    }
+    [fit] = run(by_name, workload("Deployment", spec=spec, replicas=5)).workloads
+    assert len(fit.placed) == 4
+    assert all(len(p.devices) == 1 for p in fit.placed)
+
+
+def test_what_stops_a_pod_need_not_be_a_device() -> None:
+    spec = {
+        "containers": [{"name": "main", "image": "x", "resources": {"requests": {"cpu": "9"}}}],
+        "resourceClaims": [],
+    }
+    [fit] = run(workload("Deployment", spec=spec)).workloads
+    assert fit.stopped is not None
+    assert fit.stopped.kinds == {ReasonKind.RESOURCES}
+
+
+def _spec(change: Callable[[JSON], Any]) -> JSON:
+    made = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
+    change(made["spec"]["spec"]["devices"]["requests"][0]["exactly"])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("manifests", "sentence"),
+    [
+        ([], "the manifests have no pods"),
+        ([TEMPLATE, CLASS], "the manifests have no pods"),
+        ([{"kind": "Pod"}], "an object without apiVersion, kind or metadata.name"),
+        (
+            [_spec(lambda r: r.update(count=-1)), BARE],
+            "ResourceClaimTemplate t: spec.spec.devices.requests[0].exactly.count",
+        ),
+        ([_spec(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
+        ([_spec(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE], "undefined field 'x'"),
+        ([{**BARE, "spec": {"containers": 3}}], "Pod default/w: its pods cannot be read"),
+        ([workload("Deployment", replicas=10**9)], "Deployment w: 1000000000 pods, where 0 to 100000 can be simulated"),
+        ([workload("Deployment", replicas=-1)], "Deployment w: -1 pods"),
+        ([workload("Deployment", replicas="many")], "Deployment w cannot be read"),
+        (
+            [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {}}],
+            "Job j: its template has no spec",
+        ),
+    ],
+)
+def test_what_a_server_would_refuse_gets_one_sentence(manifests: list[JSON], sentence: str) -> None:
+    with pytest.raises(QuestionError) as e:
+        simulate(Snapshot.of(cluster()), manifests)
+    assert sentence in str(e.value)
+
+
+def partitions(name: str) -> list[JSON]:
+    """A card of four slices: a pool of its parts, and the counters that they share."""
+    parts = [
+        gpu(
+            f"part-{i}",
+            consumesCounters=[{"counterSet": "card", "counters": {f"slice-{k}": {"value": "1"} for k in of}}],
+        )
+        for i, of in enumerate([{0, 1}, {2, 3}, {0}, {1}, {2}, {3}])
+    ]
+    counters = pool(name, count=2, suffix="-counters")
+    del counters["spec"]["devices"]
+    slices = {f"slice-{k}": {"value": "1"} for k in range(4)}
+    counters["spec"]["sharedCounters"] = [{"name": "card", "counters": slices}]
+    return [node(name), pool(name, *parts, count=2), counters]
+
+
+def test_of_partitions_it_is_said_once_who_holds_them_and_once_that_counters_are_exhausted() -> None:
+    there = [
+        CLASS,
+        *partitions("a"),
+        *partitions("b"),
+        held("h", "a", "part-0", "part-1"),
+        held("i", "b", "part-0", "part-1"),
+    ]
+    one = claim()["spec"]["devices"]["requests"][0]
+    template = dra("ResourceClaimTemplate", "t", {"spec": {"devices": {"requests": [one, {**one, "name": "s"}]}}})
+    [fit] = simulate(Snapshot.of(there), [template, BARE]).workloads
+    assert fit.stopped is not None
+    [group] = fit.stopped.groups
+    for request in group.requests:
+        assert {(r.kind, r.devices) for r in request.reasons} == {(ReasonKind.HELD, 4), (ReasonKind.COUNTERS, 8)}
+        [counters] = [r for r in request.reasons if r.kind is ReasonKind.COUNTERS]
+        assert (
+            counters.examples[0].detail == "of card it needs 1 slice-0 (0 left); claim default/h of pod default/holder"
+        )
+    shown = text(fit.stopped, Style(coloured=False))
+    assert [line.strip() for line in shown if " class gpu;" in line] == [
+        "- claim w-e, requests r, s: 1 device each of class gpu; no node of these has one"
+    ]
+
+
+def test_functions_that_a_gate_brings_are_taken_for_there() -> None:
+    selectors = [{"cel": {"expression": f'device.attributes["{DRIVER}"].model.includes("a")'}}]
+    listed = {"model": {"strings": ["a", "b"]}}
+    there = [CLASS, node("a"), pool("a", gpu("g0", attributes=listed))]
+    template = dra("ResourceClaimTemplate", "t", {"spec": claim(selectors=selectors)["spec"]})
+    assert simulate(Snapshot.of(there), [template, BARE]).fits
+
+
+def test_the_objects_that_are_asked_stay_as_they_were() -> None:
+    snapshot = Snapshot.of([*cluster(), TEMPLATE, claim(), pod("c")])
+    before = explain(snapshot, "p")
+    simulate(snapshot, [workload("Deployment", replicas=9)], fill=True)
+    assert explain(snapshot, "p") == before

@@ -1,0 +1,389 @@
+"""Limits of the HTTP server: clients that do not finish, do not read, or are many, close nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.base.http_server.server import HttpServer, Limits, Request, Response
+from dra_kubeletplugin.base.http_server.shared_run import SharedRun
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = b"x" * 300_000
+
+
+class Served:
+    """A server whose handler waits at ``holds`` until ``go_on`` is set."""
+
+    def __init__(self, limits: Limits, holds: str = "/hold") -> None:
+        self.holds = holds
+        self.server = HttpServer(self._handle, limits=limits)
+        self.go_on = asyncio.Event()
+        self.held = 0
+        self.port = 0
+        self._clients: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Served:
+        self.port = int((await self.server.start()).rpartition(":")[2])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._clients:
+            writer.transport.abort()
+        await self.server.close()
+
+    async def _handle(self, request: Request) -> Response:
+        if request.path == self.holds:
+            self.held += 1
+            await self.go_on.wait()
+        return Response(200, LARGE if request.path == "/large" else b"ok " + request.path.encode(), "text/plain")
+
+    async def connect(self, data: bytes = b"", source: str = "127.0.0.1") -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0))
+        self._clients.append(writer)
+        writer.write(data)
+        return reader, writer
+
+    async def get(self, path: str = "/healthz", source: str = "127.0.0.1") -> bytes:
+        return await self.exchange(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode(), source)
+
+    async def post(self, body: bytes) -> bytes:
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return await self.exchange(head + body)
+
+    async def exchange(self, data: bytes, source: str = "127.0.0.1") -> bytes:
+        async with asyncio.timeout(60):
+            reader, writer = await self.connect(data, source)
+            answer = await reader.read()
+            writer.transport.abort()
+            return answer
+
+    async def until(self, open_connections: int) -> None:
+        async with asyncio.timeout(60):
+            while self.server.open_connections != open_connections:
+                await asyncio.sleep(0.01)
+
+
+async def is_closed(client: Client, seconds: float = 60.0) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            while await client[0].read(65536):
+                pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+async def test_announced_bodies_that_do_not_arrive_take_nothing_from_other_requests() -> None:
+    async with Served(Limits(body_bytes=1000, buffered_bytes=2000)) as served:
+        for _ in range(20):
+            await served.connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        await served.until(20)
+        for _ in range(20):
+            assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_body_that_is_announced_too_large_is_refused_before_it_arrives() -> None:
+    async with Served(Limits(body_bytes=1000)) as served:
+        for length in (b"1001", b"9" * 18, b"9" * 20):
+            head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
+            reader, _ = await served.connect(head)
+            async with asyncio.timeout(60):
+                assert (await reader.readline()).split()[1] == b"413"
+
+
+async def test_beyond_the_memory_limit_the_request_that_holds_most_for_longest_is_refused() -> None:
+    async with Served(Limits(body_bytes=1000, buffered_bytes=2500)) as served, asyncio.timeout(60):
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        clients = []
+        for size in (100, 900, 850):
+            clients.append(await served.connect(head + b"x" * size))
+            while served.server.connections.buffered < sum((100, 900, 850)[: len(clients)]):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+        assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
+        small, refused, kept = clients
+        assert (await refused[0].readline()).startswith(b"HTTP/1.1 429 ")
+        for client, rest in ((kept, 150), (small, 900)):
+            client[1].write(b"x" * rest)
+            assert (await client[0].readline()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_client_that_is_refused_for_memory_learns_when_to_try_again() -> None:
+    async with Served(Limits(body_bytes=1000, buffered_bytes=1500)) as served:
+        reader, _ = await served.connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
+        async with asyncio.timeout(60):
+            while served.server.connections.buffered < 900:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1\r\n" in answer
+        assert b"1500 bytes" in answer
+        assert served.server.connections.buffered == 0
+
+
+async def test_responses_that_are_not_read_are_bounded_and_probes_are_answered() -> None:
+    limits = Limits(connections=64, buffered_bytes=1_000_000, socket_bytes=32 * 1024)
+    async with Served(limits) as served:
+        for _ in range(200):
+            _, writer = await served.connect(GET % b"/large" * 50)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(20):
+            assert (await served.get()).endswith(b"ok /healthz")
+            assert served.server.connections.buffered <= 1_000_000
+        assert len(await served.get("/large")) > len(LARGE)
+
+
+async def test_the_kernel_keeps_little_of_a_response_that_is_not_read() -> None:
+    async with Served(Limits(socket_bytes=16 * 1024)) as served:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", served.port))
+            client.sendall(GET % b"/large")
+            async with asyncio.timeout(60):
+                while not served.server.connections.buffered:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            assert served.server.connections.buffered == len(LARGE)  # far from sent
+
+
+# --- connections --------------------------------------------------------------------------------------
+
+
+async def test_an_unfinished_request_is_closed_before_an_idle_connection_and_a_handled_one_never() -> None:
+    async with Served(Limits(connections=5)) as served:  # four for an address
+        idle = await served.connect(GET % b"/")
+        await idle[0].readuntil(b"ok /")
+        slow = await served.connect(b"GET / HTTP")
+        held = await served.connect(GET % b"/hold")
+        await asyncio.sleep(1.1)  # what is slow, and not only new
+        other = await served.connect(GET % b"/hold")
+        assert (await served.get()).endswith(b"ok /healthz")
+        assert await is_closed(slow)
+        assert not await is_closed(idle, 0.05)
+        third = await served.connect(GET % b"/hold")
+        async with asyncio.timeout(60):
+            while served.held < 3:
+                await asyncio.sleep(0.01)
+        assert (await served.get()).endswith(b"ok /healthz")
+        assert await is_closed(idle)
+        served.go_on.set()
+        for client in (held, other, third):
+            async with asyncio.timeout(60):
+                assert await client[0].readuntil(b"ok /hold")
+
+
+async def test_an_address_has_three_quarters_of_the_connections_at_most() -> None:
+    async with Served(Limits(connections=8)) as served:
+        others = []
+        for number in (2, 3):
+            others.append(await served.connect(GET % b"/", f"127.0.0.{number}"))
+            await others[-1][0].readuntil(b"ok /")
+        greedy = [await served.connect(b"GET /") for _ in range(30)]
+        assert (await served.get()).endswith(b"ok /healthz")  # from the same address
+        assert (await served.get(source="127.0.0.4")).endswith(b"ok /healthz")
+        assert not any([await is_closed(other, 0.05) for other in others])
+        closed = [await is_closed(client, 0.05) for client in greedy]
+        assert closed.count(True) >= 30 - 6
+        assert closed == sorted(closed, reverse=True)  # the oldest first
+
+
+async def test_an_address_that_uses_its_share_with_handled_requests_is_refused_and_others_are_not() -> None:
+    async with Served(Limits(connections=8)) as served:
+        held = [await served.connect(GET % b"/hold") for _ in range(6)]
+        async with asyncio.timeout(60):
+            while served.held < 6:
+                await asyncio.sleep(0.01)
+        assert (await served.get(source="127.0.0.2")).endswith(b"ok /healthz")
+        assert await is_closed(await served.connect(GET % b"/"))
+        served.go_on.set()
+        for reader, _ in held:
+            async with asyncio.timeout(60):
+                assert await reader.readuntil(b"ok /hold")
+
+
+async def test_probes_are_handled_while_other_requests_are_at_their_limit() -> None:
+    async with Served(Limits(connections=64, requests=4)) as served:
+        for _ in range(4):
+            await served.connect(GET % b"/hold")
+        async with asyncio.timeout(60):
+            while served.held < 4:
+                await asyncio.sleep(0.01)
+        refused = await served.get("/metrics")
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1\r\n" in refused
+        for path in ("/healthz", "/readyz"):
+            assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")
+        served.go_on.set()
+
+
+async def test_readiness_probes_that_hang_leave_room_for_liveness_probes_and_metrics() -> None:
+    async with Served(Limits(connections=64, requests=4), holds="/readyz") as served:
+        for _ in range(30):
+            await served.connect(GET % b"/readyz")
+        async with asyncio.timeout(60):
+            while served.held < 4:
+                await asyncio.sleep(0.01)
+        assert (await served.get("/readyz")).startswith(b"HTTP/1.1 429 ")
+        for path in ("/healthz", "/metrics"):
+            assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")
+        served.go_on.set()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 100, b"431"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 100 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000, b"431"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", b"431"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 1000, b"400"),
+    ],
+    ids=["many lines", "many lines, complete", "a long line", "a long line, complete", "tiny chunks"],
+)
+async def test_requests_that_cost_more_to_parse_than_they_need_are_refused(sent: bytes, status: bytes) -> None:
+    async with Served(Limits(head_bytes=16 * 1024, head_lines=64)) as served:
+        reader, _ = await served.connect(sent)
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).split()[1] == status
+
+
+async def test_clients_that_send_requests_without_waiting_do_not_keep_their_places() -> None:
+    async with Served(Limits(connections=16)) as served:
+        for _ in range(40):
+            await served.connect(GET % b"/" * 5000)
+        for _ in range(20):
+            assert (await served.get()).endswith(b"ok /healthz")
+
+
+# --- descriptors --------------------------------------------------------------------------------------
+
+WITHOUT_DESCRIPTORS = """
+import asyncio, resource, os
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Response
+async def main():
+    async def answer(request):
+        return Response(200, b"ok", "text/plain")
+    server = HttpServer(answer, limits=PROBES)
+    print(await server.start(), server.connections.most, flush=True)
+    while True:
+        if await asyncio.to_thread(input) == "exhaust":
+            kept = []
+            try:
+                while True:
+                    kept.append(os.dup(0))
+            except OSError:
+                print("exhausted", len(kept), flush=True)
+asyncio.run(main())
+"""
+
+
+def test_probes_are_answered_by_a_process_that_has_no_descriptors_left() -> None:
+    """Half of the descriptors are for clients; where something else takes the rest, connections are closed for a probe."""
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS],
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        assert process.stdin
+        assert process.stdout
+        url, most = process.stdout.readline().split()
+        assert int(most) == 32
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(address, timeout=60))
+        assert _probe(address) == b"HTTP/1.1 200 "
+        process.stdin.write("exhaust\n")
+        process.stdin.flush()
+        assert process.stdout.readline().startswith("exhausted")
+        for _ in range(5):
+            assert _probe(address) == b"HTTP/1.1 200 "
+
+
+def _probe(address: tuple[str, int]) -> bytes:
+    with socket.create_connection(address, timeout=60) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return client.recv(13)
+
+
+async def test_the_number_of_connections_is_half_of_the_descriptors_at_most() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        assert HttpServer(_nothing, limits=Limits(connections=128)).connections.most == 100
+        assert HttpServer(_nothing, limits=Limits(connections=50)).connections.most == 50
+        assert HttpServer(_nothing).connections.most is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _nothing(request: Request) -> Response:
+    return Response()
+
+
+# --- shared runs --------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def counted() -> AsyncIterator[tuple[SharedRun[int], list[int], asyncio.Event]]:
+    runs: list[int] = []
+    go_on = asyncio.Event()
+
+    async def job() -> int:
+        runs.append(len(runs) + 1)
+        number = runs[-1]
+        await go_on.wait()
+        return number
+
+    yield SharedRun(job), runs, go_on
+
+
+async def test_callers_that_wait_share_a_run_and_later_ones_get_a_later_result() -> None:
+    async with counted() as (shared, runs, go_on), asyncio.timeout(60):
+        first = [asyncio.create_task(shared()) for _ in range(10)]
+        while not runs:
+            await asyncio.sleep(0)
+        later = [asyncio.create_task(shared()) for _ in range(10)]
+        go_on.set()
+        assert await asyncio.gather(*first) == [1] * 10
+        assert await asyncio.gather(*later) == [2] * 10
+        assert await shared() == 3
+
+
+async def test_a_caller_that_goes_away_ends_no_run_of_others_and_an_error_reaches_each() -> None:
+    async with counted() as (shared, runs, go_on), asyncio.timeout(60):
+        gone, waits = asyncio.create_task(shared()), asyncio.create_task(shared())
+        while not runs:
+            await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await waits == 1
+
+    async def fails() -> int:
+        raise ValueError("broken")
+
+    failing = SharedRun(fails)
+    for result in await asyncio.gather(failing(), failing(), return_exceptions=True):
+        assert isinstance(result, ValueError)

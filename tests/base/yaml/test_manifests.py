@@ -1,0 +1,145 @@
+"""The same mistake in a file is the same sentence with the same place, whichever command was given the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.analysis import from_files
+from dra_kubeletplugin.base.yaml.manifests import ManifestError
+from dra_kubeletplugin.cli import main
+from tests.cli.test_validate import CLAIM
+
+COMMANDS = {
+    "validate": ["validate"],
+    "simulate": ["simulate", "-f"],
+    "explain": ["explain", "-f"],
+    "dev": ["dev", "--apply"],
+}
+MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
+
+# What is no object: nothing of it can be answered.
+NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+    "no YAML": (f"{MAP}---\na: [\n", (":6:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed",)),
+    "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: no YAML: a tab: YAML is indented with spaces",)),
+    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' behind it, or a text that goes on in the next line without quotes",)),
+    "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: no YAML: a key that is no text; what Helm has between {{ }} must be rendered first",)),
+    "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: no YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
+    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias stands within what it names",)),
+    "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' stands behind '---', which begins a document only in a line of its own",)),
+    "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl leaves out what stands here: begin a document with '---' in a line of its own",)),
+    "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark within a document, where kubectl takes it for text: delete it",)),
+    "no UTF-8": (MAP.encode() + b"# \xe9\n", (":4: byte 0xe9 is no UTF-8: save the file as UTF-8",)),
+    "a control character": (f"{MAP}data: {{a: \x01}}\n", (":4:11: the character U+0001 may not stand in YAML",)),
+    "depth": (f"{MAP}data: {'[' * 300}\n", (":4:206: no YAML: nested too deeply, below 200 others",)),
+    "JSON": ('{"kind": "List", "items": []}\n{"kind": "List", "items": []}\n{"c": }', (":3:7: no JSON, which all before it is: Expecting value",)),
+    "text": (f"{MAP}---\nhello\n", (":5: text in place of an object with apiVersion and kind",)),
+    "a list": ("- a: 1\n", (":1: a list in place of an object with apiVersion and kind",)),
+    "a number": ("3\n", (":1: 3 in place of an object with apiVersion and kind",)),
+    "no object in a list": ("kind: List\nitems:\n- a\n-\n", (
+        ":3: text in place of an object with apiVersion and kind", ":4: nothing in place of an object with apiVersion and kind")),
+    "a list in a list": ("kind: List\nitems:\n- kind: ConfigMapList\n  items: []\n", (
+        ":3: ConfigMapList: a list within a list, which kubectl leaves whole: put its items into the outer one",)),
+    "items": ("kind: List\nitems: {}\n", (":2: List: items: an object in place of a list",)),
+    "no apiVersion": (MAP.replace("apiVersion: v1\n", ""), (":1: ConfigMap m: apiVersion: missing",)),
+    "no kind, no name": ("apiVersion: v1\nmetadata: {}\n", (":1: kind: missing", ":2: metadata.name: missing")),
+    "nearly a kind": (MAP.replace("kind", "kinf"), (":2: m: kinf: unknown field, did you mean 'kind'?",)),
+    "a kind that is a number": (MAP.replace("ConfigMap", "3"), (":2: 3 m: kind: 3 in place of text",)),
+    "nothing of metadata": ("apiVersion: v1\nkind: ConfigMap\nmetadata:\n", (":3: ConfigMap: metadata: nothing in place of an object",)),
+    "several at once": ("3\n---\na: [\n", (":1: 3 in place of an object with apiVersion and kind",
+                                           ":4:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed")),
+}  # fmt: skip
+
+# What a server would refuse: `dra explain` and `dra simulate` warn of it, as a cluster may have it.
+REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a key twice": (f"{MAP}---\n{CLAIM}kind: ResourceClaim\n", (
+        ":15: ResourceClaim c: the key 'kind' stands here again, first in line 6: one of them is lost",)),
+    "a key twice in JSON": ('{"apiVersion": "v1", "kind": "ConfigMap",\n "metadata": {"name": "m"},\n "kind": "ConfigMap"}\n', (
+        ":3: ConfigMap m: the key 'kind' stands here again, first in line 1: one of them is lost",)),
+    "a field": (CLAIM.replace("count", "cuont"), (
+        ":10: ResourceClaim c: spec.devices.requests[0].exactly.cuont: unknown field, did you mean 'count'?",)),
+    "a type": (CLAIM.replace("count: 1", "count: '1'"), (
+        ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in place of a whole number: without quotes",)),
+    "a type in a later item": (f"kind: List\nitems:\n- {MAP.strip().replace(chr(10), chr(10) + '  ')}\n  data: {{a: 1}}\n", (
+        ":6: ConfigMap m: data.a: 1 in place of text: write it in quotes",)),
+    "a rule": (CLAIM.replace("name: r", "name: R"), (
+        ":7: ResourceClaim c: spec.devices.requests[0].name: Invalid value: \"R\": a lowercase RFC 1123 label must consist of lower case "
+        "alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for "
+        "validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')",)),
+    "a version": (CLAIM.replace("k8s.io/v1", "k8s.io/v3"), (
+        ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v3' has no ResourceClaim: use resource.k8s.io/v1, resource.k8s.io/v1beta2, "
+        "resource.k8s.io/v1beta1",)),
+    "a kind": (CLAIM.replace("ResourceClaim", "ResourceClaims"), (
+        ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean 'ResourceClaim'?",)),
+}  # fmt: skip
+MISTAKES = NO_OBJECTS | REFUSED
+
+
+def said(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """The exit code, and the sentences that name the file, from the name on."""
+    code = main([*COMMANDS[command], str(path)])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    told = [line for line in (out + err).splitlines() if not line.startswith("ok ")]
+    return code, [
+        re.sub(rf"^.*?{re.escape(str(path))}|( \[DRA-E\d+\])$", "", line) for line in told if str(path) in line
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("which", MISTAKES)
+def test_a_mistake_is_the_same_sentence_to_every_command(
+    which: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, sentences = MISTAKES[which]
+    path = tmp_path / "m.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, found = said(command, path, capsys)
+    assert sorted(found) == sorted(sentences)
+    if command == "explain" and which in REFUSED and which != "a version":
+        assert code == 0
+    elif command == "validate":
+        assert code in {1, 2}
+    else:
+        assert code == 2
+
+
+@pytest.mark.parametrize("which", NO_OBJECTS)
+def test_the_library_says_the_same(which: str, tmp_path: Path) -> None:
+    text, sentences = NO_OBJECTS[which]
+    path = tmp_path / "m.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ManifestError) as e:
+        from_files([path])
+    assert sorted(e.value.faults) == sorted(f"{path}{s}" for s in sentences)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("what", ["no file", "a folder without one", "a file that is no folder's"])
+def test_a_path_with_nothing_to_read_is_the_same_sentence(
+    what: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").write_text(MAP)
+    path, says = {
+        "no file": (tmp_path / "none.yaml", ": No such file or directory"),
+        "a folder without one": (tmp_path, ": no file in it ends in .yaml, .yml, .json"),
+        "a file that is no folder's": (tmp_path / "m/a.yaml", ": Not a directory"),
+    }[what]
+    assert said(command, path, capsys) == (2, [says])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_kustomizes_own_is_told(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kustomization.yaml"
+    path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
+    _, (told,) = said(command, path, capsys)
+    assert told.endswith("it is kustomize's own: give what `kubectl kustomize` makes of it")
+
+
+def test_what_a_server_has_judged_is_not_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be a newer one than is known here."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MAP.replace("name: m", "name: m, uid: u") + "fieldOfTomorrow: 1\n")
+    assert said("explain", path, capsys) == (0, [])

@@ -1,0 +1,149 @@
+"""A security policy such as SELinux denies what the modes permit: an error names the file and what to look at, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc.aio import _server
+
+from dra_kubeletplugin import Device, Host
+from dra_kubeletplugin.claims.store import schema
+from dra_kubeletplugin.errors import SocketError
+from dra_kubeletplugin.plugin.grpc import UnixServer
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import Toy, toy
+from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+
+HOST = {"functions": [{"address": "0000:01:00.0", "vendor": 0x10EE, "device": 0x1234}]}
+
+
+def denied(path: object = "") -> PermissionError:
+    return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+class Pci(Toy):
+    name = "pci.example.com"
+
+    async def devices(self) -> list[Device]:
+        return [f.device() for f in self.host.pci(vendor=0x10EE)]
+
+
+@pytest.mark.parametrize("what", ["the list of devices", "an attribute"])
+async def test_devices_stay_published_when_sys_cannot_be_read(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node_with(Pci, host=HOST) as node:
+        before = await node.published()
+        with monkeypatch.context() as patch:
+            if what == "an attribute":
+                _deny(patch, "open", "/vendor")
+                real = os.access
+                patch.setattr(
+                    os, "access", lambda p, mode: real(p, mode) and not (mode == os.R_OK and str(p).endswith("/vendor"))
+                )
+            else:
+                _deny(patch, "listdir", "bus/pci/devices")
+            with pytest.raises(PermissionError):
+                list(Host(node.settings.sysfs_root).pci())
+            await node.plugin.scan.look()
+            assert any("Permission denied" in line for line in await node.plugin.not_ready())
+            assert list(await node.published()) == list(before) != []
+        await node.rescan()
+        assert await node.plugin.not_ready() == []
+
+
+def _deny(patch: pytest.MonkeyPatch, name: str, part: str) -> None:
+    real = getattr(os, name)
+
+    def call(path: Any, *more: Any, **options: Any) -> Any:
+        if str(path).rstrip("/").endswith(part):
+            raise denied(path)
+        return real(path, *more, **options)
+
+    patch.setattr(os, name, call)
+
+
+async def test_cdi_files_that_may_not_be_written_fail_the_claim_and_show_in_readiness(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node_with(cls := toy()) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid, cdi = found["metadata"]["uid"], str(node.settings.cdi_root)
+        with monkeypatch.context() as patch:
+            real = os.open
+
+            def open_(path: Any, flags: int, *more: Any, **options: Any) -> int:
+                if str(path).startswith(cdi) and flags & os.O_CREAT:
+                    raise denied(path)
+                return real(path, flags, *more, **options)
+
+            patch.setattr(os, "open", open_)
+            error = (await prepare_call(node, ref(found))).claims[uid].error
+            assert f"{cdi}/k8s." in error
+            assert "cannot be written (Permission denied): see the permissions" in error
+            assert any("Permission denied" in line for line in await node.plugin.not_ready())
+            assert cls.state == {}
+        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        assert await node.plugin.not_ready() == []
+
+
+async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node_with(toy()) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid = found["metadata"]["uid"]
+        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        await node.stop()
+        inode = node.settings.records_path.stat().st_ino
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any) -> sqlite3.Connection:
+                e = sqlite3.OperationalError("unable to open database file")
+                e.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+                raise e
+
+            patch.setattr(schema, "_connect", fail)
+            await node.start()
+            error = (await prepare_call(node, ref(found))).claims[uid].error
+            assert "unable to open database file" in error, error
+            assert (await unprepare_call(node, ref(found))).claims[uid].error
+            assert any("unable to open" in line for line in await node.plugin.not_ready())
+        assert node.settings.records_path.stat().st_ino == inode
+        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        assert (await node.leftovers())["records"] == [uid]
+
+
+async def test_a_socket_that_may_not_be_bound_is_an_error_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Denied(socket.socket):
+        def bind(self, address: Any) -> None:
+            raise denied()
+
+    def fail(self: object, address: str) -> int:
+        raise RuntimeError(f"Failed to bind to address {address}")
+
+    monkeypatch.setattr(_server.Server, "add_insecure_port", fail)
+    monkeypatch.setattr(socket, "socket", Denied)
+    with pytest.raises(SocketError, match=r"x\.sock cannot be served: .*Permission denied.*such as SELinux"):
+        await UnixServer(tmp_path / "x.sock", "1-00000000", []).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.mounts
+async def test_a_socket_on_a_read_only_file_system_is_an_error_with_the_cause(tmp_path: Path) -> None:
+    folder, locks = tmp_path / "read-only", tmp_path / "locks"
+    folder.mkdir()
+    locks.mkdir()
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        with pytest.raises(SocketError, match=r"x\.sock cannot be served: .*read-only cannot be written"):
+            await UnixServer(folder / "x.sock", "1-00000000", [], locks).start()
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+    assert list(locks.iterdir()) == []

@@ -1,0 +1,36 @@
+"""Somebody moves the records to another disk and leaves a symbolic link: no claim is lost, and no device is given out again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.errors import RecordsError
+from tests.helpers.crash.record_stores import DRIVER, a_record, instance
+
+
+@pytest.mark.parametrize("moved", ["the file", "nothing"])
+async def test_a_start_refuses_the_link_and_the_moved_records_are_whole_when_they_are_back(
+    moved: str, tmp_path: Path
+) -> None:
+    folder, elsewhere = tmp_path / "plugin", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    path = folder / "records.db"
+    async with instance(folder) as store:
+        await store.do(lambda db: rows.insert(db, DRIVER, a_record("u", "dev-0")))
+    path.rename(elsewhere / path.name)
+    path.symlink_to(elsewhere / (path.name if moved == "the file" else "not-there"))
+    async with instance(folder) as store:
+        with pytest.raises(RecordsError, match="is a symbolic link: move the database"):
+            await store.all()
+        assert "is a symbolic link" in store.fault
+    assert path.is_symlink()
+    (elsewhere / path.name).rename(path)
+    async with instance(folder) as store:
+        assert [r.uid for r in await store.all()] == ["u"]

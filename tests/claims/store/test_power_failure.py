@@ -1,0 +1,115 @@
+"""The power fails: the log ends where it was last synced, the CDI folder is empty, the boot id is another.
+
+What a device keeps over a power failure (a partition, a binding) must be on record in what is left of the log, at every point.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from dra_kubeletplugin.kube.resource import PODS
+from tests.helpers.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
+from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
+
+pytestmark = pytest.mark.crash
+
+
+def cut_the_log(b: Box, rng: random.Random) -> None:
+    """Leaves what was synced, and anything between nothing and all of what was not."""
+    log = b.node.kubelet_root / "plugins" / DRIVER / "records.db-wal"
+    if not log.exists():
+        return
+    note = b.hardware.parent / "synced"
+    synced = int(note.read_text()) if note.exists() else 0
+    length = log.stat().st_size
+    os.truncate(log, rng.choice([synced, min(length, synced), rng.randint(min(synced, length), length)]))
+
+
+async def lose_power(b: Box, *, keeps: bool, rng: random.Random) -> None:
+    cut_the_log(b, rng)
+    if not keeps:
+        for path in b.hardware.iterdir():
+            path.unlink()
+    await b.cluster.reboot(sysfs=b.sysfs)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["devices keep their state", "devices lose their state"])
+@pytest.mark.parametrize("point", PREPARE_POINTS)
+async def test_power_fails_in_prepare_and_the_pod_gets_its_device_afresh(
+    tmp_path: Path, point: str, keeps: bool
+) -> None:
+    rng = random.Random(f"{point} {keeps}")
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod")
+        await b.died()
+        await lose_power(b, keeps=keeps, rng=rng)
+        await b.start()
+        await b.cluster.wait_running("pod")
+        b.check_quiet()
+        (claim,) = b.cluster.claims()
+        assert b.holders() == {"c-0": claim["metadata"]["uid"]}
+        await b.cluster.delete_pod("pod")
+        assert b.is_empty(), (b.taken(), b.files(), b.records())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("keeps", [True, False], ids=["devices keep their state", "devices lose their state"])
+@pytest.mark.parametrize("point", UNPREPARE_POINTS)
+async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(
+    tmp_path: Path, point: str, keeps: bool
+) -> None:
+    rng = random.Random(f"{point} {keeps}")
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        await b.cluster.client.delete(PODS, "pod", "default")
+        await b.died()
+        await lose_power(b, keeps=keeps, rng=rng)
+        await b.start()
+        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        await b.until("everything to be free", b.is_empty)
+        await b.apply_pod("next", count=4)
+        await b.cluster.wait_running("next")
+        b.check_quiet()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_prepare_syncs_once_and_an_unprepare_never(tmp_path: Path) -> None:
+    """Counted by the kernel's eyes, around an engine in a process of its own."""
+    trace = tmp_path / "trace"
+    script = ROOT / "tests/helpers/crash/one_claim.py"
+    command = ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync,sync_file_range,msync,write", "-o", str(trace)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    done = subprocess.run(
+        [*command, sys.executable, str(script), str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "ptrace" in done.stderr and "not permitted" in done.stderr:
+        pytest.skip("needs the right to trace processes")
+    assert done.returncode == 0, done.stderr
+    counts: dict[str, int] = {}
+    phase = ""
+    for line in trace.read_text().splitlines():
+        if mark := re.search(r'"PHASE (\w+)\\n"', line):
+            phase = mark[1]
+        elif re.search(r"\b(fsync|fdatasync|sync_file_range|msync)\(", line):
+            counts[phase] = counts.get(phase, 0) + 1
+    assert counts.get("prepare") == 1, counts
+    assert counts.get("repeat", 0) == 0, counts
+    assert counts.get("unprepare", 0) == 0, counts

@@ -1,0 +1,702 @@
+"""The database is removed, or lost with all that files could tell: what another instance, or the driver, knows is not handed out twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims.store import database, folder, recovery, rows
+from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.errors import (
+    DeviceHeldError,
+    DraError,
+    DriverError,
+    HardwareUnknownError,
+    RecordsBusyError,
+    RecordsError,
+)
+from tests.helpers.crash.claim_manager import Api, Room, room, until
+from tests.helpers.crash.record_stores import DRIVER, a_record, add, instance, open_store, with_file
+
+ROOT = Path(__file__).parents[3]
+
+
+# --- a removed file, two instances that write -------------------------------------------------------
+
+PARTS = ("", "-wal", "-shm")
+
+
+def remove(folder: Path, *parts: str) -> None:
+    for part in parts or PARTS:
+        (folder / f"records.db{part}").unlink(missing_ok=True)
+
+
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
+from tests.helpers.crash.record_stores import a_record, add, open_store
+
+async def main():
+    store, name = open_store(Path(sys.argv[1])), sys.argv[2]
+    await store.all()
+    print(json.dumps("ready"), flush=True)
+    loop = asyncio.get_running_loop()
+
+    async def look():
+        while True:
+            await asyncio.sleep(0.05)  # as a plugin does, which has more time
+            await store.check_file()
+
+    looking = asyncio.create_task(look())
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        trial = line.strip()
+        got = []
+        for i in range(6):
+            try:
+                await add(store, a_record(f"{name}-{trial}-{i}", f"d-{trial}-{i}"))
+                got.append(i)
+            except (DeviceHeldError, RecordsError):
+                pass
+        print(json.dumps(got), flush=True)
+    looking.cancel()
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+class Worker:
+    """An instance in a process of its own, which tries to get six devices in each trial."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, folder: Path, name: str) -> Worker:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WORKER, str(folder), name, stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        )  # fmt: skip
+        made = cls(process)
+        assert await made.answer() == "ready"
+        return made
+
+    def ask(self, trial: int) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{trial}\n".encode())
+
+    async def answer(self) -> Any:
+        assert self.process.stdout
+        async with asyncio.timeout(60):
+            return json.loads(await self.process.stdout.readline())
+
+    async def stop(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        await self.process.wait()
+
+
+def any_harm(path: Path, trial: int) -> None:
+    """Some parts go, or something else comes in the place of the file."""
+    chance = random.Random(trial)
+    if chance.random() < 0.2:
+        (path.parent / "garbage").write_bytes(chance.randbytes(chance.choice([0, 9, 8192])))
+        (path.parent / "garbage").rename(path)
+    else:
+        remove(path.parent, *chance.sample(PARTS, chance.randint(1, 3)))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "harm",
+    [lambda path, _: remove(path.parent, ""), lambda path, _: remove(path.parent), any_harm],
+    ids=["the file", "all parts", "anything"],
+)
+async def test_a_file_removed_while_two_instances_write_gives_no_device_twice(
+    tmp_path: Path, harm: Callable[[Path, int], None]
+) -> None:
+    workers = [await Worker.start(tmp_path, name) for name in ("a", "b")]
+    path = tmp_path / "records.db"
+    told: dict[str, str] = {}
+    try:
+        for trial in range(30):
+            for worker in workers:
+                worker.ask(trial)
+            await asyncio.sleep(0.0005 * (trial % 12))
+            harm(path, trial)
+            for name, worker in zip("ab", workers, strict=True):
+                for i in await worker.answer():
+                    device = f"d-{trial}-{i}"
+                    assert device not in told, f"{device} was given to {told[device]} and to {name}"
+                    told[device] = name
+    finally:
+        for worker in workers:
+            await worker.stop()
+    assert len(told) > 150
+    async with instance(tmp_path) as store:
+        known = {r.devices[0]["device"]: r.uid[0] for r in await store.all()}
+    assert {d: n for d, n in known.items() if d in told} == told
+
+
+async def test_a_file_that_is_replaced_while_it_is_opened_is_not_taken_for_the_one_that_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store, instance(tmp_path) as other:
+        await store.all()
+        store._drop()
+        path, open_it = store.path, store.database.open
+
+        def replaced(fault: Exception | None, removed: Any) -> Any:
+            monkeypatch.undo()
+            db = open_it(fault, removed)
+            path.rename(path.with_name("elsewhere"))  # and another instance, which had not opened it, makes a new one
+            for part in ("-wal", "-shm"):
+                path.with_name(path.name + part).unlink(missing_ok=True)
+            store.database.process.note_records(None)
+            other.database.close(other.database.open())
+            return db
+
+        monkeypatch.setattr(store.database, "open", replaced)
+        await add(store, a_record("u", "d-0"))
+        assert [r.uid for r in await other.all()] == ["u"]
+
+
+# --- a file that is removed more than once ----------------------------------------------------------
+
+
+def check_sound(folder: Path) -> None:
+    db = sqlite3.connect(folder / "records.db")
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+
+
+async def recovered(store: RecordStore) -> None:
+    """The driver has told what its hardware knows."""
+    await store.do(lambda db: rows.clear_meta(db, RECOVER))
+
+
+async def die(store: RecordStore) -> None:
+    """As killed: nothing is written any more, and the kernel closes what was open."""
+    await store._batcher.close(5)
+    store._drop()
+    store.database.process.release()
+
+
+async def test_an_instance_that_slept_while_the_file_was_written_again_never_puts_its_own_in_place_of_the_newer(
+    tmp_path: Path,
+) -> None:
+    async with instance(tmp_path, wait=0.1) as awake, instance(tmp_path, wait=0.1) as asleep:
+        await awake.all()
+        await asleep.all()
+        for device in ("d-0", "d-1", "d-2"):  # whatever was removed how often
+            remove(tmp_path)
+            await add(awake, a_record(f"u-{device}", device))
+        remove(tmp_path)
+        with pytest.raises(RecordsBusyError, match=f"process {os.getpid()} of the plugin, which has it open"):
+            await add(asleep, a_record("thief", "d-2"))
+        async with instance(tmp_path, wait=0.1) as third:
+            with pytest.raises(RecordsBusyError, match="which has it open"):
+                await third.all()
+            await awake.check_file()
+            for store in (asleep, third):
+                with pytest.raises(DeviceHeldError):
+                    await add(store, a_record("thief", "d-2"))
+                assert len(await store.all()) == 3
+
+
+async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path: Path) -> None:
+    async with instance(tmp_path) as first, instance(tmp_path) as second:
+        stores = [first, second]
+        for i in range(6):
+            await asyncio.gather(first.all(), second.all())
+            remove(tmp_path)
+            await add(stores[i % 2], a_record(f"u-{i}", f"d-{i}"))
+        assert len(await first.all()) == len(await second.all()) == 6
+
+
+@pytest.mark.parametrize("file", ["gone", "there"])
+async def test_what_the_dead_knew_is_told_by_notes_and_the_driver_and_an_outdated_copy_gives_way(
+    tmp_path: Path, file: str
+) -> None:
+    """The newest file is gone, and who had it: of what is left an older copy tells of claims that ended since."""
+    async with instance(tmp_path) as asleep:
+        awake = open_store(tmp_path)
+        await recovered(awake)
+        ended, changed, kept = (with_file(tmp_path, u, d) for u, d in (("e", "d-0"), ("c", "d-1"), ("k", "d-2")))
+        unfinished = a_record("p", "d-3", State.PREPARING, "1-dead")
+        for record in (ended, changed, kept, unfinished):
+            await add(awake, record)
+        await asleep.all()
+        remove(tmp_path)
+        specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+        for record in (ended, changed):
+            assert await awake.do(lambda db, fence=record.fence: rows.delete(db, fence))
+            specs.remove_note(record.uid)
+        for uid, device in (("new", "d-0"), ("c", "d-5")):
+            await add(awake, with_file(tmp_path, uid, device))
+        await die(awake)
+        remove(tmp_path)
+        if file == "there":  # somebody else, who knew nothing, has made one
+            (tmp_path / "records.db").write_bytes(b"garbage" * 1000)
+        assert {r.uid: r.devices[0]["device"] for r in await asleep.all()} == {
+            "new": "d-0", "c": "d-5", "k": "d-2", "p": "d-3",
+        }  # fmt: skip
+        assert await asleep.recovering()
+
+
+@pytest.mark.parametrize("step", ["sync_file", "rename"])
+async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    async with instance(tmp_path) as first, instance(tmp_path) as second:
+        await add(first, a_record("a", "d-0"))
+        await second.all()
+        remove(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(*((folder, step) if step == "sync_file" else (Path, step)), fails)
+            with pytest.raises(RecordsError, match="the disk is full"):
+                await add(first, a_record("b", "d-1"))
+        await add(second, a_record("c", "d-2"))
+        assert {r.uid for r in await first.all()} == {"a", "c"}
+
+
+@pytest.mark.parametrize("parts", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids=" ".join)
+async def test_a_log_that_is_removed_alone_is_noticed_by_who_has_it_and_waited_for_by_who_comes(
+    tmp_path: Path, parts: Sequence[str]
+) -> None:
+    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+        await recovered(first)
+        await add(first, a_record("a", "d-0"))
+        await add(second, a_record("b", "d-1"))
+        remove(tmp_path, *parts)
+        async with instance(tmp_path, wait=0.1) as third:
+            with pytest.raises(RecordsBusyError, match="or its log was removed"):
+                await third.all()
+            await second.check_file()
+            for i, store in enumerate((third, first, second)):
+                with pytest.raises(DeviceHeldError):
+                    await add(store, a_record("thief", "d-1"))
+                await add(store, a_record(f"u-{i}", f"d-1{i}"))
+            assert len(await third.all()) == 5
+            assert not await third.recovering()
+    check_sound(tmp_path)
+
+
+@pytest.mark.parametrize(("part", "asked"), [("-wal", True), ("-shm", False), ("no such part", False)])
+async def test_the_driver_is_asked_where_the_log_of_an_instance_that_died_is_lost(
+    tmp_path: Path, part: str, asked: bool
+) -> None:
+    """It may have begun a claim, of which only the hardware knows then. A log that was written back at the end is no loss."""
+    dead = open_store(tmp_path)
+    await recovered(dead)
+    mark = dead.database.process.folder / f"{dead.database.process.id}.lock"
+    left, log = mark.read_bytes(), tmp_path / "records.db-wal"
+    kept = tmp_path / "kept"
+    os.link(log, kept)
+    os.link(tmp_path / "records.db-shm", tmp_path / "kept-shm")
+    await die(dead)
+    mark.write_bytes(left)
+    os.link(kept, log)  # as a killed process leaves it
+    os.link(tmp_path / "kept-shm", tmp_path / "records.db-shm")
+    remove(tmp_path, part)
+    for again in (False, True):
+        async with instance(tmp_path) as store:
+            store.database.process.reap_dead()
+            assert await store.recovering() is (asked and not again)
+            await recovered(store)
+
+
+async def test_of_two_claims_with_one_device_the_later_has_it_where_the_log_of_the_end_of_the_other_is_lost(
+    tmp_path: Path,
+) -> None:
+    """The plugin is killed, and its log removed: the file is as it was when it was last written back."""
+    killed = open_store(tmp_path)
+    await recovered(killed)
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    ended, kept, here = (with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1"), ("here", "d-2")))
+    for record in (ended, kept, here):
+        await add(killed, record)
+    assert killed._db
+    killed._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    copy = (tmp_path / "records.db").read_bytes()
+    await killed.do(lambda db: rows.delete(db, ended.fence))
+    specs.remove("ended")
+    specs.remove_note("ended")
+    await add(killed, with_file(tmp_path, "later", "d-0"))
+    with_file(
+        tmp_path, "twice", "d-2"
+    )  # two that are prepared, whatever went wrong: both are told, one keeps the device
+    await die(killed)
+    remove(tmp_path)
+    (tmp_path / "records.db").write_bytes(copy)
+    async with instance(tmp_path) as store:
+        assert {r.uid for r in await store.all()} == {"later", "kept", "here", "twice"}
+        for device, holder in (("d-0", "later"), ("d-1", "kept"), ("d-2", "here")):
+            with pytest.raises(rows.HeldByError, match=holder):
+                await add(store, a_record("thief", device))
+        assert await store.recovering()
+        assert any("two claims have one device" in line for line in store.database.report)
+
+
+@pytest.mark.parametrize("parts", [["-wal"], ["-shm"], ["-wal", "-shm"]], ids=" ".join)
+async def test_who_opens_a_file_whose_log_is_removed_at_that_moment_neither_writes_nor_takes_it_for_damaged(
+    tmp_path: Path, parts: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = database.connect
+
+    def removed(path: Path, wait: float) -> Any:
+        monkeypatch.undo()
+        remove(tmp_path, *parts)
+        return connect(path, wait)
+
+    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+        for i in range(40):  # pages that are in the log alone
+            await add(first, a_record(f"u-{i}", f"d-{i}"))
+        monkeypatch.setattr(database, "connect", removed)
+        with pytest.raises(RecordsBusyError, match="or its log was removed"):
+            await add(second, a_record("lost", "d-x"))
+        await first.check_file()
+        assert len(await second.all()) == 40
+    assert not list(tmp_path.glob("*.damaged-*"))
+    check_sound(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 9, 8192])
+async def test_what_comes_in_the_place_of_a_file_in_use_is_set_aside_and_never_read_with_its_log(
+    tmp_path: Path, size: int
+) -> None:
+    async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
+        for i in range(40):
+            await add(first, a_record(f"u-{i}", f"d-{i}"))
+        (tmp_path / "garbage").write_bytes(os.urandom(size))
+        (tmp_path / "garbage").rename(tmp_path / "records.db")
+        with pytest.raises(RecordsBusyError):
+            await second.all()
+        await first.check_file()
+        assert len(await second.all()) == 40
+        (aside,) = tmp_path.glob("*.damaged-*")
+        assert aside.stat().st_size == size
+    check_sound(tmp_path)
+
+
+async def test_a_removed_file_that_cannot_be_copied_is_made_anew_from_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(*_: Any) -> None:
+        raise sqlite3.IntegrityError("UNIQUE constraint failed: claims.uid")
+
+    async with instance(tmp_path) as store:
+        await store.all()
+        await add(store, with_file(tmp_path, "a", "d-0"))
+        remove(tmp_path)
+        monkeypatch.setattr(database, "clone", twice)
+        assert [r.uid for r in await store.all()] == ["a"]
+        assert await store.recovering()
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_what_is_removed_while_it_is_written_to_is_written_again_with_the_last_write(
+    tmp_path: Path, part: str
+) -> None:
+    async with instance(tmp_path) as store:
+        await store.all()
+
+        def removed(db: sqlite3.Connection) -> None:
+            rows.insert(db, store.driver, a_record("a", "d-0"))
+            remove(tmp_path, part)
+
+        await store.do(removed)
+        async with instance(tmp_path) as other:
+            assert [r.uid for r in await other.all()] == ["a"]
+    check_sound(tmp_path)
+
+
+async def test_who_lets_go_of_the_records_is_waited_for_no_more(tmp_path: Path) -> None:
+    async with instance(tmp_path, wait=0.1) as leaving, instance(tmp_path, wait=0.1) as staying:
+        await recovered(staying)
+        await leaving.all()
+        remove(tmp_path)
+        await add(leaving, a_record("a", "d-0"))
+        await leaving._batcher.close(5)
+        leaving._drop()
+        remove(tmp_path)
+        await add(staying, a_record("b", "d-1"))
+        assert await staying.recovering()
+
+
+@pytest.mark.parametrize("edits", [{}, {"D": "0"}], ids=["without CDI edits", "with"])
+async def test_what_was_answered_is_held_though_the_plugin_dies_and_the_records_are_lost_at_that_moment(
+    tmp_path: Path, edits: dict[str, str]
+) -> None:
+    class Plain(Driver):
+        name = DRIVER
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(env=edits)) for d in claim.devices]
+
+    api = Api()
+    killed = Room(tmp_path, Plain(), api, "boot")
+    await killed.open()
+    assert not isinstance(await killed.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
+    await die(killed.claims.store)
+    for part in PARTS:
+        killed.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    async with room(tmp_path, Plain(), api) as after:
+        assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
+
+
+# --- what the driver knows --------------------------------------------------------------------------
+
+
+class Knowing(Driver):
+    """Without CDI edits: only its records, and the hardware, tell of its claims."""
+
+    name = DRIVER
+    answer: Any = ()
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits()) for d in claim.devices]
+
+    def recover(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer() if callable(self.answer) else self.answer
+
+
+def a_device(name: str, **fields: Any) -> PreparedDevice:
+    return PreparedDevice(**{"request": "r", "pool": "node", "name": name, **fields})
+
+
+def known(uid: str, *devices: PreparedDevice, **fields: Any) -> RecoveredClaim:
+    return RecoveredClaim(uid=uid, devices=list(devices), **fields)
+
+
+def knowing(answer: Any) -> Knowing:
+    driver = Knowing()
+    driver.answer = answer
+    return driver
+
+
+async def lost(folder: Path, api: Api) -> Room:
+    """A claim is prepared without CDI edits, and the database and its note go while nobody runs."""
+    async with room(folder, Knowing(), api) as before:
+        assert not isinstance(await before.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
+    for part in ("", "-wal", "-shm"):
+        before.settings.records_path.with_name(f"records.db{part}").unlink(missing_ok=True)
+    before.claims.files.specs.remove_note("a")
+    return before
+
+
+async def test_a_database_that_is_gone_has_the_driver_asked_though_no_claim_has_cdi_edits(tmp_path: Path) -> None:
+    api = Api()
+    await lost(tmp_path, api)
+    async with room(tmp_path, knowing([known("a", a_device("d-0"), namespace="ns", name="a")]), api) as after:
+        assert await after.records() == {"a": "Prepared"}
+        assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
+        assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
+        assert await after.records() == {}
+
+
+async def test_one_claim_that_conflicts_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    answer = [known("a", a_device("d-0")), known("thief", a_device("d-0")), known("c", a_device("d-2"))]
+    async with room(tmp_path, knowing(answer)) as after:
+        assert await after.records() == {"a": "Prepared", "c": "Prepared"}
+        assert any(
+            "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
+        )
+        assert await after.claims.faults() == []
+
+
+async def test_what_only_the_hardware_knows_is_undone_first_though_a_record_gives_its_device_to_another(
+    tmp_path: Path,
+) -> None:
+    """The log was lost, with the end of one claim and the beginning of another."""
+
+    class Undone(Knowing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[str] = []
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            self.calls.append(f"prepare {claim.uid}")
+            return await super().prepare(claim)
+
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            self.calls.append(f"unprepare {claim.uid} {claim.devices[0].name} {claim.complete}")
+
+    api, driver = Api(), Undone()
+    driver.answer = [known("begun", a_device("d-0"))]
+    async with room(tmp_path, driver, api) as one:
+        driver.answer = []
+        store = one.claims.store
+        await store.do(lambda db: rows.forget(db, "begun"))
+        await add(store, a_record("ended", "d-0", complete=True))
+        await store.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
+        driver.answer = [known("begun", a_device("d-0"))]
+        assert await one.claims.recovery.once()
+        assert await one.records() == {"begun": "Prepared", "ended": "Prepared"}
+        ref = api.allocate("begun", "begun", "d-0", DRIVER)
+        assert isinstance(await one.prepare(ref), DeviceHeldError)
+        assert driver.calls == ["unprepare begun d-0 False"]
+        await one.unprepare(api.allocate("ended", "ended", "d-0", DRIVER))
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert driver.calls[2:] == ["prepare begun"]
+
+
+async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:
+    answer = [known("a", a_device("d-0")), known("admin", a_device("d-0", admin_access=True))]
+    async with room(tmp_path, knowing(answer)) as after:
+        assert await after.records() == {"a": "Prepared", "admin": "Prepared"}
+        record = await after.claims.store.get("admin")
+        assert isinstance(record, Record)
+        assert record.holds() == []
+        assert record.prepared_claim("boot").devices[0].admin_access
+
+
+WRONG: dict[str, Any] = {
+    "no list": 5,
+    "no claims": [5],
+    "no UID": [known("")],
+    "a UID that is a number": [known(5)],  # type: ignore[arg-type]
+    "a UID that is no text": [known("\ud800")],
+    "a UID with a NUL": [known("a\0b")],
+    "a namespace that is nothing": [known("u", namespace=None)],
+    "devices that are nothing": [RecoveredClaim(uid="u", devices=None)],  # type: ignore[arg-type]
+    "devices of another kind": [known("u", "d-0")],  # type: ignore[arg-type]
+    "a device without a name": [known("u", a_device(None))],  # type: ignore[arg-type]
+    "a share that is a number": [known("u", a_device("d-0", share_id=7))],
+    "data that is no JSON": [known("u", a_device("d-0", data=object()))],
+    "data that is no text": [known("u", a_device("d-0", data={"x": "\ud800"}))],
+    "an exception": RuntimeError("\ud800"),
+    "an end": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
+    tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
+    api, driver = Api(), knowing(answer)
+    if isinstance(answer, BaseException):
+
+        def raises() -> None:
+            raise answer
+
+        driver.answer = raises
+    async with room(tmp_path, driver, api) as after:
+        (fault,) = await after.claims.faults()
+        assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
+        new = api.allocate("x", "x", "d-9", DRIVER)
+        assert isinstance(await after.prepare(new), HardwareUnknownError)
+        asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
+        driver.answer = [known("a", a_device("d-0"))]
+
+        async def merged() -> bool:
+            return "a" in await after.records()
+
+        await until(merged)
+        assert not asking.done()
+        asking.cancel()
+        assert await after.claims.faults() == []
+        assert not isinstance(await after.prepare(new), DraError)
+
+
+async def test_the_driver_is_asked_for_another_instance_that_died_before_it_could_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_CHECK", 0.01)
+    api = Api()
+    async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
+        asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
+        await one.claims.store.do(lambda db: rows.forget(db, "a"))
+        other = open_store(one.settings.plugin_dir, in_flight=one.claims.database.in_flight)
+        await other.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
+        await die(other)
+
+        async def merged() -> bool:
+            return await one.records() == {"a": "Prepared"} and not await one.claims.store.recovering()
+
+        await until(merged)
+        assert not isinstance(await one.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
+        asking.cancel()
+
+
+async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unprepare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_SLOW", 0.05)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.3)
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
+    go, calls = threading.Event(), []
+
+    def hangs() -> list[RecoveredClaim]:
+        calls.append(1)
+        go.wait(110)  # longer than the test may take
+        return [known("a", a_device("d-0"))]
+
+    api = Api()
+    async with room(tmp_path, knowing(hangs), api) as after:
+        asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
+
+        async def told() -> bool:
+            return any("has not answered for" in f for f in await after.claims.faults())
+
+        await until(told)
+        new = api.allocate("x", "x", "d-9", DRIVER)
+        assert isinstance(await after.prepare(new), HardwareUnknownError)
+        assert not isinstance(await after.unprepare(new), DraError)
+        go.set()
+
+        async def merged() -> bool:
+            return "a" in await after.records()
+
+        await until(merged)
+        assert calls == [1]
+
+        async def mended() -> bool:
+            return await after.claims.faults() == []
+
+        await until(mended)
+        asking.cancel()
+
+
+@pytest.mark.parametrize("on_record", [True, False])
+async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_held(
+    tmp_path: Path, on_record: bool
+) -> None:
+    """A driver may have looked at its hardware before, and answer after."""
+    api = Api()
+    if on_record:
+        async with room(tmp_path, Knowing(), api) as before:
+            await before.prepare(api.allocate("a", "a", "d-0", DRIVER))
+            await until(lambda: before.claims.files.specs.note_path("a").exists())
+        before.settings.records_path.write_bytes(b"")
+    else:
+        await lost(tmp_path, api)
+    driver = knowing(DriverError("not yet"))
+    async with room(tmp_path, driver, api) as after:
+        assert ("a" in await after.records()) is on_record
+        assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
+        driver.answer = [known("a", a_device("d-0")), known("b", a_device("d-1"))]
+        assert await after.claims.recovery.once()
+        await after.claims.reconciler.once(ask_server=False)
+        assert await after.records() == {"b": "Prepared"}

@@ -1,0 +1,220 @@
+"""What drivers tell of devices in their claims (KEP-4817), through real sockets: written behind a prepare, beside other writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import (
+    Claim,
+    Condition,
+    Device,
+    DeviceStatus,
+    Driver,
+    NetworkData,
+    PreparedDevice,
+)
+from dra_kubeletplugin.claims.device_status import ClaimKey, merged
+from dra_kubeletplugin.errors import DriverError, InvalidObjectError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube.resource import CLAIMS
+from dra_kubeletplugin.resourceapi.defaulting import now
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.helpers.ports import refusing_port
+
+JSON = dict[str, Any]
+NAME = "net.example.com"
+UP = DeviceStatus(
+    conditions=[Condition("Ready", True, "LinkUp", "100 Gb/s")],
+    data={"vlan": 7},
+    network_data=NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01"),
+)
+
+
+class Net(Driver):
+    name = NAME
+    hook: Callable[[Claim], object] | None = None
+
+    async def devices(self) -> list[Device]:
+        return [Device("n0"), Device("n1")]
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        if hook := type(self).hook:
+            hook(claim)
+        return [d.prepared(status=UP) for d in claim.devices]
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> None:
+    Net.hook = None
+
+
+@pytest.fixture
+def nobody_there() -> Iterator[str]:
+    with refusing_port() as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+async def told(node: DriverNode, check: Callable[[list[JSON]], bool], pod: str = "pod") -> list[JSON]:
+    claim = await node.claim_of(pod)
+
+    async def found() -> list[JSON] | None:
+        obj = await node.cluster.client.get(CLAIMS, claim["metadata"]["name"], "default")
+        devices = obj["status"].get("devices") or []
+        return devices if check(devices) else None
+
+    out: list[JSON] = await node.cluster.wait("the status of devices", found)
+    return out
+
+
+async def test_what_prepare_answers_is_in_the_claim() -> None:
+    async with node_with(Net) as node:
+        await node.run_pod()
+        (device,) = await told(node, bool)
+        assert (device["driver"], device["pool"], device["device"]) == (NAME, "node-1", "n0")
+        assert device["data"] == {"vlan": 7}
+        assert device["networkData"] == {
+            "interfaceName": "eth1",
+            "ips": ["10.0.0.2/24"],
+            "hardwareAddress": "02:00:00:00:00:01",
+        }
+        (condition,) = device["conditions"]
+        assert condition.items() >= {"type": "Ready", "status": "True", "reason": "LinkUp"}.items()
+
+
+async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later(nobody_there: str) -> None:
+    async with node_with(Net) as node, KubeClient(ApiConfig(nobody_there), timeout=1.0) as nobody:
+        reports = node.plugin.claims.reports
+        server, reports.client = reports.client, nobody
+        await node.run_pod()
+
+        async def noted() -> bool:
+            return any("cannot be reported" in n for n in await node.plugin.notes())
+
+        await node.cluster.wait("the fault to be noted", noted)
+        assert await node.plugin.not_ready() == []
+        reports.client = server
+        await told(node, bool)
+
+        async def well() -> bool:
+            return not await noted()
+
+        await node.cluster.wait("the note to go", well)
+
+
+async def test_a_report_waits_out_an_outage() -> None:
+    async with node_with(Net) as node:
+        await node.run_pod()
+        await told(node, bool)
+        meta = (await node.claim_of("pod"))["metadata"]
+        key = ClaimKey("default", meta["name"], meta["uid"])
+        with node.cluster.api_away():
+            said = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
+            assert await said is False, "it waits for a bounded time"
+        await told(node, lambda d: d[0]["data"] == {"vlan": 9})
+
+
+async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
+    async with node_with(Net) as node:
+        Net.hook = lambda claim: claim.report(claim.devices[0], DeviceStatus(data={"early": True})) and None
+        await node.run_pod()
+        await told(node, lambda d: bool(d) and d[0].get("data") == {"vlan": 7})
+        claim = await node.claim_of("pod")
+        condition = {"type": "Others", "status": "True", "reason": "R", "message": "", "lastTransitionTime": now()}
+        entry = {"driver": NAME, "pool": "node-1", "device": "n0", "conditions": [condition]}
+        meta = claim["metadata"]
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": meta["name"]}}
+        await node.cluster.client.call(
+            "PATCH",
+            CLAIMS.path("default", meta["name"], "status"),
+            {**body, "status": {"devices": [entry]}},
+            query={"fieldManager": "other"},
+            content_type="application/apply-patch+yaml",
+        )
+        key = ("node-1", "n0", "")
+        reports = node.plugin.claims.reports
+        said = reports.queue(
+            ClaimKey("default", meta["name"], meta["uid"]),
+            {key: DeviceStatus(conditions=[Condition("Ready", False, "LinkDown")])},
+        )
+        assert await said is True
+        (device,) = await told(node, lambda d: len(d[0]["conditions"]) == 2)
+        assert {c["type"]: c["status"] for c in device["conditions"]} == {"Ready": "False", "Others": "True"}
+        assert "data" not in device, "a later report replaces what the same writer said before"
+
+
+async def test_a_new_process_keeps_what_the_one_before_said_of_other_devices() -> None:
+    async with node_with(Net) as node:
+        await node.run_pod(count=2)
+        before = await told(node, lambda d: len(d) == 2)
+        await node.restart()
+        claim = await node.claim_of("pod")
+        meta = claim["metadata"]
+        key = ClaimKey("default", meta["name"], meta["uid"])
+        await node.plugin.claims.reports.queue(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
+        after = await told(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
+        assert after[0] == before[0]
+
+
+async def test_a_report_from_a_thread_waits_for_the_write() -> None:
+    class Plain(Net):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+            written.append(claim.report(claim.devices[0], DeviceStatus(data={"from": "a thread"})).wait())
+            return [d.prepared() for d in claim.devices]
+
+    written: list[bool] = []
+    async with node_with(Plain) as node:
+        await node.run_pod()
+        assert written == [True]
+        await told(node, lambda d: d[0]["data"] == {"from": "a thread"})
+
+
+def test_a_claim_made_by_hand_and_devices_of_others_are_refused() -> None:
+    claim = Claim(namespace="n", name="c", uid="u", devices=())
+    with pytest.raises(DriverError):
+        claim.report(object(), UP)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Condition("not valid!", True),
+        lambda: Condition("Ready", True, "two words"),
+        lambda: Condition("Ready", "True"),  # type: ignore[arg-type]
+        lambda: DeviceStatus(conditions=[Condition("A", True), Condition("A", False)]),
+        lambda: DeviceStatus(conditions=[Condition(f"A{i}", True) for i in range(9)]),
+        lambda: DeviceStatus(data=[1]),
+        lambda: DeviceStatus(data={"a": float("nan")}),
+        lambda: DeviceStatus(data={"a": "x" * 10_240}),
+        lambda: NetworkData(ips=["10.0.0.2"]),
+        lambda: NetworkData(ips=["10.0.0.2/24"] * 2),
+        lambda: NetworkData(ips=["10.0.0.2/255.255.255.0"]),
+        lambda: NetworkData(ips=["2001:DB8::1/64"]),
+        lambda: NetworkData(ips="10.0.0.2/24"),
+        lambda: NetworkData(ips=[5]),  # type: ignore[list-item]
+        lambda: NetworkData(ips=[f"10.0.0.{i}/24" for i in range(17)]),
+        lambda: NetworkData(hardware_address="\ud800"),
+        lambda: NetworkData(hardware_address=None),  # type: ignore[arg-type]
+        lambda: NetworkData(interface_name="x" * 257),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_where_it_is_written(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidObjectError):
+        make()
+
+
+def test_the_time_of_a_condition_stays_while_its_status_does() -> None:
+    before = {"type": "Ready", "status": "True", "reason": "Old", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    same = Condition("Ready", True, "New").json(before, "2026-02-02T00:00:00Z")
+    other = Condition("Ready", None).json(before, "2026-02-02T00:00:00Z")
+    assert same["lastTransitionTime"] == "2026-01-01T00:00:00Z" and same["reason"] == "New"
+    assert other["lastTransitionTime"] == "2026-02-02T00:00:00Z" and other["status"] == "Unknown"
+
+
+def test_nothing_is_said_of_devices_that_are_not_allocated_any_more() -> None:
+    claim: JSON = {"metadata": {}, "status": {"allocation": {"devices": {"results": []}}}}
+    assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None
+    claim = {"metadata": {}, "status": {}}
+    assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None

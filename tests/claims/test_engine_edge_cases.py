@@ -1,0 +1,433 @@
+"""Small steps of the records that only a look at exactly them shows: what is rolled back alone, what a repeat tells, what a
+salvage adds, what is set aside with its log."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.record import Fence, UnreadableRecord
+from dra_kubeletplugin.claims.store import database, offline, rows
+from dra_kubeletplugin.claims.store.folder import RecordFolder
+from dra_kubeletplugin.claims.store.salvage import SalvagedRecords, fill, from_files
+from dra_kubeletplugin.claims.store.store import Mode
+from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.claims.verification import Verifier
+from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.http1 import HttpResponse
+from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.record_stores import DRIVER, a_record, add, in_memory, instance, open_store, with_file
+
+
+class Plain(Driver):
+    name = DRIVER
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
+
+    async def unprepare(self, claim: PreparedClaim) -> None:
+        pass
+
+
+# --- a batch ------------------------------------------------------------------------------------------------
+
+
+def noting(key: str, *, fail: bool = False) -> Any:
+    def note(db: sqlite3.Connection) -> str:
+        rows.set_meta(db, f"note:{key}", key)
+        if fail:
+            raise KeyError(key)
+        return key
+
+    return note
+
+
+async def test_of_a_batch_what_fails_is_rolled_back_alone(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.check_file()
+        before = store.transactions
+        results = await asyncio.gather(*(store.do(noting(k, fail=k in "bd")) for k in "abcde"), return_exceptions=True)
+        assert store.transactions == before + 1
+        assert [r if isinstance(r, str) else type(r) for r in results] == ["a", KeyError, "c", KeyError, "e"]
+        assert await store.do(lambda db: sorted(rows.get_meta(db, "note:"))) == ["a", "c", "e"]
+
+
+# --- an operator's command ----------------------------------------------------------------------------------
+
+
+async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with instance(tmp_path) as store:
+        await store.check_file()
+        path = store.path
+
+    seen: list[sqlite3.Connection] = []
+
+    def fail(db: sqlite3.Connection) -> None:
+        seen.append(db)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(rows, "read_all", fail)
+    with pytest.raises(RecordsError, match="disk I/O error"):
+        offline.read_rows(path, 1)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        seen[0].execute("SELECT 1")
+
+
+# --- a start ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slow", "fault", "says"),
+    [
+        (slow, fault, says)
+        for slow in (False, True)
+        for fault, says in (
+            (RecordsError("the disk is full"), "the disk is full: no claim can be worked on until this is mended"),
+            (KeyError("odd"), "undoing what a crash left failed"),
+        )
+    ],
+)
+async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
+    tmp_path: Path,
+    slow: bool,
+    fault: Exception,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.01 if slow else 100.0)
+    one = Room(tmp_path, Plain(), Api(), "boot")
+    go_on = asyncio.Event()
+    if not slow:
+        go_on.set()
+
+    async def fail(**options: Any) -> str:
+        await go_on.wait()
+        raise fault
+
+    monkeypatch.setattr(one.claims.reconciler, "once", fail)
+    await one.open()
+    assert (says in caplog.text) is not slow
+    assert ("undoing what a crash left takes long; it goes on" in caplog.text) is slow
+    go_on.set()
+    async with asyncio.timeout(30):
+        while says not in caplog.text:
+            await asyncio.sleep(0.001)
+    await one.close()
+
+
+# --- a repeat -----------------------------------------------------------------------------------------------
+
+
+async def test_only_a_file_that_was_written_again_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+        for _ in range(2):
+            assert not isinstance(await one.prepare(ref), DraError)
+        assert "written again" not in caplog.text
+        ClaimSpecs(tmp_path / "cdi", DRIVER).remove("a")
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert caplog.text.count("written again") == 1
+
+
+# --- a claim as the server has it ---------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, status: Any) -> None:
+        self.status = status
+
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
+        *_, namespace, plural, name = path.split("/")
+        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
+        return HttpResponse(200, {}, msgspec.json.encode(found))
+
+    async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
+        return {"metadata": {"name": name, "namespace": namespace, "uid": "u"}, "status": self.status}
+
+
+@pytest.mark.parametrize(
+    ("status", "pods"),
+    [
+        ({"reservedFor": [{"name": "p", "uid": "1"}, {"name": "q", "uid": "2"}]}, ["p", "q"]),
+        ({"reservedFor": []}, []),
+        ({"reservedFor": None}, []),
+        ({}, []),
+        (None, []),
+    ],
+)
+async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> None:
+    nothing = cast(Any, None)
+    verifier = Verifier(cast(Any, Server(status)), nothing, nothing, nothing, DRIVER)
+    found = await verifier.fetch(ClaimIdentity("ns", "c", "u"))
+    assert found is not None
+    assert [p["name"] for p in found.reserved_for] == pods
+    assert (found.uid, found.results(DRIVER), list(found.config())) == ("u", [], [])
+
+
+# --- salvage ------------------------------------------------------------------------------------------------
+
+
+def test_files_tell_of_claims_without_a_readable_row_and_of_no_others(tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    for uid in ("known", "odd", "lost"):
+        with_file(tmp_path, uid, f"d-{uid}")
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    known = {"known": a_record("known", "d-known"), "odd": UnreadableRecord("odd", "no text", {})}
+    assert sorted(r.uid for r in from_files(specs, known)) == ["lost", "odd"]
+    assert sorted(r.uid for r in from_files(specs, {})) == ["known", "lost", "odd"]
+    (tmp_path / "file").touch()
+    assert from_files(ClaimSpecs(tmp_path / "file", DRIVER), {}) == []
+
+
+def test_of_two_claims_with_one_device_both_are_kept_and_each_holds_what_is_left(tmp_path: Path) -> None:
+    db = in_memory()
+    first, second = a_record("first", "d-0"), a_record("second", "d-0")
+    second.doc["devices"].append({"request": "r", "pool": "node", "device": "d-1"})
+    told = fill(
+        db,
+        DRIVER,
+        SalvagedRecords({"first": first, "second": second}),
+        [a_record("first", "d-9"), a_record("more", "d-2")],
+    )
+    assert len(told) == 1
+    assert "second" in told[0]
+    assert "first" in told[0]
+    assert sorted(rows.uids(db)) == ["first", "more", "second"]
+    holds = db.execute("SELECT device, uid FROM holds ORDER BY device").fetchall()
+    assert holds == [("d-0", "first"), ("d-1", "second"), ("d-2", "more")], (
+        "what a row tells is not told again by a file"
+    )
+    db.close()
+
+
+# --- what was set aside -------------------------------------------------------------------------------------
+
+
+def test_a_log_goes_to_the_file_that_was_set_aside_last_also_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A process dies between the renames of the file and of its log."""
+    path = tmp_path / "records.db"
+    early = path.with_name("records.db.unmerged-29990101T000000.000000Z")
+    early.write_bytes(b"set aside when the clock was wrong")
+    process = InstanceLock(tmp_path / "processes")
+    process.acquire()
+    aside = RecordFolder(path, process, 1.0)
+    path.write_bytes(b"the file")
+    with aside.locked():
+        path.rename(aside._aside_name())
+        path.with_name("records.db-wal").write_bytes(b"its log")
+        aside.finish_setting_aside()
+    process.release()
+    (log,) = tmp_path.glob("*-wal")
+    assert path.with_name(log.name.removesuffix("-wal")).read_bytes() == b"the file"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["its file was set aside", "its file is gone"])
+async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_path: Path, before: bool) -> None:
+    store = open_store(tmp_path)
+    path = store.path
+    aside = path.with_name("records.db.unmerged-1")
+    if before:
+        aside.write_bytes(b"no database")
+        path.with_name("records.db.unmerged-1-wal").write_bytes(b"its own")
+    path.with_name("records.db-wal").write_bytes(b"left over")
+    await store.check_file()
+    await store.close()
+    store.database.process.release()
+    (log,) = tmp_path.glob("records.db.damaged-*-wal")
+    assert log.read_bytes() == (b"its own" if before else b"left over")
+    assert not list(tmp_path.glob("records.db.unmerged-*"))
+    assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, UnreadableRecord)}
+
+
+# --- a prepare that fails, or seems to ------------------------------------------------------------------------
+
+
+class Telling(Plain):
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        status = DeviceStatus(data={"link": "up"})
+        return [d.prepared(ContainerEdits(env={"X": d.name}), status=status) for d in claim.devices]
+
+
+async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Telling(), api) as one:
+        store, attempt, update = one.claims.store, one.claims.store._attempt, rows.update
+        faults: list[sqlite3.Error] = []
+
+        def updated(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+            faults.append(sqlite3.OperationalError("disk I/O error"))
+            monkeypatch.setattr(rows, "update", update)
+            return update(db, record, fence)
+
+        def attempted(*args: Any, **options: Any) -> Any:
+            done = attempt(*args, **options)
+            if faults:
+                raise faults.pop()
+            return done
+
+        told: list[Any] = []
+        monkeypatch.setattr(rows, "update", updated)
+        monkeypatch.setattr(store, "_attempt", attempted)
+        monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
+        monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert await one.records() == {"a": "Prepared"}
+        assert told == ["changed", ("a", ("node", "d-0", ""))]
+
+
+async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_is_anothers_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Plain(), api) as one:
+
+        def taken(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+            monkeypatch.undo()
+            rows.forget(db, "a")
+            rows.insert(db, DRIVER, a_record("b", "d-0"))
+            return False
+
+        monkeypatch.setattr(rows, "update", taken)
+        assert isinstance(await one.prepare(ref), DraError)
+        assert await one.records() == {"b": "Prepared"}
+        assert one.claims.files.specs.uids() == []
+
+
+async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = Api()
+    holder, waits = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+
+    async def told() -> int:
+        before = len(caplog.records)
+        assert isinstance(await one.prepare(waits), DraError)
+        return sum(r.getMessage().startswith("prepare of claim ns/b") for r in caplog.records[before:])
+
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(holder)
+        assert [await told() for _ in range(3)] == [1, 0, 0]
+        monkeypatch.setattr(engine, "_LOG_AGAIN", 0.0)
+        assert await told() == 1
+        monkeypatch.undo()
+        api.away = True
+        assert await told() == 1, "another reason"
+        api.away = False
+        await one.unprepare(holder)
+        assert not isinstance(await one.prepare(waits), DraError)
+        api.claims.clear()
+        assert [await told() for _ in range(2)] == [1, 0]
+
+
+async def test_an_undo_whose_failure_cannot_be_noted_is_not_brought_back_after_another_has_undone_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Plain):
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            raise DriverError("not now")
+
+    api = Api()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with room(tmp_path, Failing(), api) as old, room(tmp_path, Plain(), api) as new:
+        await old.prepare(ref)
+
+        def full(*_: Any) -> bool:
+            raise RecordsError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rows, "update", full)
+            assert isinstance(await old.unprepare(ref), DraError)
+        await new.claims.store.do(lambda db: rows.forget(db, "a"))  # as if it had been taken for dead
+        new.claims.files.remove_all("a")
+        assert not isinstance(await new.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
+        old.claims.store._drop()
+        assert await old.records() == {"b": "Prepared"}
+
+
+async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_the_records(tmp_path: Path) -> None:
+    store = open_store(tmp_path, wait=600)
+    await store.all()
+    holder = sqlite3.connect(store.path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    adding = asyncio.create_task(store.do(lambda db: rows.insert(db, DRIVER, a_record("a", "d-0"))))
+    inside = threading.Event()
+    reading = asyncio.create_task(store.do(lambda db: inside.set(), Mode.READ))
+    assert await asyncio.to_thread(inside.wait, 30)  # in the same batch, before the write, which waits
+    await store.close(0.1)
+    assert not adding.done()
+    holder.execute("ROLLBACK")
+    holder.close()
+    await asyncio.gather(reading, adding)
+    store.database.process.release()
+
+
+# --- a note and no record ----------------------------------------------------------------------------------
+
+
+async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_asked(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.check_file()
+        await add(store, with_file(tmp_path, "kept", "d-0"))
+        await add(store, with_file(tmp_path, "lost", "d-1"))
+        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "lost")))
+    async with instance(tmp_path) as store:
+        assert {r.uid for r in await store.all()} == {"kept", "lost"}
+        assert store.database.report == ["1 record lost and rebuilt from CDI files: lost"]
+        assert await store.recovering()
+
+
+async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await store.check_file()
+        await add(store, with_file(tmp_path, "ended", "d-0"))
+        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "ended")))
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    transaction = database.transaction
+
+    def ended(db: sqlite3.Connection) -> Any:
+        specs.remove("ended")
+        specs.remove_note("ended")
+        return transaction(db)
+
+    monkeypatch.setattr(database, "transaction", ended)
+    async with instance(tmp_path) as store:
+        assert await store.all() == []
+        assert specs.uids() == []
+        assert store.database.report == []
+        assert not await store.recovering()
+
+
+async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_not_come_back(tmp_path: Path) -> None:
+    api = Api()
+    async with room(tmp_path, Plain(), api) as one:
+        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        claims, specs = one.claims, one.claims.files.specs
+        record = await claims.store.get("a")
+        assert isinstance(record, Record)
+        await claims.store.do(lambda db: rows.forget(db, "a"))
+        specs.path("a").write_text("{}")  # so that there is something to mend
+        assert not await claims.engine.rollback.restore_files(record)
+        assert not specs.path("a").exists()
+        assert not specs.note_path("a").exists()

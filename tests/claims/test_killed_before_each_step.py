@@ -1,0 +1,20 @@
+"""A real plugin process is killed before what others could see or find: nothing leaks, and nothing is handed out twice.
+
+One step of each phase; ``python -m tests.helpers.crash.kill_sweep`` takes all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.crash.kill_sweep import PHASES, sweep
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_killed_before_a_step_the_next_instance_finds_all_as_the_kubelet_was_told(phase: str) -> None:
+    async with sweep() as plugins:
+        steps = await plugins.steps(phase)
+        assert len(steps) >= 5, steps
+        await plugins.kill(phase, len(steps) // 2)

@@ -1,0 +1,89 @@
+"""Killed with SIGKILL between any two effects: the pod gets its device, or the device is free. Never two holders."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from bench.soak import kills
+from tests.helpers.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
+from tests.helpers.crash.harness import box
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("point", PREPARE_POINTS)
+async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_path: Path, point: str) -> None:
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod")
+        await b.died()
+        b.check()
+        await b.start()
+        await b.cluster.wait_running("pod")
+        b.check_quiet()
+        (claim,) = b.cluster.claims()
+        assert b.holders() == {"c-0": claim["metadata"]["uid"]}
+        await b.cluster.delete_pod("pod")
+        assert b.is_empty(), (b.taken(), b.files(), b.records())
+
+
+@pytest.mark.parametrize("point", PREPARE_POINTS)
+async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_free(tmp_path: Path, point: str) -> None:
+    from dra_kubeletplugin.kube.resource import PODS
+
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod")
+        await b.died()
+        await b.cluster.client.delete(PODS, "pod", "default")
+        await b.start()
+        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        await b.until("everything to be free", b.is_empty)
+        await b.apply_pod("next")
+        await b.cluster.wait_running("next")
+        b.check_quiet()
+
+
+@pytest.mark.parametrize("point", UNPREPARE_POINTS)
+async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: Path, point: str) -> None:
+    async with box(tmp_path) as b:
+        await b.start()
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        await b.kill()
+        await b.start(KILL_AT=point)
+        from dra_kubeletplugin.kube.resource import PODS
+
+        await b.cluster.client.delete(PODS, "pod", "default")
+        await b.died()
+        b.check()
+        await b.start()
+        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        assert b.is_empty(), (b.taken(), b.files(), b.records())
+
+
+@pytest.mark.full
+async def test_a_few_random_kills_leak_nothing_and_hand_nothing_out_twice() -> None:
+    done = await kills(12, random.Random(7))
+    assert done.kills == 12
+
+
+@pytest.mark.full
+async def test_a_few_rolling_updates_leak_nothing_and_hand_nothing_out_twice() -> None:
+    done = await kills(6, random.Random(11), rolling=True)
+    assert done.kills == 6
+
+
+# A connection that is cut while asyncio makes it belongs to nobody who could close it: the proxy's, not the plugin's.
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_few_kills_while_everything_around_fails_leak_nothing_and_every_call_is_answered() -> None:
+    done = await kills(12, random.Random(7), faults=True)
+    assert done.kills == 12
+    assert len(done.faults) >= 6  # kinds, of which luck and the pace choose

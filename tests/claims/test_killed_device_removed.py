@@ -1,0 +1,84 @@
+"""Killed at any effect, and the device is not there at the next start: it stays published exactly as long as its claim has it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from dra_kubeletplugin.devices.inventory import GONE
+from tests.helpers.crash.harness import DRIVER, Box, box
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity"),
+]
+PREPARED = [f"prepare: {p}" for p in ("after record", "after hardware", "before commit", "after commit")]
+UNPREPARED = [f"unprepare: {p}" for p in ("after record", "after CDI file", "before commit", "after commit")]
+ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
+
+
+def vanished(b: Box) -> list[str]:
+    """Devices that are published with the taint of those that vanished in use."""
+    slices: list[Any] = b.cluster.slices()
+    found = [d for s in slices for d in s["spec"].get("devices") or ()]
+    return [d["name"] for d in found if GONE.key in {t["key"] for t in d.get("taints") or ()}]
+
+
+def published(b: Box) -> set[str]:
+    return {d["name"] for s in b.cluster.slices() for d in s["spec"].get("devices") or ()}
+
+
+async def start_without_the_device(b: Box) -> None:
+    (b.faults / "device-gone").touch()
+    await b.start(RESCAN_INTERVAL="1s")
+    await b.until("the other devices to be published", lambda: {"c-0", "c-1", "c-2"} <= published(b))
+
+
+async def end(b: Box) -> None:
+    await b.cluster.delete_pod("pod")
+    await b.until("everything to be free", b.is_empty)
+    await b.until("the device to be published no more", lambda: published(b) == {"c-0", "c-1", "c-2"})
+
+
+@pytest.mark.parametrize("point", PREPARED)
+async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_claim_was_committed(
+    tmp_path: Path, point: str
+) -> None:
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod", selector=ONLY_C_3)
+        await b.died()
+        await start_without_the_device(b)
+        committed = point == "prepare: after commit"
+        await b.until(
+            "what was begun to be undone", lambda: list(b.records().values()) == (["Prepared"] if committed else [])
+        )
+        await b.until("c-3 to be told of as it is", lambda: vanished(b) == (["c-3"] if committed else []))
+        await b.kill()
+        await b.start()
+        await b.until("c-3 to be told of after one more kill", lambda: vanished(b) == (["c-3"] if committed else []))
+        b.check()
+        await end(b)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", UNPREPARED)
+async def test_killed_in_unprepare_the_device_is_published_as_vanished_until_that_is_done(
+    tmp_path: Path, point: str
+) -> None:
+    async with box(tmp_path) as b:
+        await b.start(KILL_AT=point)
+        await b.apply_pod("pod", selector=ONLY_C_3)
+        await b.cluster.wait_running("pod")
+        (b.faults / "device-gone").touch()
+        task = asyncio.create_task(end(b))
+        await b.died()
+        await start_without_the_device(b)
+        await task
+        assert vanished(b) == []

@@ -1,0 +1,170 @@
+"""Names and annotations that a user chooses never become part of a path on the host, whatever the API server accepts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import ClaimIdentity, Record, State
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles
+from dra_kubeletplugin.errors import ClaimError, DraError
+from dra_kubeletplugin.metadata.paths import in_container
+from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.record_stores import DRIVER
+
+UID = "0b6a0c1e-0000-4000-8000-000000000001"
+LONGEST_LABEL = "n" * 63
+LONGEST_NAME = ".".join(["c" * 63, "l" * 63, "a" * 63, "i" * 61])
+POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
+
+
+class WithMetadata(Driver):
+    name = DRIVER
+    metadata = True
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(ContainerEdits(env={"X": d.name}), metadata={"made": True}) for d in claim.devices]
+
+    async def unprepare(self, claim: PreparedClaim) -> None: ...
+
+
+def allocate(api: Api, name: str = "c", uid: str = UID, request: str = "r", **annotations: str) -> ClaimIdentity:
+    """A claim in the namespace with the longest name, which got device d-0."""
+    api.allocate(name, uid, "d-0", DRIVER, request=request)
+    api.claims[name]["metadata"] |= {"namespace": LONGEST_LABEL, "annotations": annotations}
+    return ClaimIdentity(LONGEST_LABEL, name, uid)
+
+
+def files_of(one: Room) -> list[Path]:
+    """Everything below the folders in which claims have files."""
+    tops = (one.settings.cdi_root, one.settings.plugin_dir / "dra-device-metadata")
+    return sorted(p for top in tops if top.exists() for p in top.rglob("*"))
+
+
+def container_path(one: Room) -> str:
+    """Where the only metadata file is mounted in containers."""
+    (spec,) = one.settings.cdi_root.glob("*.json")
+    (device,) = (d for d in json.loads(spec.read_text())["devices"] if "_" in d["name"])
+    return str(device["containerEdits"]["mounts"][0]["containerPath"])
+
+
+async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_path: Path) -> None:
+    """A folder named by namespace and claim would need 317 bytes, and a file name has 255."""
+    api = Api()
+    ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
+    assert (len(ref.namespace), len(ref.name)) == (63, 253)
+    async with room(tmp_path, WithMetadata(), api) as one:
+        assert not isinstance(await one.prepare(ref), DraError)
+        names = [p.name for p in files_of(one)]
+        assert f"{ref.uid}_{'r' * 63}.json" in names
+        assert not [n for n in names if "ccc" in n or "nnn" in n]
+        assert await one.unprepare(ref) == ()
+        assert files_of(one) == []
+        assert await one.records() == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["../../etc", "..", "a/b", "a.b", "a\0b", "A", "x" * 64, "x" * (256 << 10), "\u202e", "-a", ""]
+)
+async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, text: str) -> None:
+    api = Api()
+    ref = allocate(api, **{POD_CLAIM: text})
+    async with room(tmp_path, WithMetadata(), api) as one:
+        assert not isinstance(await one.prepare(ref), DraError)
+        assert container_path(one).endswith(f"/dra-device-attributes/resourceclaims/c/r/{DRIVER}-metadata.json")
+        assert await one.unprepare(ref) == ()
+        assert files_of(one) == []
+
+
+async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_says(tmp_path: Path) -> None:
+    api = Api()
+    ref = allocate(api, **{POD_CLAIM: "p" * 63})
+    async with room(tmp_path, WithMetadata(), api) as one:
+        await one.prepare(ref)
+        expected = (
+            f"/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/{'p' * 63}/r/{DRIVER}-metadata.json"
+        )
+        assert container_path(one) == expected
+
+
+@pytest.mark.parametrize("request_name", ["../../x", "..", "", "a.b", "R", "x" * 64, "/sub", "a\0"])
+async def test_a_request_name_that_no_api_server_accepts_is_refused_and_nothing_is_left(
+    tmp_path: Path, request_name: str
+) -> None:
+    api = Api()
+    ref = allocate(api, request=request_name)
+    async with room(tmp_path, WithMetadata(), api) as one:
+        answer = await one.prepare(ref)
+        assert isinstance(answer, ClaimError)
+        assert "request" in str(answer)
+        assert files_of(one) == []
+        assert await one.records() == {}
+
+
+UIDS = ["../../x", "..", ".", "a/b", "u" * 64, "u" * 300, "u\0", "-u", "u_1", "ü", "a b"]
+
+
+@pytest.mark.parametrize("uid", UIDS)
+async def test_a_uid_that_cannot_be_part_of_a_file_name_is_refused_and_its_unprepare_touches_no_file(
+    tmp_path: Path, uid: str
+) -> None:
+    api = Api()
+    ref = allocate(api, uid=uid)
+    async with room(tmp_path, WithMetadata(), api) as one:
+        others = tmp_path / "x.json"
+        others.touch()
+        answer = await one.prepare(ref)
+        assert isinstance(answer, ClaimError)
+        assert "UID" in str(answer)
+        assert await one.records() == {}
+        assert await one.unprepare(ref) == ()
+        assert files_of(one) == []
+        assert others.exists()
+        assert one.settings.records_path.exists()
+
+
+@pytest.mark.parametrize("uid", UIDS)
+def test_no_uid_leads_out_of_the_cdi_folder_nor_makes_a_name_too_long(tmp_path: Path, uid: str) -> None:
+    specs = ClaimSpecs(tmp_path, DRIVER)
+    for path in (specs.path(uid), specs.note_path(uid)):
+        assert path.parent == tmp_path
+        assert len(path.name) < 200
+        assert not path.exists()
+    specs.remove(uid)
+    specs.remove_note(uid)
+
+
+def test_a_name_that_is_none_has_no_path_in_containers() -> None:
+    good: dict[str, Any] = {"claim": "a.b", "pod_claim": "", "request": "r/s", "driver": DRIVER}
+    in_container(**good)
+    for field, value in [
+        ("claim", "../x"),
+        ("claim", "c" * 254),
+        ("pod_claim", "a.b"),
+        ("request", ".."),
+        ("claim", ""),
+    ]:
+        with pytest.raises(ValueError, match="DNS"):
+            in_container(**good | {field: value})
+
+
+def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
+    specs = ClaimSpecs(tmp_path / "cdi", "d" * 63, "0b6a0c1e-0000-4000-8000-000000000001")
+    files = MetadataFiles(tmp_path, specs.driver)
+    record = Record("u" * 63, LONGEST_LABEL, LONGEST_NAME, State.PREPARED, "boot")
+    described = [{"driver": "d" * 63, "pool": "p", "name": "d-0"}]
+    record.doc["metadata"] = {"generation": 1, "podClaim": "p" * 63, "requests": {"r" * 63: described}}
+    files.put(record)
+    assert files.are_intact(record)
+    specs.write(record.uid, {"kind": "x"})
+    specs.write_note(record.uid, b"x")
+    specs.write_note(record.uid, b"again, under a temporary name")
+    specs.remove(record.uid)
+    specs.remove_note(record.uid)
+    files.remove(record)
+    assert [p for p in tmp_path.rglob("*") if not p.is_dir()] == []

@@ -1,0 +1,495 @@
+"""Steps that are reversed whatever happens, and errors that tell their story under one id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter, operation
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.testing import PodError, node_with, on_node
+from tests.helpers.drivers import Toy, toy
+from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
+
+
+class Stepwise(Driver):
+    """Three steps, of which one may fail; remembers what was reversed."""
+
+    name = "steps.example.com"
+    fail_at = 0
+    fail_undo = ""
+    forget_await = False
+    unknown_step = False
+    done: list[str]
+    undone: list[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.done, cls.undone = [], []
+
+    async def devices(self) -> list[Device]:
+        return [Device("s-0")]
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        cls = type(self)
+        if cls.unknown_step:
+            await claim.on_undo("nothing_like_it")
+        for i in (1, 2, 3):
+            registered = claim.on_undo("step", number=i)
+            if not cls.forget_await:
+                await registered
+            if i == cls.fail_at:
+                raise OSError(f"step {i} broke")
+            cls.done.append(str(i))
+        return [d.prepared() for d in claim.devices]
+
+    async def undo_step(self, claim: PreparedClaim, number: int) -> None:
+        cls = type(self)
+        if str(number) == cls.fail_undo:
+            raise OSError("cannot be reversed now")
+        cls.undone.append(str(number))
+
+
+def stepwise() -> type[Stepwise]:
+    class Fresh(Stepwise):
+        pass
+
+    return Fresh
+
+
+async def one(node: Any) -> Any:
+    return await allocate(node, "c", [{"pool": "node-1", "device": "s-0"}])
+
+
+async def test_a_failing_prepare_undoes_what_it_did_newest_first() -> None:
+    cls = stepwise()
+    cls.fail_at = 3
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert error.startswith(
+            "DRIVER_FAILED: the driver's prepare raised OSError: step 3 broke (claims/test_undo_steps_processes.py:"
+        )
+        assert cls.undone == ["3", "2", "1"]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_unprepare_reverses_the_steps_of_a_prepare_that_succeeded_also_in_another_process() -> None:
+    cls = stepwise()
+    async with node_with(cls) as node:
+        found = await one(node)
+        await prepare_call(node, ref(found))
+        await node.restart()
+        await unprepare_call(node, ref(found))
+        assert cls.undone == ["3", "2", "1"]
+
+
+async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again() -> None:
+    cls = stepwise()
+    cls.fail_at, cls.fail_undo = 3, "2"
+    async with node_with(cls, http_address="127.0.0.1:0") as node:
+        found = await one(node)
+        await prepare_call(node, ref(found))
+        (record,) = await node.plugin.claims.store.all()
+        assert (str(record.state), record.attempts) == ("Unpreparing", 1)
+        assert "cannot be reversed now" in record.error
+        assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
+        assert cls.undone == ["3", "1"]
+        report = await node.plugin.claims.reconciler.once()
+        assert report.undo_failed == [record.uid]
+        cls.fail_undo = ""
+        report = await node.plugin.claims.reconciler.once()
+        assert report.undone == [record.uid]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_error() -> None:
+    cls = stepwise()
+    cls.forget_await = True
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "on_undo('step', ...) was not awaited" in error
+        cls.forget_await, cls.unknown_step = False, True
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "has no method undo_nothing_like_it(claim, **data)" in error
+        assert await node.leftovers() == NOTHING
+
+
+async def test_a_step_whose_await_was_forgotten_is_still_reversed_when_prepare_fails() -> None:
+    cls = stepwise()
+    cls.forget_await, cls.fail_at = True, 3
+    async with node_with(cls) as node:
+        found = await one(node)
+        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        assert "OSError: step 3 broke" in error
+        assert cls.undone == ["3", "2", "1"]
+        assert await node.leftovers() == NOTHING
+
+
+async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
+    class Yielding(Stepwise):
+        thread = 0
+
+        def devices(self) -> Iterator[Device]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            yield from (Device(f"s-{i}") for i in range(2))
+
+        async def prepare(self, claim: Claim) -> AsyncIterator[PreparedDevice]:  # type: ignore[override]
+            for d in claim.devices:
+                await claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    class Plain(Yielding):
+        def prepare(self, claim: Claim) -> Iterator[PreparedDevice]:  # type: ignore[override]
+            type(self).thread = threading.get_ident()
+            for d in claim.devices:
+                claim.on_undo("step", number=int(d.name[-1]))
+                yield d.prepared()
+
+    for cls in (Yielding, Plain):
+        async with node_with(cls) as node:
+            devices = [{"pool": "node-1", "device": f"s-{i}"} for i in range(2)]
+            found = await allocate(node, "c", devices)
+            answer = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
+            assert not answer.error
+            assert [d.device_name for d in answer.devices] == ["s-0", "s-1"]
+            assert cls.thread != threading.get_ident()
+            await unprepare_call(node, ref(found))
+            assert cls.undone == ["1", "0"]
+            assert await node.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "raised",
+    [
+        StopIteration(),
+        asyncio.CancelledError(),
+        SystemExit(0),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        BaseExceptionGroup("all", [SystemExit(0), OSError("x")]),
+        OSError("\ud800 \x00"),
+    ],
+    ids=repr,
+)
+async def test_whatever_a_method_raises_one_claim_fails_and_the_plugin_goes_on(
+    raised: BaseException, plain: bool
+) -> None:
+    class Raising(Toy):
+        broken = True
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return await super().prepare(claim)
+
+    class PlainRaising(Raising):
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+            if claim.name == "bad" and type(self).broken:
+                raise raised
+            return [d.prepared() for d in claim.devices]
+
+    cls = PlainRaising if plain else Raising
+    async with node_with(cls) as node:
+        bad = await allocate(node, "bad", [{"pool": "node-1", "device": "toy-0"}])
+        good = await allocate(node, "good", [{"pool": "node-1", "device": "toy-1"}])
+        answer = await prepare_call(node, ref(bad), ref(good))
+        error = answer.claims[bad["metadata"]["uid"]].error
+        assert error.startswith("DRIVER_FAILED: the driver's prepare raised ")
+        assert not answer.claims[good["metadata"]["uid"]].error
+        cls.broken = False
+        assert not (await prepare_call(node, ref(bad))).claims[bad["metadata"]["uid"]].error
+
+
+async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
+    class Picky(Toy):
+        gate: asyncio.Event
+
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            if claim.name == "slow":
+                await type(self).gate.wait()
+            return await super().prepare(claim)
+
+    Picky.gate = asyncio.Event()
+    async with node_with(Picky, call_timeout=30) as node:
+        slow = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
+        quick = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
+        waiting = asyncio.create_task(prepare_call(node, ref(slow)))
+        answer = await prepare_call(node, ref(quick))
+        assert not answer.claims[quick["metadata"]["uid"]].error
+        assert not waiting.done()
+        Picky.gate.set()
+        assert not (await waiting).claims[slow["metadata"]["uid"]].error
+
+
+async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call() -> None:
+    class Hanging(Toy):
+        gate: asyncio.Event
+
+        async def unprepare(self, claim: PreparedClaim) -> None:
+            await type(self).gate.wait()
+
+    Hanging.gate = asyncio.Event()
+    async with node_with(Hanging, call_timeout=0.5) as node:
+        first = await allocate(node, "first", [{"pool": "node-1", "device": "toy-0"}])
+        second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
+        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
+        stuck = await unprepare_call(node, ref(first))
+        assert stuck.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        assert not (await settled(node, second["metadata"]["uid"], ref(first), ref(second))).error
+        answer = await prepare_call(node, ref(first), ref(second))
+        assert answer.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        Hanging.gate.set()
+        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
+
+
+class Lines(logging.Handler):
+    """Everything the plugin logs, as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(TextFormatter().format(record))
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    handler = Lines()
+    logging.getLogger("dra_kubeletplugin").addHandler(handler)
+    yield handler.lines
+    logging.getLogger("dra_kubeletplugin").removeHandler(handler)
+
+
+async def test_an_event_repeats_byte_for_byte_and_leads_to_the_traceback_in_the_log(logged: list[str]) -> None:
+    class Deep(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return await super().prepare(claim)
+
+    cls: type[Toy] = Deep
+    cls.fail = ZeroDivisionError(f"by {object()}")
+    async with node_with(cls) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        errors = set()
+        for _ in range(3):
+            cls.fail = ZeroDivisionError(f"by {object()}")
+            errors.add((await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error)
+    (event,) = errors
+    assert "raised ZeroDivisionError: by <object object> (claims/test_undo_steps_processes.py:" in event
+    operation = next(line for line in logged if event in line).partition("[")[2].partition("]")[0]
+    assert len(operation) == 8
+    traceback = next(line for line in logged if "Traceback" in line and "ZeroDivisionError: by " in line)
+    assert f"[{operation}]" in traceback
+
+
+def test_log_lines_are_text_or_json_with_the_operation() -> None:
+    import json
+
+    record = logging.LogRecord("dra_kubeletplugin.x", logging.INFO, "f", 1, "hello %s", ("you",), None)
+    with operation("0123abcd"):
+        assert TextFormatter().format(record).endswith("info    x [0123abcd] hello you")
+        parsed = json.loads(JsonFormatter().format(record))
+    assert (parsed["message"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
+
+
+async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:
+    cls = toy()
+    async with node_with(cls) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        await node.stop()
+        with node.cluster.api_away():
+            from dra_kubeletplugin.plugin.node import Plugin
+
+            plugin = Plugin(cls(), node.settings, node.cluster.config)
+            async with plugin.running():
+                await plugin.registration.registered.wait()
+                assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+                assert any("slices are not published" in line for line in await plugin.not_ready())
+        await node.start()
+        assert await node.leftovers() == NOTHING
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+async def test_every_version_of_the_api_publishes_and_prepares(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fixed(self: KubeClient) -> str:
+        return version
+
+    monkeypatch.setattr(KubeClient, "dra_version", fixed)
+    async with (
+        LocalCluster(runtime_config={f"resource.k8s.io/{version}": True}) as cluster,
+        on_node(cluster, toy()) as node,
+    ):
+        await node.run_pod(parameters={"colour": "blue"})
+        assert (await node.plugin.client.dra("resourceslices")).version == version
+        assert (await node.plugin.published(60)).current
+        await node.delete_pod()
+
+
+async def test_metrics_and_probes_are_served_over_http() -> None:
+    import urllib.request
+
+    async with node_with(toy(), http_address="127.0.0.1:0") as node:
+        await node.run_pod()
+
+        def fetch(path: str) -> tuple[int, str]:
+            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=30) as answer:
+                return answer.status, answer.read().decode()
+
+        assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")
+        assert (await asyncio.to_thread(fetch, "/healthz"))[0] == 200
+        status, text = await asyncio.to_thread(fetch, "/metrics")
+        assert status == 200
+        assert 'dra_requests_total{operation="prepare",result="ok"} 1.0' in text
+        assert "dra_registered 1.0" in text
+
+
+@pytest.mark.gates("DRADeviceTaints")
+async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_goes() -> None:
+    cls = toy()
+    async with node_with(cls) as node:
+        await node.run_pod()
+        cls.count = 0
+        await node.rescan()
+
+        def published() -> dict[str, Any]:
+            return {d["name"]: d for s in node.cluster.slices() for d in s["spec"].get("devices") or []}
+
+        async def tainted() -> bool:
+            return list(published()) == ["toy-0"] and bool(published()["toy-0"].get("taints"))
+
+        await node.cluster.wait("the taint", tainted)
+        await node.delete_pod()
+
+        async def gone() -> bool:
+            return not published()
+
+        await node.cluster.wait("the device to go", gone)
+
+
+async def test_a_start_that_fails_halfway_leaves_nothing_running() -> None:
+    from dra_kubeletplugin.errors import SocketError
+
+    class Lived(Toy):
+        ended = False
+
+        async def stop(self) -> None:  # type: ignore[override]
+            type(self).ended = True
+
+    async with node_with(Lived) as node:
+        await node.stop()
+        Lived.ended = False
+        in_the_way = node.plugin.paths.registration
+        in_the_way.write_text("precious")
+        with pytest.raises(SocketError, match="is no socket"):
+            await node.start()
+        assert Lived.ended
+        assert not node.plugin.paths.dra.exists()
+        assert list((node.settings.plugin_dir / "processes").iterdir()) == []
+        assert in_the_way.read_text() == "precious"
+        in_the_way.unlink()
+        await node.start()
+
+
+async def test_a_driver_that_cannot_start_is_told_before_any_socket_is_there() -> None:
+    class Broken(Toy):
+        broken = False
+
+        def start(self) -> None:
+            if type(self).broken:
+                raise PermanentError("the vendor's library is missing: install libtoy")
+
+    async with node_with(Broken) as node:
+        await node.stop()
+        Broken.broken = True
+        with pytest.raises(PermanentError, match="libtoy"):
+            await node.start()
+        assert not node.plugin.paths.registration.exists()
+        Broken.broken = False
+
+
+async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Node(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
+
+    async with node_with(Node, dev_root=tmp_path) as node:
+        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid = found["metadata"]["uid"]
+        error = (await prepare_call(node, ref(found))).claims[uid].error
+        assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
+        (tmp_path / "toy0").touch()
+        assert not (await prepare_call(node, ref(found))).claims[uid].error
+
+
+async def test_a_path_that_a_described_host_has_not_is_given_up_and_told_where_to_name_it() -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Node(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
+
+    async with node_with(Node, host={"functions": []}) as node:
+        with pytest.raises(PodError) as told:
+            await node.run_pod(patience=0.1)
+    assert re.fullmatch(
+        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: it is a "
+        r"described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of "
+        r"\(claims/test_undo_steps_processes\.py:\d+\) \[DRA-E124\]",
+        told.value.why,
+    )
+    async with node_with(Node, host={"functions": [], "nodes": {"toy0": "c 240:0"}}) as node:
+        await node.run_pod()
+
+
+async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_in_the_call_is_not() -> None:
+    from dra_kubeletplugin import ContainerEdits
+
+    class Odd(Toy):
+        async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+            match claim.name:
+                case "text":
+                    return [d.prepared(data={"serial": "\ud800"}) for d in claim.devices]
+                case "env":
+                    return [d.prepared(ContainerEdits(env={"A": "\udc80"})) for d in claim.devices]
+            return await super().prepare(claim)
+
+    async with node_with(Odd) as node:
+        names = ["text", "env", "good"]
+        found = {n: await allocate(node, n, [{"pool": "node-1", "device": f"toy-{i}"}]) for i, n in enumerate(names)}
+        answer = await prepare_call(node, *(ref(c) for c in found.values()))
+        errors = {n: answer.claims[c["metadata"]["uid"]].error for n, c in found.items()}
+        assert errors["text"].startswith(
+            "BAD_ANSWER: claim default/text: device toy-0: data.serial is no valid Unicode"
+        )
+        assert errors["env"].startswith("INVALID_CDI: env[0]")
+        assert errors["good"] == ""
+
+
+async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
+    async with node_with(toy(), reconcile_grace=0) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        node.cluster.api.faults.served = set()
+        try:
+            for _ in range(2):
+                report = await node.plugin.claims.reconciler.once()
+                assert report.unprepared == []
+            error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
+            assert error.startswith("API_UNAVAILABLE")
+        finally:
+            node.cluster.api.faults.served = None
+        assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]

@@ -1,0 +1,299 @@
+"""How commands end: at a signal in the midst of work, and without a trace on the terminal or the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dra_kubeletplugin
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cli.shell.exit_codes import Exit
+from dra_kubeletplugin.cli.shell.exit_handling import ended
+from tests.helpers.signals import inherited
+
+HANGS = """
+import time
+from pathlib import Path
+from dra_kubeletplugin import Driver
+
+class Hangs(Driver):
+    name = "hangs.example.com"
+
+    def devices(self):
+        Path("works").touch()
+        time.sleep(1000)
+
+    def prepare(self, claim):
+        return []
+"""
+CHECKS = """
+import time
+from pathlib import Path
+from dra_kubeletplugin import Config, Driver
+
+def hang():
+    Path("works").touch()
+    time.sleep(1000)
+
+class Old(Config):
+    API_VERSION = "checks.example.com/v1alpha1"
+    there: str
+
+class New(Config):
+    API_VERSION = "checks.example.com/v1"
+    OLDER = [Old]
+    there: str
+
+    @classmethod
+    def convert_from(cls, older):
+        hang()
+
+    def __post_init__(self):
+        if self.there == "made":
+            hang()
+
+    def check(self):
+        hang()
+
+class Checks(Driver):
+    name = "checks.example.com"
+    config = New
+
+    def devices(self):
+        return []
+
+    def prepare(self, claim):
+        return []
+"""
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c}
+spec:
+  devices:
+    requests: [{name: r, exactly: {deviceClassName: c}}]
+    config: [{opaque: {driver: checks.example.com, parameters: {apiVersion: checks.example.com/VERSION, there: THERE}}}]
+"""
+LOADS = "import time\nfrom pathlib import Path\nPath('works').touch()\ntime.sleep(1000)\n"
+POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: x}]}\n"
+CONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: "http://127.0.0.1:PORT"}}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+users: [{name: a, user: {token: x}}]
+current-context: a
+"""
+FILES = {
+    "hangs.py": HANGS,
+    "loads.py": LOADS,
+    "checks.py": CHECKS,
+    "pod.yaml": POD,
+    "made.yaml": CLAIM.replace("VERSION", "v1").replace("THERE", "made"),
+    "checked.yaml": CLAIM.replace("VERSION", "v1").replace("THERE", "checked"),
+    "older.yaml": CLAIM.replace("VERSION", "v1alpha1").replace("THERE", "older"),
+}
+LONG = {
+    "inspect": ["inspect", "hangs.py", "--host", "virtual-machine", "--scan-timeout", "1h"],
+    "inspect, importing": ["inspect", "loads.py"],
+    "simulate": ["simulate", "-f", "pod.yaml", "--host", "virtual-machine=3", "--driver", "hangs.py"],
+    "doctor": ["doctor", "--host", "--driver", "hangs.py", "--scan-timeout", "1h"],
+    "dev, importing": ["dev", "loads.py"],
+    "validate, making": ["validate", "made.yaml", "--driver", "checks.py"],
+    "validate, checking": ["validate", "checked.yaml", "--driver", "checks.py"],
+    "validate, converting": ["validate", "older.yaml", "--driver", "checks.py"],
+    "explain": ["explain", "--kubeconfig", "config"],
+    "top": ["top", "--once", "--kubeconfig", "config"],
+    "gather": ["gather", "out.tar.gz", "--kubeconfig", "config"],
+    "cleanup": ["cleanup", "--kubeconfig", "config", "--driver-name", "x.example.com", "--node-name", "n"],
+}
+SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
+
+
+@pytest.mark.cases(7)
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("words", LONG.values(), ids=LONG)
+def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
+    tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
+    """The server takes connections and never answers."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with contextlib.ExitStack() as held:
+        server = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+        server.settimeout(60)
+        for name, text in FILES.items():
+            (tmp_path / name).write_text(text)
+        (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
+        argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
+        env = {**os.environ, "TMPDIR": str(temporary)}
+        process = as_from_a_terminal(argv, tmp_path, env)
+        with process:
+            if "config" in words:
+                held.enter_context(server.accept()[0])
+            else:
+                _wait_for(tmp_path / "works", process)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (SIGNALS[number], "", "")
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "out.tar.gz").exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -> None:
+    """A transport half made complains when it is collected; which step the signal meets is chance, so each must end well."""
+    steps = []
+
+    async def work() -> None:
+        def step() -> None:
+            os.kill(os.getpid(), number)
+            steps.append("whole")
+
+        asyncio.get_running_loop().call_soon(step)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            steps.append("unwound")
+
+    with inherited(SIGNALS):
+        assert ended(lambda: asyncio.run(work()) or 0) == SIGNALS[number]
+    assert steps == ["whole", "unwound"]
+
+
+SCRIPT = """
+from dra_kubeletplugin import Driver, run
+
+class Own(Driver):
+    DOC
+    name = "own.example.com"
+
+    def devices(self):
+        return []
+
+    def prepare(self, claim):
+        return []
+
+run(Own)
+"""
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("doc", ['""" """', '"""Its own words."""', "pass"])
+@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, doc: str, redirected: str) -> None:
+    (tmp_path / "own.py").write_text(SCRIPT.replace("DOC", doc))
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" own.py --help {redirected}', sys.executable],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (Exit.WRONG, "")
+    assert re.fullmatch(r"dra: the output cannot be written: .+\n", done.stderr)
+    shown = subprocess.run(
+        [sys.executable, "own.py", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ("Its own words." if "own" in doc else "Own") in shown.stdout
+
+
+def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    with inherited(SIGNALS):
+        return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain"],
+        ["top", "--once"],
+        ["simulate", "-f", "pod.yaml"],
+        ["doctor", "--no-host", "--kubeconfig", "~/none"],
+        ["explain", "--kubeconfig", "~/none"],
+        ["cleanup", "--driver-name", "x.example.com", "--node-name", "n", "--kubeconfig", "~/none"],
+    ],
+    ids=" ".join,
+)
+def test_an_account_without_a_home_is_told_what_any_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """As a user id of a cluster's choice in a container has none."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 123456)
+    assert main(words) == (Exit.WELL if words[0] == "doctor" else Exit.WRONG)  # which knows nothing then, and says so
+    said = "".join(capsys.readouterr())
+    assert "kubeconfig" in said
+    assert "RuntimeError" not in said
+
+
+def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        with pytest.raises(subprocess.TimeoutExpired):  # it has not ended
+            process.wait(0.05)
+
+
+def on_terminal(tmp_path: Path, *words: str, **env: str) -> str:
+    """What a command says on standard error where that is a terminal of 30 columns."""
+    ours, theirs = pty.openpty()
+    whole = {**os.environ, "TERM": "xterm", "COLUMNS": "30", **env}
+    with subprocess.Popen(
+        [sys.executable, "-m", "dra_kubeletplugin", *words], stdout=subprocess.DEVNULL, stderr=theirs, env=whole
+    ):
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                said += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    return said.decode()
+
+
+def test_long_work_tells_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(POD)
+    driver = str(Path(__file__).parents[3] / "drivers/gpu_example")
+    words = [
+        "simulate",
+        "-f",
+        str(tmp_path / "pod.yaml"),
+        "--host",
+        "virtual-machine=3",
+        "--driver",
+        driver,
+        "-o",
+        "json",
+    ]
+    said = on_terminal(tmp_path, *words)
+    assert "devices of node 3 of 3" in said
+    assert "\n" not in said
+    assert max(len(line) for line in said.split("\r")) < 30, "a longer line would break, and not be rewritten"
+    assert re.search(r"\r +\r$", said), "the last thing is that it goes"
+    assert on_terminal(tmp_path, *words, TERM="dumb") == ""
+
+
+def test_names_of_the_package_are_each_where_it_says() -> None:
+    homes = dra_kubeletplugin._HOMES
+    assert set(dra_kubeletplugin.__all__) == {*homes, "__version__", "run"}
+    assert all(getattr(dra_kubeletplugin, name) is not None for name in homes)
+    assert set(dra_kubeletplugin.__all__) <= set(dir(dra_kubeletplugin))
+    with pytest.raises(AttributeError, match="has no attribute 'Divice'"):
+        dra_kubeletplugin.Divice  # noqa: B018
+
+
+def test_the_version_is_told_without_what_a_driver_needs() -> None:
+    code = "import sys; from dra_kubeletplugin.cli import main; main(['--version']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"msgspec", "asyncio", "ssl", "grpc", "yaml", "dra_kubeletplugin.driver", "importlib.metadata"}

@@ -1,0 +1,379 @@
+"""Every command, found by walking the parser: help, odd words, documents, exit codes. What one command does is tested elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import cli
+from dra_kubeletplugin.cli import commands, main, reference
+from dra_kubeletplugin.cli.shell import output
+from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS, Exit
+from dra_kubeletplugin.cli.shell.parsing import Parser, command_first
+
+ROOT = Path(__file__).parents[2]
+GPU = str(ROOT / "drivers/gpu_example")
+COMMANDS = commands()
+ALL = pytest.mark.parametrize("command", COMMANDS)
+WITH_OUTPUT = [c for c, p in COMMANDS.items() if "text" in (getattr(p.known("-o"), "choices", None) or ())]
+
+
+@pytest.mark.parametrize(("module", "function"), cli._WHOLE.values(), ids=cli._WHOLE.keys())
+def test_every_command_has_the_function_that_runs_it(module: str, function: str) -> None:
+    """They are named by strings, which a rename of a module or function does not change."""
+    assert callable(getattr(importlib.import_module(f"dra_kubeletplugin.cli.{module}"), function))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        code = main(words)
+    except SystemExit as e:
+        code = int(e.code or 0)
+    told = capsys.readouterr()
+    assert code in MEANINGS
+    return code, told.out, told.err
+
+
+@ALL
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_help_names_every_option_on_any_width(
+    command: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, err = run(capsys, *command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert f"dra {command}".split() == out.split()[1 : 2 + len(command.split())]
+    assert not [o for a in COMMANDS[command]._actions for o in a.option_strings if o not in out]
+
+
+@ALL
+def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 5]:
+        wrong = option[:-2] + option[-1] + option[-2] + "x"
+        code, out, err = run(capsys, *command.split(), wrong)
+        assert (code, out, err.count("\n")) == (Exit.WRONG, "", 1)
+        near = re.search(r"there is no option (\S+), did you mean '(\S+)'\?", err)
+        assert near, err
+        assert near[1] == wrong
+        assert near[2] in {o for a in COMMANDS[command]._actions for o in a.option_strings}
+    code, out, err = run(capsys, *command.split(), "--qqqqqq=1")
+    assert (code, out, err) == (Exit.WRONG, "", f"dra: there is no option --qqqqqq; see dra {command} --help\n")
+
+
+@ALL
+def test_an_abbreviated_option_is_not_guessed_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 6]:
+        if COMMANDS[command].known(option[:-1]) is None:
+            assert run(capsys, *command.split(), option[:-1])[0] == Exit.WRONG
+
+
+@ALL
+def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in COMMANDS[command]._actions:
+        if action.option_strings and action.choices:
+            code, out, err = run(capsys, *command.split(), action.option_strings[0], "qqqqqq")
+            assert (code, out, err.count("\n")) == (Exit.WRONG, "", 1)
+            assert f"'qqqqqq' is none of {', '.join(map(str, action.choices))}" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "dra: a COMMAND is needed; see dra --help"),
+        (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
+        (["reboot"], "dra: reboot happens to a cluster that runs: did you mean `dra dev reboot`?"),
+        (["completion", "fsh"], "dra: shell: 'fsh' is none of bash, zsh, fish, did you mean 'fish'?"),
+        (["validate"], "dra: FILE is needed; see dra validate --help"),
+        (["dev", "slow"], "dra: SECONDS is needed; see dra dev slow --help"),
+        (["dev", "health", "card-0"], "dra: health is needed: healthy, unhealthy, unknown, reported; see dra dev health --help"),
+        (["dev", "--nodes", "two"], "dra: --nodes: 'two' is no whole number; see dra dev --help"),
+        (["new", "--kind"], "dra: --kind needs a value; see dra new --help"),
+        (["schema", "a.py", "b.py"], "dra: 'b.py' is one word too many; see dra schema --help"),
+        (["explain", "pod/a", "--", "-o", "json"], "dra: '-o' is one word too many; see dra explain --help"),
+        (["claims", "--yes"], "dra: --yes is of `dra claims forget UID` [DRA-E001]"),
+        (["claims", "list", "uid"], "dra: a UID is of `dra claims forget UID` [DRA-E001]"),
+        (["inspect", "--controller"], "dra: --controller is of a driver: give DRIVER too [DRA-E001]"),
+        (["inspect", "--record", "-o", "json"], "dra: --output json: --record prints a described host, which is YAML as it is [DRA-E001]"),
+        (["validate", "x", "--driver-name", "y"], "dra: --driver-name names one driver: give --driver once [DRA-E001]"),
+        (["doctor", "--no-host", "--host-root", "/h"], "dra: --host-root is of this machine, and --no-host does not look at it [DRA-E001]"),
+        (["explain", "-f", "x", "--context", "y"], "dra: --context is of a cluster, and --file is asked in its place [DRA-E001]"),
+        (["simulate", "-f", str(ROOT / "examples"), "--allocatable", "cpu=1"], "dra: --allocatable is of described hosts: give --host and --driver too [DRA-E001]"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_words_is_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, *words) == (Exit.WRONG, "", f"{said}\n")
+
+
+def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() -> None:
+    assert set(reference.SHAPES) == set(WITH_OUTPUT) - {c for c in WITH_OUTPUT if c.startswith("dev ")}
+    page = (ROOT / "docs/commands.md").read_text()
+    assert page == reference.page(), "run `make docs`"
+    shown = " ".join((ROOT / "docs/commands.md").read_text().split())
+    for code, meaning in MEANINGS.items():
+        assert f"| {code.value} | {meaning}".replace("| head", "\\| head") in shown
+
+
+# --- words in any order ---------------------------------------------------------------------------------
+
+
+@given(
+    st.permutations(["claims", "-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-wait 1s"])
+)
+def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
+    """The places (command, action, UID) keep theirs; what stands between or before them is free."""
+    places = iter(["claims", "forget", "uid-1"])
+    ordered = [next(places) if w in {"claims", "forget", "uid-1"} else w for w in words]
+    top = Parser(prog="dra")
+    below = top.add_subparsers(dest="command")
+    for name, parser in COMMANDS.items():
+        if " " not in name:
+            below.add_parser(name, parents=[parser], add_help=False)
+    found = top.parse_args(" ".join(ordered).split())
+    assert (found.command, found.action, found.uid, found.yes) == ("claims", "forget", "uid-1", True)
+    assert (found.output, found.driver_name, found.lock_wait) == ("json", "x.example.com", "1s")
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "claims",
+                "dev",
+                "status",
+                "--",
+                "-o",
+                "json",
+                "--yes",
+                "-ojson",
+                "-",
+                "",
+                "x",
+                "--state=a",
+                "-h",
+                "--version",
+                "\udcff",
+            ]
+        )
+    )
+)
+def test_no_words_are_lost_or_made_up(words: list[str]) -> None:
+    assert sorted(command_first(words, COMMANDS)) == sorted(words)
+
+
+def test_after_two_dashes_nothing_is_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-o").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")
+    assert run(capsys, "validate", "--", "-o")[:2] == (0, "ok ConfigMap a (-o:1)\n")
+
+
+# --- documents ------------------------------------------------------------------------------------------
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Odd:
+    some_field: Any
+    a_map: Any = None
+
+
+TEXTS = st.text(alphabet=st.characters(exclude_categories=[]) | st.sampled_from("\udc80\x1b\x85\u2028:#- \n"))
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | TEXTS
+    | st.binary()
+    | st.just(Colour.RED)
+    | st.just(Path("/a")),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner) | st.builds(Odd, inner, inner),
+    max_leaves=10,
+)
+
+
+@given(ANYTHING, st.booleans())
+def test_json_and_yaml_of_anything_say_the_same_and_can_be_read_anywhere(answer: object, unicode: bool) -> None:
+    answer = Odd(answer)
+    plain = output.document(answer)
+    asjson, asyaml = (output.encoded(answer, form, unicode=unicode) for form in ("json", "yaml"))
+    assert json.loads(asjson, parse_constant=pytest.fail) == plain
+    assert yaml.safe_load(asyaml) == plain
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", asjson + asyaml)
+    if not unicode:
+        assert (asjson + asyaml).isascii()
+
+
+def _manifest(tmp_path: Path, text: str) -> str:
+    (tmp_path / "m.yaml").write_text(text)
+    return str(tmp_path / "m.yaml")
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers: [{name: c, image: x, resources: {claims: [{name: d}]}}]
+  resourceClaims: [{name: d, resourceClaimName: none}]
+"""
+ANSWERED: dict[str, Callable[[Path], list[str]]] = {
+    "inspect": lambda tmp: ["inspect", "--host", "virtual-machine"],
+    "inspect, a driver": lambda tmp: ["inspect", GPU, "--host", "virtual-machine"],
+    "validate": lambda tmp: ["validate", _manifest(tmp, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")],
+    "validate, wrong": lambda tmp: ["validate", _manifest(tmp, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: Ä}\n")],
+    "explain, one": lambda tmp: ["explain", "p", "-f", _manifest(tmp, POD)],
+    "explain, all": lambda tmp: ["explain", "-f", _manifest(tmp, POD)],
+    "explain, none": lambda tmp: ["explain", "-f", _manifest(tmp, "apiVersion: v1\nkind: Node\nmetadata: {name: node}\n")],
+    "simulate": lambda tmp: ["simulate", "-f", _manifest(tmp, POD), "--host", "virtual-machine=2", "--driver", GPU],
+    "doctor": lambda tmp: ["doctor", "--no-host"],
+    "gather": lambda tmp: ["gather", "--no-host", str(tmp / f"{len(list(tmp.iterdir()))}.tar.gz")],
+    "new": lambda tmp: ["new", f"acme-{len(list(tmp.iterdir()))}", "--kind", "sdk", "-C", str(tmp)],
+    "claims": lambda tmp: ["claims", "--kubelet-root", str(_records(tmp))],
+}  # fmt: skip
+
+
+def _records(tmp: Path) -> Path:
+    """A kubelet's folder with an empty database of records."""
+    import sqlite3
+
+    from dra_kubeletplugin.claims.store.schema import make_tables
+
+    folder = tmp / "plugins/x.example.com"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "records.db").exists():
+        db = sqlite3.connect(folder / "records.db")
+        make_tables(db)
+        db.commit()
+        db.close()
+    return tmp
+
+
+def shape(command: str) -> dict[str, Any]:
+    """The JSON Schema of what is documented for a command."""
+
+    def renamed(schema: Any) -> Any:
+        if isinstance(schema, dict):
+            out = {k: renamed(v) for k, v in schema.items()}
+            if "properties" in out:
+                out["properties"] = {output.camel(k): v for k, v in out["properties"].items()}
+                out |= {"required": list(out["properties"]), "additionalProperties": False}
+            return out
+        return [renamed(v) for v in schema] if isinstance(schema, list) else schema
+
+    schemas, components = msgspec.json.schema_components(
+        reference.SHAPES[command], ref_template="#/$defs/{name}", schema_hook=lambda kind: {"type": "string"}
+    )
+    return {"anyOf": [renamed(s) for s in schemas], "$defs": {k: renamed(v) for k, v in components.items()}}
+
+
+@pytest.mark.parametrize("case", ANSWERED)
+def test_json_and_yaml_have_the_documented_fields_and_the_code_of_the_text(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    code, text, _ = run(capsys, *ANSWERED[case](tmp_path))
+    coded, asjson, _ = run(capsys, *ANSWERED[case](tmp_path), "-o", "json")
+    codey, asyaml, _ = run(capsys, "-o", "yaml", *ANSWERED[case](tmp_path))
+    assert (coded, codey) == (code, code)
+    assert code in {Exit.WELL, Exit.FOUND, Exit.UNSURE}
+    document = json.loads(asjson)
+    command = case.partition(",")[0]
+    jsonschema.validate(document, shape(command))
+    if command not in {"gather", "new"}:  # which name something new each time
+        assert yaml.safe_load(asyaml) == document
+    devices = [d["name"] for pool in document.get("pools", []) for d in pool["devices"]]
+    names = devices or [
+        o.get("object") or o["address"] for key in ("objects", "functions") for o in document.get(key, [])
+    ]
+    assert not [name for name in names if name not in text], "the same is in the text"
+
+
+def test_every_command_with_an_answer_was_asked_for_it() -> None:
+    asked = {case.partition(",")[0] for case in ANSWERED}
+    elsewhere = {
+        "top",
+        "cleanup",
+    }  # which need a cluster: tests/cli/top/test_screen.py, tests/plugin/test_node_processes.py
+    assert asked | elsewhere == set(reference.SHAPES)
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+def dra(
+    *words: str, module: str = "dra_kubeletplugin", redirect: str = "", **env: str
+) -> subprocess.CompletedProcess[str]:
+    script = f'exec "$@" {redirect}'
+    argv = ["bash", "-c", script, "bash", sys.executable, "-m", module, *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=100, env={**os.environ, **env}, check=False)
+
+
+@pytest.mark.parametrize("form", output.FORMS)
+@pytest.mark.parametrize(
+    ("redirect", "said"),
+    [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")],
+    ids=["closed", "full"],
+)
+def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form: str) -> None:
+    done = dra("inspect", "--host", "virtual-machine", "-o", form, redirect=redirect)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        Exit.WRONG,
+        "",
+        f"dra: the output cannot be written: {said}\n",
+    )
+
+
+@pytest.mark.parametrize("words", [["validate", "/no/file"], ["claims"], ["no-command"], ["simulate", "/no/file"]])
+def test_a_fault_that_nobody_can_be_told_is_in_the_exit_code(words: list[str]) -> None:
+    assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.WRONG
+
+
+@pytest.mark.parametrize("redirect", ["<&-", "2>&-", "<&- 2>&-"])
+def test_closed_streams_that_are_not_needed_are_not_missed(redirect: str) -> None:
+    done = dra("inspect", "--host", "virtual-machine", "-o", "json", redirect=redirect)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["functions"]
+
+
+@pytest.mark.parametrize("form", output.FORMS)
+def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_says_the_same(tmp_path: Path, form: str) -> None:
+    file = _manifest(tmp_path, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: grün}\n")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = dra("validate", file, "-o", form, **plain)
+    assert (done.returncode, done.stderr, done.stdout.isascii()) == (Exit.FOUND, "", True)
+    if form != output.TEXT:
+        assert yaml.safe_load(done.stdout)["objects"][0]["object"] == "ConfigMap grün"
+
+
+def test_both_modules_are_the_command_and_the_version_is_quick_to_tell() -> None:
+    for words in (["--version"], ["claims", "--help"], ["clams"]):
+        one, two = dra(*words), dra(*words, module="dra_kubeletplugin.cli")
+        assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
+        assert "__main__" not in one.stdout + one.stderr

@@ -1,0 +1,470 @@
+"""``dra dev`` as a user meets it: real processes, a described machine, verbs from another shell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin import cli
+from dra_kubeletplugin.cli.dev_client_args import VERBS
+from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.localcluster.dev import control
+from tests.helpers.dev_process import GPU, ROOT, Dev, command, running, until
+
+DRIVER = """
+from dra_kubeletplugin import AllocatedDevice, Claim, ContainerEdits, Device, Driver, Health, PreparedDevice
+
+
+class Fpga(Driver):
+    name = "fpga.example.com"
+
+    def devices(self):
+        return [fn.device(attributes={"version": "one"}) for fn in self.host.pci(vendor=0x10EE)]
+
+    def prepare(self, claim: Claim):
+        return [d.prepared(ContainerEdits(device_nodes=d.device.data.nodes("fpga"))) for d in claim.devices]
+
+    def health(self):
+        return {}
+"""
+HOST = """
+functions:
+- {address: "0000:17:00.0", vendor: 0x10ee, device: 0x5000, class: 0x120000, driver: xcl, classes: {fpga: {fpga0: {dev: "240:0"}}}}
+- {address: "0000:18:00.0", vendor: 0x10ee, device: 0x5000, class: 0x120000, driver: xcl, classes: {fpga: {fpga1: {dev: "240:1"}}}}
+"""
+NEW = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000, "driver": "xcl"}
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    """Two nodes with a described host each, and a driver on them."""
+    folder = tmp_path_factory.mktemp("dev")
+    (folder / "driver.py").write_text(DRIVER)
+    (folder / "host.yaml").write_text(HOST)
+    args = (
+        str(folder / "driver.py"),
+        "--host",
+        str(folder / "host.yaml"),
+        "--nodes",
+        "2",
+    )
+    with running(folder, *args) as found:
+        yield found
+    assert not found.state.exists()
+
+
+pytestmark = pytest.mark.kubectl
+
+
+def test_it_says_where_everything_is(dev: Dev) -> None:
+    for node in ("node-1", "node-2"):
+        assert f"{node}: kubelet root {dev.state}/{node}/kubelet" in dev.told
+        assert f"is at {dev.state}/{node}/host: its files behave like sysfs" in dev.told
+        assert (dev.state / node / "host/dev/fpga0").read_text() == "c 240:0\n"
+        assert len(dev.devices(node)) == 2
+    status = dev.verb("status")
+    assert [n["registered"] for n in status["nodes"]] == [{"fpga.example.com": 1}] * 2
+    assert dev.kubectl("get", "nodes", "-o", "name").split() == ["node/node-1", "node/node-2"]
+
+
+def test_nobody_else_may_say_what_happens(dev: Dev) -> None:
+    path = dev.state / control.NAME
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o077) == (0o600, 0)
+
+
+def test_a_function_is_unplugged_and_plugged_in_again(dev: Dev) -> None:
+    assert dev.verb("unplug", "--node", "node-1", "0000:17:00.0")["address"] == "0000:17:00.0"
+    until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
+    assert len(dev.devices("node-2")) == 2
+    assert "no PCI function '0000:17:00.0' on this host, only 0000:18:00.0" in dev.verb(
+        "unplug", "--node", "node-1", "0000:17:00.0"
+    )
+    dev.verb("plug", "--node", "node-1", "0000:17:00.0")
+    until(lambda: len(dev.devices()) == 2)
+    assert (dev.state / "node-1/host/dev/fpga0").exists()
+
+
+def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: Dev, tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text("? " * 100_000)
+    assert "nested too deeply" in dev.verb("plug", "--node", "node-1", str(tmp_path / "deep.yaml"))
+    assert dev.verb("status")["nodes"]
+
+
+def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> None:
+    (tmp_path / "new.yaml").write_text(json.dumps(NEW))
+    dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))
+    until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
+    assert "0000:19:00.0" in dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
+    assert "neither one that was unplugged" in dev.verb("plug", "--node", "node-2", "0000:99:00.0")
+    assert "0000:19:00.0 is already present" in dev.verb("plug", "--node", "node-2", "0000:19:00.0")
+    dev.verb("unplug", "--node", "node-2", "0000:19:00.0")
+    until(lambda: len(dev.devices("node-2")) == 2)
+
+
+def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: Dev) -> None:
+    where = ("--node", "node-1", "pci-0000-17-00-0")
+    dev.verb("health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
+    until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
+    assert "taints" not in dev.devices("node-2")["pci-0000-17-00-0"]
+    dev.verb("health", *where, "reported")
+    until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
+
+
+def test_a_killed_driver_comes_back_and_its_slices_stay(dev: Dev) -> None:
+    before = dev.driver()
+    assert "killed" in command("kill", "--state", str(dev.state), "--node", "node-1", "--down", "0").stdout
+    after = until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
+    assert after["restarts"] == before["restarts"] + 1
+    assert len(dev.devices()) == 2
+
+
+def test_a_driver_that_dies_by_itself_is_started_again(dev: Dev) -> None:
+    before = dev.driver("node-2")
+    os.kill(before["pid"], signal.SIGKILL)
+    until(lambda: (d := dev.driver("node-2"))["phase"] == "ready" and d["pid"] != before["pid"])
+    assert "ended with signal SIGKILL" in dev.log()
+
+
+def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: Dev) -> None:
+    pids = {p: dev.driver(p)["pid"] for p in ("node-1", "node-2")}
+    names = dev.kubectl("get", "resourceslices", "-o", "name")
+    dev.verb("upgrade", "--node", "all")
+    assert all(dev.driver(place)["pid"] != pid for place, pid in pids.items())
+    assert dev.kubectl("get", "resourceslices", "-o", "name") == names
+
+
+def test_a_changed_file_is_run_and_a_broken_one_is_told(dev: Dev) -> None:
+
+    def write(text: str) -> None:
+        """In one step: what is half written when somebody looks would be one change more."""
+        (dev.folder / "next").write_text(text)
+        (dev.folder / "next").replace(dev.folder / "driver.py")
+
+    def published(version: str) -> None:
+        wanted = {"string": version}
+        for node in ("node-1", "node-2"):
+            until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
+            until(lambda node=node: dev.driver(node)["phase"] == "ready")
+
+    write(DRIVER.replace('"one"', '"two"'))
+    published("two")
+    pid = dev.driver()["pid"]
+    write("this is no Python")
+    until(lambda: dev.log().count("SyntaxError") >= 2)
+    until(lambda: dev.driver()["phase"] == "ready")
+    assert dev.driver()["pid"] == pid, "the one before goes on"
+    write(DRIVER)
+    published("one")
+
+
+def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
+    from dra_kubeletplugin.host import Host
+
+    sysfs = dev.state / "node-1/host"
+    boot, other, pid = Host(sysfs).boot_id(), Host(dev.state / "node-2/host").boot_id(), dev.driver()["pid"]
+    dev.verb("reboot", "--node", "node-1")
+    assert Host(sysfs).boot_id() != boot
+    assert Host(dev.state / "node-2/host").boot_id() == other
+    assert (dev.driver()["phase"], dev.driver()["pid"] != pid) == ("ready", True)
+    until(lambda: len(dev.devices()) == 2)
+
+
+def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: Dev) -> None:
+    dev.verb("restart-kubelet", "--node", "all", "--down", "0.05")
+    until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
+    until(lambda: len(dev.devices()) == 2)
+
+
+def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
+    dev.verb("cut-watch")
+    dev.verb("drop-fields", "taints")
+    dev.verb("conflict", "1000")
+    dev.verb("slow", "0.01")
+    faults = dev.verb("status")["faults"]
+    assert 0 < faults.pop("conflicts") <= 1000, "who writes meanwhile, a kubelet its lease say, has met some"
+    assert faults == {"droppedFields": ["taints"], "slow": 0.01}
+    dev.verb("drop-fields")
+    dev.verb("conflict", "0")
+    dev.verb("slow", "0")
+    dev.verb("serve", "v1beta1")
+    assert "resource.k8s.io/v1beta1" in dev.kubectl("api-versions")
+    assert "resource.k8s.io/v1\n" not in dev.kubectl("api-versions")
+    dev.verb("serve")
+    dev.verb("away", "0.1")
+    assert dev.verb("status")["faults"] == {}
+    until(lambda: len(dev.devices()) == 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["restart-kubelet"], "which node? Give --node with one of node-1, node-2, or all"),
+        (["kill", "--node", "node-3"], "no node 'node-3', only node-1, node-2: did you mean"),
+        (["kill", "--driver", "fpga.example.org", "--node", "all"], "did you mean fpga.example.com?"),
+        (["drop-fields", "taint"], "no field of slices 'taint'"),
+        (["health", "--node", "node-1", "pci-0000-17-00-1", "unhealthy"], "did you mean pci-0000-17-00-0?"),
+        (["health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"], "--effect sets the taint"),
+        (["plug", "--node", "node-1", "nowhere.yaml"], "nowhere.yaml is not a file"),
+        (["unplug", "--node", "node-1", "../../etc"], "no PCI function '../../etc'"),
+        (["write", "--node", "node-1", "../../../etc/passwd", "x"], "is not below"),
+        (["write", "--node", "node-1", "bus/nothing", "x"], "No such file"),
+        (["slow", "--", "-1"], "must be from 0 to"),
+        (["away", "1e9"], "must be from 0 to"),
+        (["throttle", "--", "-1"], "must be from 0 to"),
+        (["end", "nobody"], 'pods "nobody" not found'),
+    ],
+)
+def test_a_verb_that_cannot_be_done_says_why(dev: Dev, args: list[str], says: str) -> None:
+    assert says in dev.verb(*args)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"",
+        b"\n",
+        b"{}\n",
+        b'{"verb":"dance"}\n',
+        b'{"verb":"kill","down":"x"}\n',
+        b'{"verb":"stop","x":1}\n',
+        b"\xff" * 2_000_000,
+    ],
+)
+def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(dev.state / control.NAME))
+        with contextlib.suppress(OSError):
+            connection.sendall(request_)
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            assert b'"error":"' in connection.recv(65536)
+    assert dev.verb("status")["faults"] == {}
+
+
+def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: Dev) -> None:
+    assert f"state       {dev.state}" in command("status", KUBECONFIG=dev.kubeconfig).stdout
+    done = command("status", "--state", "/nowhere")
+    assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
+
+
+def test_every_verb_is_offered_and_has_help() -> None:
+    shown = "".join(command("--help").stdout.split())
+    assert all(verb in shown for verb in VERBS)
+    assert "--effect" in command("health", "--help").stdout
+    page = (ROOT / "docs/dev.md").read_text()
+    assert all(f"`{verb}" in page for verb in VERBS)
+
+
+# --- clusters of their own --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a name that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.full
+def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
+    with running(short, "--state", str(short / "s")) as dev:
+        assert "A driver in any language registers in a node's kubelet root" in dev.told
+        (node,) = dev.verb("status")["nodes"]
+        assert dev.verb("reboot") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, "this machine stays up"
+        env = {
+            "NODE_NAME": node["name"],
+            "KUBELET_ROOT": node["kubeletRoot"],
+            "CDI_ROOT": node["cdiRoot"],
+            "LOCAL_CLUSTER": "1",
+        }
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "dra_kubeletplugin.cli", "run", GPU],
+            env=os.environ | env | {"KUBECONFIG": dev.kubeconfig}, cwd=ROOT, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            until(lambda: len(dev.devices()) == 8)
+            until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
+            assert "kill and start a driver that you started yourself" in dev.verb("kill")
+        finally:
+            driver.terminate()
+            driver.wait(60)
+        assert dev.verb("stop") == {}
+        assert dev.process.wait(60) == 0
+    assert (short / "s/kubeconfig").exists(), "--state keeps it"
+
+
+def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(short: Path) -> None:
+    (short / "driver.py").write_text(DRIVER)
+    with running(short, GPU, str(short / "driver.py"), "--state", str(short / "s"), "--host", "virtual-machine") as dev:
+        status = dev.verb("status")
+        assert set(status["nodes"][0]["registered"]) == {"gpu.example.com", "fpga.example.com"}
+        assert "which driver?" in dev.verb("kill")
+        second = command("--state", str(short / "s"))
+        assert second.returncode == 2
+        assert f"belongs to another `dra dev` that runs (process {dev.process.pid})" in second.stderr
+        pids = [d["pid"] for d in status["drivers"]]
+        dev.process.kill()
+        dev.process.wait()
+        until(lambda: not any(_alive(pid) for pid in pids))
+
+
+@pytest.mark.full
+def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
+    with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
+        assert dev.driver("controller")["phase"] == "ready"
+        assert "--host gives" not in dev.told, "no machine would have what is of no node"
+        until(
+            lambda: any(
+                not s["spec"].get("nodeName")
+                for s in json.loads(dev.kubectl("get", "resourceslices", "-o", "json"))["items"]
+            )
+        )
+        before = dev.driver("controller")["pid"]
+        dev.verb("kill", "--node", "controller", "--down", "0")
+        until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return not re.search(r"^State:\s+Z", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([GPU, "--api-address", "nonsense"], "--api-address 'nonsense' is not HOST:PORT"),
+        ([GPU, "--api-address", "127.0.0.1:99999"], "is not HOST:PORT"),
+        (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be had"),
+        (["--nodes", "0"], "--nodes 0: from 1 to 100"),
+        (["--nodes", "2", "--host", "virtual-machine", "--host", "a", "--host", "b"], "once for all, or once for each"),
+        (["--nodes", "2", "--node-name", "x"], "--node-name is of one node"),
+        ([GPU, "drivers/../" + GPU], "two drivers are named gpu.example.com"),
+        (["--image", "busybox=/tmp"], "give --containers too"),
+        (["--containers", "--image", "busybox"], "is not NAME=FOLDER"),
+        (["--apply", "nowhere.yaml"], "--apply nowhere.yaml: No such file"),
+        (["--apply", "{broken}"], "broken:2:19: no YAML"),
+        (["--apply", "{unserved}"], "unserved:3: Thing x: example.com/v1 Thing is not served"),
+        (["--apply", "{nameless}"], "nameless:2: metadata.name: missing"),
+        (["--apply", "{text}"], "text:1: text in place of an object"),
+        (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
+        (["--api-cert", "/dev/null", "--api-key", "/dev/null"], "--api-cert /dev/null"),
+        (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
+        (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
+        (["nowhere.py"], "nowhere.py is not a file"),
+        (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug'?"),
+        (
+            ["--nodes", "2", GPU, "--http-address", ":0"],
+            "--http-address :0: 2 plugins, each driver on each node, cannot share one address",
+        ),
+        ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    files = {
+        "broken": "kind: Pod\nmetadata: {name: [}\n",
+        "unserved": "---\n---\napiVersion: example.com/v1\nkind: Thing\nmetadata: {name: x}\n",
+        "nameless": "apiVersion: v1\nmetadata: {}\n",
+        "text": "hello\n",
+        "refused": "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    given = [a.replace("{", f"{tmp_path}/").replace("}", "") for a in args]
+    code = cli.main(["dev", *given])
+    told = capsys.readouterr().err
+    assert (code, says in told, "Traceback" in told) == (2, True, False), told
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not known here: give one of 1.34, 1.35, 1.36, 1.37"),
+        (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
+        (["--feature-gates", "DRADeviceTaints"], "is not NAME=true or NAME=false"),
+        (
+            ["--kubernetes", "1.37", "--feature-gates", "DRADerivedAttributes=true"],
+            "cannot be switched on in the local cluster",
+        ),
+        (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not known here"),
+    ],
+)
+def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.main(["dev", *args])
+    told = capsys.readouterr().err
+    assert (code, says in told, "Traceback" in told) == (2, True, False), told
+
+
+@pytest.mark.full
+def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
+    gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
+    with running(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
+        assert "as Kubernetes v1.34." in dev.told
+        assert json.loads(dev.kubectl("version", "-o", "json"))["serverVersion"]["minor"] == "34"
+        versions = dev.kubectl("api-versions").split()
+        assert [v for v in versions if v.startswith("resource.k8s.io/")] == [
+            "resource.k8s.io/v1",
+            "resource.k8s.io/v1beta1",
+        ]
+
+
+@pytest.mark.full
+def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
+    done = command(str(tmp_path / "driver.py"))
+    assert done.returncode == 2
+    last = "dra: fpga.example.com on node-1: the driver's start raised RuntimeError: no licence"
+    assert done.stderr.splitlines()[-1].startswith(last)
+
+
+def test_a_function_is_told_as_it_was_described(tmp_path: Path) -> None:
+    described.build(tmp_path, {"functions": [NEW]})
+    given = described.function(tmp_path, "0000:19:00.0")
+    assert given is not None
+    described.remove_function(tmp_path, "0000:19:00.0")
+    described.add_function(tmp_path, given)
+    assert described.function(tmp_path, "0000:19:00.0") == given
+
+
+FAULTY = """
+import asyncio, sys
+from dra_kubeletplugin import cli
+from dra_kubeletplugin.localcluster.scheduler.loop import Scheduler
+
+run = Scheduler.run
+
+async def fails(self):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(self))
+        await self.wait_ready()
+        raise RuntimeError("a fault of ours")
+
+Scheduler.run = fails
+sys.exit(cli.main(["dev"]))
+"""
+
+
+@pytest.mark.full
+def test_the_end_of_a_component_ends_the_command_with_its_name_last_and_no_success() -> None:
+    argv = [sys.executable, "-c", FAULTY]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    assert "ComponentEnded: scheduler failed: " in done.stderr.splitlines()[-1]
+    assert "a fault of ours" in done.stderr

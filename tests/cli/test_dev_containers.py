@@ -1,0 +1,230 @@
+"""What pods of ``dra dev`` do: really run, with --containers, or say what they would have run with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.helpers.dev_process import GPU, Dev, running, until
+
+pytestmark = pytest.mark.kubectl
+CLASS: dict[str, Any] = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "gpu"},
+    "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
+}
+TEMPLATE: dict[str, Any] = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "one"},
+    "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}},
+}
+
+
+def pod(name: str, script: str, *, restart: str = "Never", image: str = "busybox", **spec: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": image, "command": ["sh", "-c", script]}
+    container["resources"] = {"claims": [{"name": "gpu"}]}  # type: ignore[assignment]
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
+    given = {
+        "restartPolicy": restart,
+        "containers": [container],
+        "resourceClaims": claims,
+        "terminationGracePeriodSeconds": 1,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": given | spec}
+
+
+def apply(dev: Dev, *objects: dict[str, Any]) -> None:
+    dev.kubectl("create", "-f", "-", given="\n".join(map(json.dumps, objects)))
+
+
+def status(dev: Dev, name: str) -> Any:
+    return json.loads(dev.kubectl("get", "pod", name, "-o", "json")).get("status", {})
+
+
+def main(dev: Dev, name: str) -> Any:
+    return next(iter(status(dev, name).get("containerStatuses", [])), {"state": {}, "restartCount": 0})
+
+
+def reached(dev: Dev, name: str, phase: str) -> Any:
+    return until(lambda: (s := status(dev, name)).get("phase") == phase and s)
+
+
+def claims_are_gone(dev: Dev) -> bool:
+    return not json.loads(dev.kubectl("get", "resourceclaims", "-o", "json"))["items"]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with running(tmp_path_factory.mktemp("dev"), GPU, "--containers", "--no-reload") as dev:
+        apply(dev, CLASS, TEMPLATE)
+        yield dev
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with running(tmp_path_factory.mktemp("dev"), GPU, "--no-reload") as dev:
+        apply(dev, CLASS, TEMPLATE)
+        yield dev
+
+
+@pytest.mark.runc
+def test_a_pod_runs_with_its_device_ends_and_frees_it(real: Dev) -> None:
+    script = "env | grep -c ^GPU_DEVICE_; echo why > /dev/termination-log"
+    apply(real, pod("once", script))
+    ended = reached(real, "once", "Succeeded")["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "why\n")
+    assert int(real.kubectl("logs", "once")) >= 2
+    until(lambda: claims_are_gone(real))
+    real.kubectl("delete", "pod", "once")
+
+
+@pytest.mark.runc
+def test_a_container_that_fails_is_restarted_where_the_policy_says_so(real: Dev) -> None:
+    apply(real, pod("again", "cat /proc/sys/kernel/random/uuid; exit 3", restart="OnFailure"), pod("failed", "exit 4"))
+    assert reached(real, "failed", "Failed")["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 4
+    until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
+    assert main(real, "again")["lastState"]["terminated"]["exitCode"] == 3
+
+    def both() -> bool:
+        """It goes on to be restarted, perhaps between the two questions."""
+        last, before = (real.kubectl("logs", "again", *options) for options in ((), ("--previous",)))
+        return len(last) == len(before) == 37 and last != before
+
+    until(both)
+    real.kubectl("delete", "pod", "again", "failed")
+
+
+@pytest.mark.runc
+def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_them(real: Dev) -> None:
+    init = {"name": "first", "image": "busybox", "command": ["sh", "-c", "echo first > /data/order"]}
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    given = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    given["spec"]["containers"][0]["volumeMounts"] = mounts
+    given["spec"] |= {
+        "initContainers": [init | {"volumeMounts": mounts}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }
+    apply(real, given)
+    reached(real, "order", "Running")
+    until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
+    assert "gpu-" in real.kubectl("exec", "order", "--", "env")
+    real.kubectl("delete", "pod", "order")
+    until(lambda: claims_are_gone(real))
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize(
+    ("name", "spec", "says"),
+    [
+        (
+            "path",
+            {"volumes": [{"name": "v", "hostPath": {"path": "/etc"}}]},
+            "hostPath /etc: containers here see nothing",
+        ),
+        ("net", {"hostNetwork": True}, "hostNetwork: containers here have a network of their own"),
+        ("image", {}, 'image "nowhere/image:1" is not on this machine'),
+    ],
+)
+def test_what_a_pod_does_not_get_is_told_in_its_events(real: Dev, name: str, spec: dict[str, Any], says: str) -> None:
+    given = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
+    if "volumes" in spec:
+        given["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
+    apply(real, given)
+    until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
+    assert status(real, name)["phase"] == "Pending"
+    assert "started" not in json.dumps(real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
+    real.kubectl("delete", "pod", name)
+
+
+@pytest.mark.runc
+def test_a_privileged_pod_does_not_run(real: Dev) -> None:
+    given = pod("root", "true")
+    given["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    apply(real, given)
+    until(lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root"))
+    until(lambda: main(real, "root")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError")
+    real.kubectl("delete", "pod", "root")
+
+
+@pytest.mark.runc
+def test_a_rebooted_node_runs_its_pods_again(real: Dev) -> None:
+    apply(real, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always"))
+    reached(real, "server", "Running")
+    before = main(real, "server")["containerID"]
+    real.verb("reboot")
+    until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
+    real.kubectl("delete", "pod", "server")
+    until(lambda: claims_are_gone(real))
+
+
+# --- simulated --------------------------------------------------------------------------------------------
+
+
+def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: Dev) -> None:
+    apply(simulated, pod("server", "serve", restart="Always"))
+    reached(simulated, "server", "Running")
+    log = simulated.kubectl("logs", "server")
+    assert "This container is simulated" in log and "\n  GPU_DEVICE_0=gpu-" in log.partition("environment injected:")[2]
+    refused = simulated.kubectl("exec", "server", "--", "true", check=False)
+    assert "containers are simulated here" in refused and "dra dev --containers" in refused
+    assert main(simulated, "server")["containerID"].startswith("simulated://")
+    simulated.verb("end", "server", "--exit-code", "9")
+    until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
+    assert "has no container 'x'" in simulated.verb("end", "server", "-c", "x")
+    simulated.kubectl("delete", "pod", "server")
+
+
+def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: Dev) -> None:
+    prefix = "simulated.dra-kubeletplugin.dev"
+    quick, failing = pod("quick", "nvidia-smi"), pod("failing", "train", restart="OnFailure")
+    quick["metadata"]["annotations"] = {f"{prefix}/duration": "10ms"}
+    failing["metadata"]["annotations"] = {f"{prefix}/duration": "10ms", f"{prefix}/exit-code": "1,0"}
+    apply(simulated, quick, failing)
+    reached(simulated, "quick", "Succeeded")
+    reached(simulated, "failing", "Succeeded")
+    assert main(simulated, "failing")["restartCount"] == 1
+    until(lambda: claims_are_gone(simulated))
+
+
+def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    given = pod(name, "")["spec"] | {"restartPolicy": "Never"}
+    given["containers"][0]["command"] = command
+    template = {"metadata": {"annotations": annotations or {}}, "spec": given}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"template": template, "backoffLimit": 1},
+    }
+
+
+def finished(dev: Dev, name: str) -> Any:
+    found = json.loads(dev.kubectl("get", "job", name, "-o", "json")).get("status", {})
+    return [
+        c["type"]
+        for c in found.get("conditions") or []
+        if c["status"] == "True" and c["type"] in {"Complete", "Failed"}
+    ]
+
+
+@pytest.mark.full
+def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: Dev) -> None:
+    prefix = "simulated.dra-kubeletplugin.dev"
+    short = {f"{prefix}/duration": "10ms"}
+    apply(simulated, job("good", ["train"], short), job("bad", ["train"], short | {f"{prefix}/exit-code": "2"}))
+    assert until(lambda: finished(simulated, "good")) == ["Complete"]
+    assert until(lambda: finished(simulated, "bad")) == ["Failed"]
+    until(lambda: claims_are_gone(simulated))
+
+
+@pytest.mark.runc
+def test_jobs_complete_with_their_containers(real: Dev) -> None:
+    apply(real, job("work", ["sh", "-c", "env | grep ^GPU_DEVICE_0="]))
+    assert until(lambda: finished(real, "work")) == ["Complete"]
+    assert real.kubectl("logs", "job/work").startswith("GPU_DEVICE_0=gpu-")
+    until(lambda: claims_are_gone(real))

@@ -1,0 +1,139 @@
+"""``dra doctor`` and ``dra gather`` beside a cluster that runs: what is well, what was broken on purpose, and one file of it all."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.analysis.doctor import Examination, Finding, Level, examine, processes
+from dra_kubeletplugin.analysis.doctor.cluster import PLUGIN, _clock
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.helpers.drivers import Toy, toy
+
+
+@pytest.fixture(autouse=True)
+def only_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the other processes of this machine: one may be a kubelet with a root of its own."""
+    monkeypatch.setattr(processes, "running", lambda root: [processes.at(root, os.getpid())])
+
+
+def of(node: DriverNode[Toy]) -> Examination:
+    settings = node.settings
+    return Examination(
+        api=node.cluster.config,
+        permissions=PLUGIN,
+        kubelet_root=settings.kubelet_root,
+        cdi_root=settings.cdi_root,
+        sysfs_root=settings.sysfs_root,
+        node=settings.node_name,
+        devices={Toy.name: frozenset(f"toy-{i}" for i in range(4))},
+    )
+
+
+async def found(node: DriverNode[Toy], level: Level) -> str:
+    findings: Sequence[Finding] = [f async for f in examine(of(node))]
+    return "\n".join(f"{f.topic}: {f.text}" for f in findings if f.level is level)
+
+
+async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        assert await found(node, Level.FAILURE) == ""
+        well = await found(node, Level.OK)
+        for part in (
+            "toy.example.com (DRAPlugin, v1.DRAPlugin",
+            "records: toy.example.com: 1 claim,",
+            "slices: 4 devices",
+            "API versions: ",
+            "clock: agrees",
+            "feature gates: ",
+        ):
+            assert part in well
+
+
+async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is_not_published_are_failures() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        (path,) = node.settings.cdi_root.glob("*.json")
+        path.unlink()
+        (node.settings.cdi_root / "k8s.toy.example.com-claim_orphan.json").write_text("{}")
+        what = of(node)
+        missing = {Toy.name: frozenset(["toy-0", "toy-9"])}
+        findings = [f async for f in examine(Examination(**{**vars(what), "devices": missing}))]
+        failed = "\n".join(f.text for f in findings if f.level is Level.FAILURE)
+        warned = "\n".join(f.text for f in findings if f.level is Level.WARNING)
+        assert f"is prepared and {path} is missing" in failed
+        assert "finds toy-9 here, and has not published them" in failed
+        assert "claim_orphan.json belongs to no record" in warned
+
+
+async def test_a_server_that_does_not_answer_leaves_what_can_be_seen_here() -> None:
+    async with node_with(toy()) as node:
+        node.cluster.api.faults.down = True
+        what = Examination(**{**vars(of(node)), "timeout": 0.3})
+        findings = [f async for f in examine(what)]
+        assert any(f.topic == "API server" and f.level is Level.FAILURE for f in findings)
+        assert any(f.topic == "sockets" and f.level is Level.OK for f in findings)
+        assert not any("could not be looked at" in f.text for f in findings)
+
+
+async def test_the_commands_answer_with_exit_codes_json_and_one_file_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        secret = {"name": "PASSWORD", "value": "hunter2"}
+        container = {"name": "c", "image": "busybox", "env": [secret], "resources": {"claims": [{"name": "r"}]}}
+        claims = [{"name": "r", "resourceClaimTemplateName": "none"}]
+        spec = {"containers": [container], "resourceClaims": claims}
+        await node.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "secretive"}, "spec": spec})
+        monkeypatch.setenv("KUBECONFIG", str(node.cluster.kubeconfig))
+        settings = node.settings
+        places = [
+            "--kubelet-root",
+            str(settings.kubelet_root),
+            "--cdi-root",
+            str(settings.cdi_root),
+            "--node-name",
+            settings.node_name,
+        ]
+        assert await asyncio.to_thread(main, ["doctor", *places, "-o", "json"]) == 0
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert {"kernel", "sockets", "records", "slices"} <= {f["topic"] for f in findings}
+        path = tmp_path / "out.tar.gz"
+        assert await asyncio.to_thread(main, ["gather", *places, str(path)]) == 0
+        assert path.stat().st_mode & 0o777 == 0o600
+        with tarfile.open(path) as tar:
+            texts = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # type: ignore[union-attr]
+        assert {"out/findings.json", "out/cluster/resourceslices.json", "out/records/toy.example.com.json"} <= set(
+            texts
+        )
+        assert b"hunter2" not in b"".join(texts.values())
+        pods = json.loads(texts["out/cluster/pods.json"])
+        (secretive,) = [p for p in pods if p["metadata"]["name"] == "secretive"]
+        assert secretive["spec"]["containers"][0]["env"] == [{"name": "PASSWORD", "value": "<removed>"}]
+        assert await asyncio.to_thread(main, ["gather", *places, str(path)]) == 2  # it is there already
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "level", "says"),
+    [
+        (1000.0, 1000.1, Level.OK, "agrees"),
+        (980.0, 1030.0, Level.OK, "agrees"),  # an answer that takes long is no drift
+        (1010.0, 1011.0, Level.WARNING, "10 s ahead of"),
+        (900.0, 905.0, Level.FAILURE, "95 s behind"),
+    ],
+)
+def test_a_clock_is_wrong_where_the_server_s_time_is_not_between_question_and_answer(
+    asked: float, answered: float, level: Level, says: str
+) -> None:
+    found = _clock(email.utils.formatdate(1000.0, usegmt=True), asked, answered)
+    assert (found.level, says in found.text) == (level, True), found

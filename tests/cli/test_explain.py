@@ -1,0 +1,247 @@
+"""``dra explain`` against the local API server over HTTPS: kubeconfigs of each form, versions, permissions, pages, words."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.kube import paging
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS
+from tests.helpers.objects import claim, device_class, pod, slice_of, template
+
+JSON = dict[str, Any]
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """Two devices, a pod that has one of them, and one that waits for two."""
+    async with LocalCluster() as cluster:
+        wants_two = claim("two")
+        wants_two["spec"]["devices"]["requests"][0]["exactly"]["count"] = 3
+        await cluster.apply(device_class(), slice_of("node-1", ["d0", "d1"]), template(), wants_two)
+        await cluster.apply(pod("waits", claims=["two"]), pod("bare"))
+        yield cluster
+
+
+async def test_without_a_word_the_kubeconfig_is_the_one_that_kubectl_takes(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".kube" / "config"
+    home.parent.mkdir()
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["contexts"][0]["context"]["namespace"] = "elsewhere"
+    home.write_text(json.dumps(config))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert await asyncio.to_thread(main, ["explain", "waits"]) == 2
+    assert (
+        "there is no pod waits in namespace elsewhere; there is one in namespace default (-n)"
+        in capsys.readouterr().err
+    )
+    assert await asyncio.to_thread(main, ["explain", "waits", "-n", "default"]) == 1
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'none'}:{cluster.kubeconfig}")
+    assert await asyncio.to_thread(main, ["explain", "waits"]) == 1
+
+
+async def dra(cluster: LocalCluster, *words: str, kubeconfig: Path | None = None) -> int:
+    given = str(kubeconfig or cluster.kubeconfig)
+    return await asyncio.to_thread(main, [words[0], "--kubeconfig", given, *words[1:]])
+
+
+@pytest.mark.parametrize("form", ["token", "tokenFile", "exec", "data", "context"])
+async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
+    cluster: LocalCluster, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads(cluster.kubeconfig.read_text())
+    server, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    assert server["server"].startswith("https://")
+    words = ["explain", "pod/waits"]
+    match form:
+        case "tokenFile":
+            (tmp_path / "token").write_text(user.pop("token"))
+            user["tokenFile"] = "token"
+        case "exec":
+            answer = {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "kind": "ExecCredential",
+                "status": {"token": user.pop("token")},
+            }
+            (tmp_path / "answer.json").write_text(json.dumps(answer))
+            code = f"print(open({str(tmp_path / 'answer.json')!r}).read())"
+            user["exec"] = {
+                "apiVersion": answer["apiVersion"],
+                "command": sys.executable,
+                "args": ["-c", code],
+                "interactiveMode": "Never",
+            }
+        case "data":
+            found = Path(server.pop("certificate-authority")).read_bytes()
+            server["certificate-authority-data"] = base64.b64encode(found).decode()
+        case "context":
+            config["contexts"].append(
+                {"name": "other", "context": {**config["contexts"][0]["context"], "namespace": "default"}}
+            )
+            config["contexts"][0]["context"]["cluster"] = "nowhere"
+            words += ["--context", "other"]
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(config))
+    assert await dra(cluster, *words, kubeconfig=file) == 1
+    assert "no node of these has more than 2" in capsys.readouterr().out
+
+
+async def test_without_a_name_all_that_waits_is_listed(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await dra(cluster, "explain") == 1
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["POD", "STATE", "WHY"]
+    assert [row.split()[:2] for row in rows] == [["default/waits", "waits"]]
+    assert await dra(cluster, "explain", "-n", "kube-system") == 0
+    assert capsys.readouterr().out == "no pod waits for devices\n"
+    assert await dra(cluster, "explain", "-o", "json") == 1
+    assert [e["subject"] for e in json.loads(capsys.readouterr().out)["waiting"]] == ["pod default/waits"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_cluster_with_one_version_alone_is_read_in_that(
+    cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await cluster.wait("the claim", lambda: asyncio.sleep(0, cluster.claims()))
+    cluster.api.faults.served = {version}
+    assert await dra(cluster, "explain", "pod/waits", "-o", "json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [r["kind"] for g in found["groups"] for q in g["requests"] for r in q["reasons"]] == ["too-few-devices"]
+
+
+async def test_a_cluster_without_dra_is_told_from_one_without_the_object(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await dra(cluster, "explain", "pod/wait") == 2
+    assert "there is no pod wait in namespace default; there is waits" in capsys.readouterr().err
+    cluster.api.faults.served = set()
+    assert await dra(cluster, "explain", "pod/waits") == 2
+    said = capsys.readouterr().err
+    assert "this cluster does not serve resource.k8s.io" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("pod/bare", "asks for no devices"),
+        ("claim/three", "there is no claim three in namespace default; there is two"),
+        ("service/x", "is neither pod/NAME nor claim/NAME"),
+    ],
+)
+async def test_a_question_without_an_answer_gets_one_sentence(
+    cluster: LocalCluster, what: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await dra(cluster, "explain", what) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
+async def reader(cluster: LocalCluster, tmp_path: Path, *resources: str) -> Path:
+    """A kubeconfig of an account that may list these everywhere, and pods and claims of its own namespace."""
+
+    async def post(path: str, body: JSON) -> JSON:
+        return await cluster.client.call("POST", path, body)
+
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    await post(accounts, {"metadata": {"name": "reader"}})
+    token = (await post(f"{accounts}/reader/token", {"spec": {}}))["status"]["token"]
+    subjects = [{"kind": "ServiceAccount", "name": "reader", "namespace": "default"}]
+    everywhere = [{"apiGroups": ["*"], "resources": list(resources), "verbs": ["list"]}]
+    await post(f"{RBAC}/clusterroles", {"metadata": {"name": "r"}, "rules": everywhere})
+    await post(
+        f"{RBAC}/clusterrolebindings",
+        {"metadata": {"name": "r"}, "roleRef": {"kind": "ClusterRole", "name": "r"}, "subjects": subjects},
+    )
+    own = [
+        {
+            "apiGroups": ["*"],
+            "resources": ["pods", "resourceclaims", "resourceclaimtemplates", "events"],
+            "verbs": ["list"],
+        }
+    ]
+    await post(f"{RBAC}/namespaces/default/roles", {"metadata": {"name": "r"}, "rules": own})
+    await post(
+        f"{RBAC}/namespaces/default/rolebindings",
+        {"metadata": {"name": "r"}, "roleRef": {"kind": "Role", "name": "r"}, "subjects": subjects},
+    )
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
+
+
+async def test_permissions_that_are_missing_are_named_and_the_rest_is_explained(
+    cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = await reader(cluster, tmp_path, "resourceslices", "nodes")
+    assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no node of these has more than 2" in said
+    assert (
+        "cannot list deviceclasses.resource.k8s.io in the cluster: selectors of classes are not known: more devices seem to fit than do; "
+        'ask for a ClusterRole with verb "list" on "deviceclasses" of API group "resource.k8s.io"'
+    ) in said
+    assert "cannot list pods in the cluster" in said
+
+
+async def test_where_slices_may_not_be_read_nothing_is_claimed_of_devices(
+    cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = await reader(cluster, tmp_path, "nodes")
+    assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the answer depends on objects that may not be read" in said
+    assert "cannot list resourceslices.resource.k8s.io in the cluster: no device is known" in said
+    assert "no device is published" not in said
+
+
+async def test_lists_are_read_in_pages(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 3)
+    await cluster.apply(*(claim(f"c{i}") for i in range(10)))
+    cluster.api.faults.calls.clear()
+    assert await dra(cluster, "explain", "claim/c9") == 0
+    assert "1 of 1 node would take it now" in capsys.readouterr().out
+    pages = [
+        path
+        for method, path in cluster.api.faults.calls
+        if path.partition("?")[0].endswith("/resourceclaims") and method == "GET"
+    ]
+    assert len(pages) >= 4
+
+
+async def test_a_pod_that_has_a_node_shows_its_devices_and_what_its_kubelet_says(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No driver is on the node."""
+    await cluster.apply(pod("placed", templates=["t"]))
+
+    async def told() -> bool:
+        await dra(cluster, "explain", "placed", "-o", "yaml")
+        said.append(capsys.readouterr().out)  # events are read after pods, so the word may come before the node
+        return "not registered" in said[-1] and "kind: kubelet" in said[-1]
+
+    said: list[str] = []
+    await cluster.wait("the kubelet's word", told)
+    found = yaml.safe_load(said[-1])
+    assert [d["device"] for c in found["claims"] for d in c["devices"]] == ["d0"]
+    assert [(found["state"], r["kind"]) for r in found["reasons"]] == [("waits", "kubelet")]

@@ -1,0 +1,256 @@
+"""``dra simulate``: the local scheduler places the same pods the same way, and a described cluster is what plugins publish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpu_example.driver import Gpu
+from mig_example.driver import Mig
+
+from dra_kubeletplugin.analysis import Snapshot, simulate, take
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cli.described_cluster import HostKind, allocatable, classes_of, cluster_of
+from dra_kubeletplugin.driver import Driver, load_driver
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.testing.node import node_with
+from tests.helpers.objects import claim_spec, device_class, pod, slice_of, template
+
+JSON = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+
+
+def described(draw: random.Random) -> tuple[list[JSON], list[JSON]]:
+    """A cluster, and what is to run there: one pod after the other, of three sizes."""
+    nodes: list[JSON] = []
+    for i in range(draw.randint(2, 5)):
+        devices = [{"name": f"d{k}", "attributes": {"numa": {"int": k % 2}}} for k in range(draw.randint(1, 5))]
+        allocatable = {"cpu": str(draw.randint(2, 6)), "memory": "16Gi", "pods": "110"}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{i}", "labels": {"zone": f"z{i % 2}"}}}
+        nodes += [{**node, "status": {"allocatable": allocatable, "capacity": allocatable}}, slice_of(f"n{i}", devices)]
+    templates = [template(f"t{n}", claim_spec(count=n)) for n in (1, 2, 3)]
+    templates[1]["spec"]["spec"]["devices"]["constraints"] = [{"matchAttribute": "toy.example.com/numa"}]
+    pods = []
+    for i in range(draw.randint(4, 12)):
+        made = pod(f"p{i:02}", templates=[f"t{draw.randint(1, 3)}"])
+        if draw.random() < 0.3:
+            made["spec"]["nodeSelector"] = {"zone": f"z{draw.randint(0, 1)}"}
+        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(draw.randint(1, 2))}
+        pods.append(made)
+    return [*nodes, device_class(), *templates], pods
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_scheduler_places_the_pods_as_simulated(seed: int) -> None:
+    there, pods = described(random.Random(seed))
+    async with LocalCluster([]) as cluster:
+        await cluster.apply(*there)
+
+        async def tried() -> bool:
+            nodes = (await cluster.client.call("GET", "/api/v1/nodes"))["items"]
+            return not any(n["spec"].get("taints") for n in nodes)
+
+        await cluster.wait("nodes that were looked at", tried)
+        found = simulate(await take(cluster.client, "default"), pods)
+        for made in pods:
+            await cluster.apply(made)
+            name = made["metadata"]["name"]
+
+            async def decided(name: str = name) -> bool:
+                got = await cluster.client.call("GET", f"/api/v1/namespaces/default/pods/{name}")
+                return bool(
+                    got["spec"].get("nodeName")
+                    or any(c["type"] == "PodScheduled" for c in got["status"].get("conditions") or [])
+                )
+
+            await cluster.wait(f"a decision about {name}", decided)
+        real = await placed(cluster)
+    assert {p.pod.partition("/")[2]: (p.node, p.devices) for f in found.workloads for p in f.placed} == real
+
+
+async def placed(cluster: LocalCluster) -> dict[str, tuple[str, tuple[str, ...]]]:
+    snapshot = await take(cluster.client)
+    devices: dict[str, list[str]] = {}
+    for claim in snapshot.claims:
+        for reserved in (claim.get("status") or {}).get("reservedFor") or []:
+            results = claim["status"]["allocation"]["devices"]["results"]
+            devices.setdefault(reserved["name"], []).extend(
+                f"{r['request']}: {r['driver']}/{r['pool']}/{r['device']}" for r in results
+            )
+    nodes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in snapshot.pods}
+    return {name: (node, tuple(devices[name])) for name, node in nodes.items() if node}
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(("driver", "folder"), [(Gpu, "gpu_example"), (Mig, "mig_example")])
+async def test_a_described_cluster_has_the_slices_that_plugins_publish(driver: type, folder: str) -> None:
+    hosts = sorted((ROOT / "drivers" / folder).glob("hosts/*.yaml"))
+    host = str(hosts[0]) if hosts else "nvlink-server"
+    async with node_with(driver, host=host) as node:
+        real = [s["spec"] for s in node.cluster.slices(driver.name)]
+        name = next(iter(node.cluster.nodes))
+    kind = HostKind(host, "x", 1)
+    made = await asyncio.to_thread(
+        cluster_of, [kind], loaded(ROOT / "drivers" / folder), Settings(), allocatable(""), lambda text: None
+    )
+    text = json.dumps([o["spec"] for o in made.objects if o["kind"] == "ResourceSlice"]).replace('"x-1"', f'"{name}"')
+    assert _timeless(json.loads(text)) == _timeless(real)
+    assert {o["kind"] for o in made.objects} == {"Node", "ResourceSlice", "DeviceClass"}
+
+
+def loaded(folder: Path) -> dict[str, type[Driver]]:
+    return {str(folder): load_driver(str(folder))}
+
+
+def _timeless(specs: list[JSON]) -> list[str]:
+    for spec in specs:
+        spec["pool"]["generation"] = 1
+        for device in spec.get("devices") or []:
+            for attribute in (device.get("attributes") or {}).values():
+                attribute.pop("string", None)  # what is told of a node's own name and of random serial numbers
+    return sorted(json.dumps(s, sort_keys=True) for s in specs)
+
+
+def manifest(tmp_path: Path, replicas: int, count: int = 1) -> str:
+    inner = {
+        "containers": [{"name": "main", "image": "x"}],
+        "resourceClaims": [{"name": "g", "resourceClaimTemplateName": "t"}],
+    }
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com", "count": count}}]
+    objects = [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": "t"},
+            "spec": {"spec": {"devices": {"requests": requests}}},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "w"},
+            "spec": {
+                "replicas": replicas,
+                "selector": {"matchLabels": {"app": "w"}},
+                "template": {"metadata": {"labels": {"app": "w"}}, "spec": inner},
+            },
+        },
+    ]
+    file = tmp_path / "manifests" / "w.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump_all(objects))
+    return str(file.parent)
+
+
+HOSTS = ["--host", "nvlink-server=2", "--host", "virtual-machine", "--driver", str(ROOT / "drivers/gpu_example")]
+
+
+def test_a_fleet_of_described_hosts_is_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "-f", manifest(tmp_path, 5, 4), *HOSTS, "--fill"]) == 0
+    said = capsys.readouterr().out
+    assert "Deployment default/w   5      5        1" in said
+    assert "3 nodes; 24 devices; 4 free in the end" in said
+    assert "--allocatable" in said
+
+
+def test_one_of_a_kind_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "-f", manifest(tmp_path, 1, 1), *HOSTS[2:]]) == 0
+    assert "1 node; " in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_explained_and_the_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "-f", manifest(tmp_path, 7, 4), *HOSTS, "-o", "json"]) == 1
+    [fit] = json.loads(capsys.readouterr().out)["workloads"]
+    assert (fit["pods"], len(fit["placed"]), fit["stopped"]["state"]) == (7, 6, "waits")
+
+
+def test_what_hosts_have_beside_devices_counts_where_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(manifest(tmp_path, 3)) / "w.yaml"
+    file.write_text(file.read_text().replace("image: x", "image: x\n        resources: {requests: {cpu: 3}}"))
+    assert main(["simulate", "-f", str(file), *HOSTS, "--allocatable", "cpu=2,pods=5"]) == 1
+    assert "too little cpu" in capsys.readouterr().out
+
+
+def test_on_a_terminal_long_work_shows_how_far_it_is_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["simulate", "-f", manifest(tmp_path, 5), *HOSTS]) == 0
+    seen = capsys.readouterr().err
+    assert "devices of node 3 of 3" in seen
+    assert "placing pods: 5 of 5" in seen
+    assert seen.split("\r")[-1] == ""
+    assert not seen.split("\r")[-2].strip()
+
+
+async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with LocalCluster() as cluster:
+        await cluster.apply(device_class("gpu.example.com"), slice_of("node-1", ["d0", "d1", "d2"]))
+        words = ["simulate", "--kubeconfig", str(cluster.kubeconfig), "-f", manifest(tmp_path, 2), "--fill"]
+        assert await asyncio.to_thread(main, words) == 0
+    assert "Deployment default/w   2      2        1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "nvlink-server=x", "--driver", "drivers/gpu_example"], "--host nvlink-server=x: write HOST=NUMBER"),
+        (["--host", "nvlink-server=2"], "--host and --driver go together"),
+        (["--host", "no-such=2", "--driver", "drivers/gpu_example"], "neither a file nor one of"),
+        (["--host", "nvlink-server", "--driver", "drivers/none.py"], "drivers/none.py is not a file"),
+        (
+            ["--host", "nvlink-server", "--driver", "drivers/gpu_example", "--allocatable", "cpu"],
+            "--allocatable cpu: write NAME=QUANTITY",
+        ),
+        (["--host", "nvlink-server", "--driver", "drivers/gpu_example", "--kubeconfig", "x"], "not both"),
+        (
+            ["-f", "/nowhere.yaml", "--host", "nvlink-server", "--driver", "drivers/gpu_example"],
+            "/nowhere.yaml: No such file",
+        ),
+    ],
+)
+def test_bad_words_get_one_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "-f", manifest(tmp_path, 1), *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
+    made = cluster_of(
+        [HostKind("nvlink-server", "n", 1)], loaded(ROOT / "drivers/gpu_example"), Settings(), allocatable(""), print
+    )
+    objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
+    assert len(simulate(Snapshot.of(made.objects), objects).workloads[0].placed) == 8
+
+
+@pytest.mark.parametrize(
+    "target", ["", "/src/gpu_example", "/src/gpu_example/driver.py", "/src/gpu_example/driver.py:Gpu"]
+)
+def test_the_classes_of_a_driver_are_found_whichever_way_it_is_named(target: str) -> None:
+    found = classes_of(f"{ROOT / 'drivers/gpu_example'}{target}")
+    assert [c["metadata"]["name"] for c in found] == ["gpu.example.com"]
+
+
+def test_a_driver_is_loaded_once(tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        "from pathlib import Path\nfrom dra_kubeletplugin import Device, Driver\n"
+        f"with Path({str(tmp_path / 'loads')!r}).open('a') as loads: print('loaded', file=loads)\n"
+        "class Acme(Driver):\n    name = 'gpu.example.com'\n"
+        "    def devices(self):\n        return [Device('acme-0')]\n"
+        "    def prepare(self, claim):\n        return []\n"
+    )
+    main(["simulate", "-f", manifest(tmp_path, 1), "--host", "nvlink-server", "--driver", str(driver)])
+    assert (tmp_path / "loads").read_text() == "loaded\n"

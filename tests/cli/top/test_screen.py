@@ -1,0 +1,341 @@
+"""`dra top` against the local API server: its table, its screen and keys, what may not be read, and a server that goes and comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.analysis.top.live import LiveOverview
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.kube.credentials import Token
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS
+from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
+
+pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-kubeletplugin[top]'")
+from textual.pilot import Pilot
+
+from dra_kubeletplugin.cli.top.rows import Rows
+from dra_kubeletplugin.cli.top.screen import Sheet, Top
+
+JSON = dict[str, Any]
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+A = "resource.kubernetes.io/"
+
+
+def devices() -> list[JSON]:
+    odd = {"model": {"string": "[red]<b>\x1b[31m"}}
+    return [
+        {
+            "name": f"gpu-{i}",
+            "attributes": {A + "numaNode": {"int": i % 2}, A + "pcieRoot": {"string": f"pci0000:{i}0"}, **odd},
+        }
+        for i in range(4)
+    ]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    """A node with four devices, of which a pod has one, and a pod that wants nine."""
+    async with LocalCluster() as cluster:
+        await cluster.apply(
+            device_class(), slice_of("node-1", devices()), template(), claim("nine", claim_spec(count=9))
+        )
+        await cluster.apply(pod("holds", templates=["t"]), pod("waits", claims=["nine"]))
+        await cluster.wait("a claim with a device", lambda: allocated(cluster))
+        yield cluster
+
+
+async def allocated(cluster: LocalCluster) -> bool:
+    found = await cluster.client.call("GET", "/apis/resource.k8s.io/v1/resourceclaims")
+    return any((c.get("status") or {}).get("allocation") for c in found["items"])
+
+
+async def dra(cluster: LocalCluster, *words: str) -> int:
+    return await asyncio.to_thread(main, ["top", "--kubeconfig", str(cluster.kubeconfig), *words])
+
+
+@asynccontextmanager
+async def screen(
+    cluster: LocalCluster, config: ApiConfig | None = None, node: str = ""
+) -> AsyncIterator[tuple[Top, Pilot[None]]]:
+    async with KubeClient(config or cluster.config) as client:
+        live = LiveOverview(client, node, "default")
+        async with live.running():
+            app = Top(live, "here")
+            async with app.run_test(size=(150, 40)) as pilot:
+                yield app, pilot
+
+
+def lines(app: Top, of: str = "#devices") -> list[str]:
+    rows = app.query_one(of, Rows)
+    return [rows.render_line(y).text.rstrip() for y in range(rows.size.height) if rows.render_line(y).text.strip()]
+
+
+def head(app: Top) -> str:
+    return " ".join(str(app.query_one(f"#{of}").render()) for of in ("head", "notes", "title"))
+
+
+async def shows(app: Top, pilot: Pilot[None], what: str, where: Callable[[], str]) -> None:
+    """Waits until it is on the screen."""
+    async with asyncio.timeout(30):
+        while what not in where():
+            await pilot.pause(0.05)
+
+
+def devices_of(app: Top) -> Callable[[], str]:
+    return lambda: "\n".join(lines(app))
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+async def test_once_prints_a_table_with_holders_and_the_reasons_of_pods_that_wait(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await dra(cluster, "--once") == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "default/holds" in line).split()
+    assert row[:3] == ["node-1", "gpu-0", "held"]
+    waits = next(line for line in out.splitlines() if line.startswith("default/waits"))
+    assert "no node" in waits or "the only node does not take it" in waits
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_json_has_the_same_of_each_version_that_a_cluster_serves(
+    cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.api.faults.served = {version}
+    assert await dra(cluster, "-o", "json", "--node", "node-1") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(d["name"], d["use"]) for d in found["devices"]] == [
+        ("gpu-0", "held"), ("gpu-1", "free"), ("gpu-2", "free"), ("gpu-3", "free"),
+    ]  # fmt: skip
+    assert {p["name"] for p in found["waiting"]} == {"holds", "waits"}
+    assert all(p["reason"] for p in found["waiting"])
+
+
+async def test_a_filter_is_for_json_as_for_the_table(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await dra(cluster, "-o", "json", "--filter", "gpu-2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [d["name"] for d in found["devices"]] == ["gpu-2"]
+    assert found["waiting"] == []
+    assert found["count"]["devices"] == 4, "the sums are of everything, as the table's are"
+
+
+async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await dra(cluster) == 2
+    assert "this is no terminal: add --once" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert await dra(cluster) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'dra-kubeletplugin[top]'" in said
+    assert said.count("\n") == 1
+
+
+async def test_a_cluster_without_dra_gets_one_sentence(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.api.faults.served = set()
+    assert await dra(cluster, "--once") == 2
+    assert "this cluster does not serve resource.k8s.io" in capsys.readouterr().err
+
+
+# --- the screen -----------------------------------------------------------------------------------
+
+
+async def test_the_screen_follows_the_cluster(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+        assert "● held    gpu-0" in "\n".join(lines(app))
+        await cluster.apply(pod("late", templates=["t"]))
+        await shows(app, pilot, "default/late", devices_of(app))
+        await cluster.apply(slice_of("node-2", ["nic-0"], name="other"))
+        await shows(app, pilot, "nic-0", devices_of(app))
+        await cluster.client.delete(await cluster.client.dra("resourceslices"), "other")
+        async with asyncio.timeout(30):
+            while "nic-0" in "\n".join(lines(app)):
+                await pilot.pause(0.05)
+
+
+async def test_keys_filter_group_sort_fold_and_open_details(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "gpu-3", devices_of(app))
+        await pilot.press("slash", *"numa=1", "enter")
+        assert [line.split()[2] for line in lines(app)[1:]] == ["gpu-1", "gpu-3"]
+        assert "2 match 'numa=1'" in head(app)
+        await pilot.press("escape")
+        assert len(lines(app)) == 5
+        titles = []
+        for _ in range(4):
+            await pilot.press("g")
+            titles.append(next(line for line in lines(app) if line.startswith("▾")).split("▕")[0].split())
+        assert titles == [
+            ["▾", "toy.example.com"], ["▾", "node-1", "root", "pci0000:00"], ["▾", "node-1", "NUMA", "0"],
+            ["▾", "node-1", "no", "partitions"],
+        ]  # fmt: skip
+        await pilot.press("g", "s", "r")
+        assert "gpu-0" in lines(app)[-1], "backwards by use the one that is held is last"
+        await pilot.press("r", "s", "s", "s", "c")
+        assert len(lines(app)) == 1
+        await pilot.press("enter", "end", "enter")
+        assert isinstance(app.screen, Sheet)
+        text = str(app.screen.query_one("#sheet Static").render())
+        assert "[red]<b>\ufffd[31m" in text, "what a driver wrote is text, and neither markup nor a terminal's command"
+        await pilot.press("escape", "question_mark")
+        assert "held by a claim" in str(app.screen.query_one("#sheet Static").render())
+
+
+async def test_a_pod_that_waits_has_its_reason_and_enter_shows_the_whole(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "the only node does not take it", lambda: "\n".join(lines(app, "#pods")))
+        await pilot.press("tab", "end")
+        rows = app.query_one("#pods", Rows)
+        rows.cursor = next(i for i, e in enumerate(rows.entries) if "waits" in str(e.row))
+        await pilot.press("enter")
+        async with asyncio.timeout(30):
+            while not isinstance(app.screen, Sheet):
+                await pilot.pause(0.05)
+        assert "9 devices of class devices" in str(app.screen.query_one("#sheet Static").render())
+
+
+async def test_what_is_paused_stays_until_it_goes_on(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+        await pilot.press("p")
+        before, version = lines(app), app._live.follower.version
+        await cluster.apply(pod("late", templates=["t"]))
+        async with asyncio.timeout(30):
+            while app._live.current().count.held < 2 or app._live.follower.version == version:
+                await pilot.pause(0.05)
+        app.look()
+        assert lines(app) == before
+        assert "paused at" in head(app)
+        await pilot.press("p")
+        await shows(app, pilot, "2 of 4 held", devices_of(app))
+
+
+async def test_an_api_server_that_is_away_is_shown_with_since_when_and_comes_back(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "● live", lambda: head(app))
+        cluster.api.faults.down = True
+        cluster.api.drop_connections()
+        await shows(app, pilot, "the API server is away", lambda: head(app))
+        assert "(since " in head(app)
+        assert "1 of 4 held" in "\n".join(lines(app)), "what was known is still shown"
+        cluster.api.faults.down = False
+        await shows(app, pilot, "● live", lambda: head(app))
+
+
+async def may(cluster: LocalCluster, *rules: JSON) -> ApiConfig:
+    """The cluster as somebody sees it who may do this and nothing else."""
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": "default"}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "some"}
+    await cluster.client.call("POST", f"{RBAC}/clusterroles", {"metadata": {"name": "some"}, "rules": list(rules)})
+    binding = {"metadata": {"name": "some"}, "roleRef": ref, "subjects": [subject]}
+    await cluster.client.call("POST", f"{RBAC}/clusterrolebindings", binding)
+    asked = "/api/v1/namespaces/default/serviceaccounts/default/token"
+    token = (await cluster.client.call("POST", asked, {"spec": {}}))["status"]["token"]
+    return ApiConfig(cluster.config.server, cluster.config.tls, Token(token))
+
+
+async def may_now(cluster: LocalCluster, *rules: JSON) -> None:
+    found = await cluster.client.call("GET", f"{RBAC}/clusterroles/some")
+    await cluster.client.call("PUT", f"{RBAC}/clusterroles/some", {**found, "rules": list(rules)})
+
+
+EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["list", "watch"]}
+
+
+async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_what_was_known_stays(
+    cluster: LocalCluster,
+) -> None:
+    async with screen(cluster, await may(cluster, EVERYTHING)) as (app, pilot):
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+        slices = {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["resourceslices", "deviceclasses"],
+            "verbs": ["list", "watch"],
+        }
+        core = {"apiGroups": [""], "resources": ["*"], "verbs": ["list", "watch"]}
+        await may_now(cluster, slices, core)
+        cluster.api.drop_connections()
+        await shows(
+            app, pilot, "cannot list resourceclaims any more: their last known state is shown", lambda: head(app)
+        )
+        assert "1 of 4 held" in "\n".join(lines(app))
+        await may_now(cluster, EVERYTHING)
+        async with asyncio.timeout(30):
+            while "any more" in head(app):
+                await pilot.pause(0.05)
+
+
+async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: LocalCluster) -> None:
+    async with KubeClient(cluster.config) as client:
+        live = LiveOverview(client)
+        await live.follower.start()  # nothing is followed: no object changes
+        assert live.current().gaps == ()
+        live._next = 0.0
+        for kind in live.follower._kinds:
+            kind.reflector.heard, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+        assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
+
+
+async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:
+    some = {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceslices", "deviceclasses"],
+        "verbs": ["list", "watch"],
+    }
+    async with screen(cluster, await may(cluster, some)) as (app, pilot):
+        await shows(app, pilot, "cannot list resourceclaims", lambda: head(app))
+        assert 'verb "list" on "pods"' in head(app)
+        assert "● live" in head(app)
+        assert "gpu-3" in "\n".join(lines(app))
+        await may_now(cluster, EVERYTHING)
+        await shows(app, pilot, "1 of 4 held", devices_of(app))
+
+
+async def test_a_small_terminal_shows_devices_whatever_there_is_to_note(cluster: LocalCluster) -> None:
+    for i in range(8):
+        half = slice_of("node-1", ["d"], name=f"half-{i}")
+        half["spec"]["pool"] = {"name": f"half-{i}", "generation": 1, "resourceSliceCount": 2}
+        await cluster.apply(half)
+    async with screen(cluster) as (app, pilot):
+        await pilot.resize_terminal(60, 12)
+        await shows(app, pilot, "half-7", lambda: head(app))
+        await pilot.pause()
+        assert app.query_one("#devices").size.height >= 3
+
+
+async def test_thousands_of_devices_are_lines_only_where_they_are_seen(cluster: LocalCluster) -> None:
+    for n in range(30):
+        await cluster.apply(slice_of(f"big-{n}", [f"d{i}" for i in range(128)], name=f"big-{n}"))
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "big-1 ", devices_of(app))
+        assert all(line.startswith("▸") for line in lines(app)), "many groups begin folded"
+        made: list[object] = []
+        line = app._device_line
+        rows = app.query_one("#devices", Rows)
+        rows._line = lambda entry: made.append(entry) or line(entry)  # type: ignore[func-returns-value]
+        await pilot.press("c", "end")
+        assert len(rows.entries) == 30 * 129 + 5
+        assert len(made) < 20 * rows.size.height
+
+
+async def test_a_look_that_comes_while_the_screen_ends_is_no_fault(cluster: LocalCluster) -> None:
+    async with screen(cluster) as (app, pilot):
+        await shows(app, pilot, "gpu-3", devices_of(app))
+    app.look()

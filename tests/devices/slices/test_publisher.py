@@ -1,0 +1,325 @@
+"""The publisher beside other writers, and before servers that refuse or answer nonsense: it goes on, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import CounterSet, Device, Pool
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
+from dra_kubeletplugin.devices.slices.server_response import refused_devices
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.resource import SLICES
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from tests.helpers.publisher import DRIVER, SLICES_PATH, api, inventory_of, json, publishing, until
+
+# --- other writers ----------------------------------------------------------------------------------
+
+
+async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_hundreds() -> None:
+    old, new = await inventory_of("a", "b"), await inventory_of("b", "c")
+    async with api() as server, publishing(server, old), publishing(server, new):
+        await asyncio.sleep(5)
+        assert len(server.writes()) <= 6
+
+
+async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_and_comes_forward() -> None:
+    newest = "new"
+    old, new = await inventory_of("a", "b"), await inventory_of("b", "c")
+    async with api() as server, publishing(server, old, lambda: newest == "old") as older:
+        await until(lambda: "not complete yet" in older.fault)
+        assert (older.published.is_set(), server.writes()) == (False, [])
+        async with publishing(server, new, lambda: newest == "new") as newer:
+            await asyncio.wait_for(newer.published.wait(), 30)
+            await asyncio.wait_for(older.published.wait(), 30)
+            await until(lambda: not older.fault)
+            assert server.devices() == ["b", "c"]
+            await old.update([Pool("node", [Device("a")])])
+            await older.current()
+            assert len(server.writes()) == 1, "whoever does not lead writes nothing"
+        newest = "old"
+        await until(lambda: server.devices() == ["a"])
+
+
+async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_told_at_once() -> None:
+    inventory = await inventory_of("a")
+    async with api() as server, publishing(server, inventory), KubeClient(server.config) as client:
+        for _ in range(3):
+            await until(lambda: server.devices() == ["a"])
+            for obj in (await client.list(SLICES))["items"]:
+                await client.delete(SLICES, obj["metadata"]["name"])
+        await until(lambda: server.devices() == ["a"])
+        # Another writer is left alone for a while; what changes here is not.
+        for _ in range(3):
+            (found,) = (await client.list(SLICES))["items"]
+            await client.update(SLICES, {**found, "spec": {**found["spec"], "devices": [{"name": "theirs"}]}})
+            await asyncio.sleep(0.1)
+        assert server.devices() == ["theirs"]
+        await inventory.update([Pool("node", [Device("a"), Device("b")])])
+        await until(lambda: server.devices() == ["a", "b"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(WriterConflict), st.integers(0, 30)), min_size=20, max_size=60))
+def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
+    history: list[tuple[WriterConflict, int]],
+) -> None:
+    contention, now, answers = ConflictBackoff(), 1000.0, []
+    contention.written(now, answer=False)
+    for undone, after in history:
+        now += after
+        delay = contention.delay(undone, now)
+        assert 0 <= delay <= 60
+        now += delay
+        answers.append(now)
+        contention.written(now, answer=True)
+    for start in range(len(answers) - 8):
+        assert answers[start + 8] - answers[start] >= 60, "three at once, then after 5, 10, 20, 40 seconds"
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+def refusing(name: str) -> Callable[[Request], Response | None]:
+    """As a server does whose rules are stricter than ours: the device is named by its place."""
+
+    def answer(request: Request) -> Response | None:
+        if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
+            return None
+        devices = msgspec.json.decode(request.body)["spec"].get("devices", [])
+        at = next((i for i, d in enumerate(devices) if d["name"] == name), None)
+        if at is None:
+            return None
+        cause = {"reason": "FieldValueForbidden", "field": f"spec.devices[{at}].attributes[x]", "message": "Forbidden"}
+        return json({"kind": "Status", "message": "invalid", "code": 422, "details": {"causes": [cause]}}, 422)
+
+    return answer
+
+
+async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() -> None:
+    inventory = await inventory_of("a", "bad", "c")
+    async with api() as server:
+        server.instead = refusing("bad")
+        async with publishing(server, inventory) as publisher:
+            await asyncio.wait_for(publisher.published.wait(), 30)
+            await until(lambda: not publisher.fault)
+            assert server.devices() == ["a", "c"]
+            assert "refused by the API server: attributes[x]: Forbidden" in inventory.left_out["bad"]
+            server.instead = lambda request: None
+            await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
+            await until(lambda: server.devices() == ["a", "bad", "c"])
+
+
+async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_until_something_changes() -> None:
+    inventory = await inventory_of("a")
+    sent: list[str] = []
+
+    def refuse(request: Request) -> Response | None:
+        if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
+            return None
+        sent.append(request.path)
+        return json({"kind": "Status", "message": "no", "code": 422}, 422)
+
+    async with api() as server:
+        server.instead = refuse
+        async with publishing(server, inventory) as publisher, KubeClient(server.config) as client:
+            await until(lambda: "refuses our slices" in publisher.fault)
+            server.instead = lambda request: None
+            made = await client.create(SLICES, _foreign_slice())  # an event on our slices
+            server.instead = refuse
+            await asyncio.sleep(1)
+            assert len(sent) == 1
+            assert publisher.fault
+            server.instead = lambda request: None
+            await client.delete(SLICES, made["metadata"]["name"])
+            await inventory.update([Pool("node", [Device("a"), Device("b")])])
+            await asyncio.wait_for(publisher.published.wait(), 30)
+            assert server.devices() == ["a", "b"]
+
+
+def _foreign_slice() -> dict[str, Any]:
+    pool = {"name": "node", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": "node", "pool": pool, "devices": [{"name": "x"}]}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"generateName": "s-"},
+        "spec": spec,
+    }
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=40), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["details", "causes", "field", "message"]), x, max_size=3)))  # fmt: skip
+def test_no_status_of_a_server_is_too_odd_to_be_read(status: Any) -> None:
+    e = ApiError("no", status=422, details=status if isinstance(status, dict) else {"details": status})
+    assert refused_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
+
+
+# --- nonsense ---------------------------------------------------------------------------------------
+
+ODD_LISTS: dict[str, object] = {
+    "a list": [],
+    "no object": 5,
+    "an item without anything": {"items": [{}]},
+    "an item that is none": {"items": [None]},
+    "items that are none": {"items": 5},
+    "no spec": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}}]},
+    "no metadata": {"items": [{"spec": _foreign_slice()["spec"]}]},
+    "no pool": {"items": [{"metadata": {"name": "s"}, "spec": {"driver": DRIVER, "nodeName": "node"}}]},
+    "a generation that is text": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}, "spec": {"driver": DRIVER, "nodeName": "node", "pool": {"name": "node", "generation": "x", "resourceSliceCount": 1}}}]},
+    "devices that are none": {"items": [{"metadata": {"name": "s", "uid": "u", "resourceVersion": "1"}, "spec": {**_foreign_slice()["spec"], "devices": [5]}}]},
+    "an unknown version": {"items": [{"apiVersion": "v7", "kind": "X", "metadata": {"name": "s"}}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD_LISTS)
+@pytest.mark.parametrize("verb", ["GET", "POST"])
+async def test_an_odd_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
+    def odd(request: Request) -> Response | None:
+        if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
+            return json(ODD_LISTS[what])
+        return None
+
+    async with api() as server:
+        server.instead = odd
+        async with publishing(server, await inventory_of("a")) as publisher:
+            await until(lambda: bool(publisher.fault))
+            assert publisher.fault.encode()
+            server.instead = lambda request: None
+            await asyncio.wait_for(publisher.published.wait(), 30)
+            await until(lambda: not publisher.fault)
+            assert server.devices() == ["a"]
+
+
+@pytest.mark.parametrize("body", [b"<html>proxy</html>", b"", b"\xff\xfe", b"null"])
+async def test_a_proxy_that_answers_for_the_server_is_a_fault_and_not_the_end(body: bytes) -> None:
+    async with api() as server:
+        server.instead = lambda request: Response(200, body, "text/html")
+        async with publishing(server, await inventory_of("a")) as publisher:
+            await until(lambda: bool(publisher.fault))
+            server.instead = lambda request: None
+            await asyncio.wait_for(publisher.published.wait(), 30)
+
+
+async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+
+    def odd(request: Request) -> Response | None:
+        if request.path != SLICES_PATH or "watch" in request.query:
+            return None
+        asked.append(request.path)
+        return json({"items": [{}]})
+
+    async with api() as server:
+        server.instead = odd
+        async with publishing(server, await inventory_of("a")):
+            await until(lambda: len(asked) >= 5)
+    assert (
+        len([r for r in caplog.records if r.name.endswith("publisher") and "publishing failed" in r.getMessage()]) == 1
+    )
+
+
+# --- versions ---------------------------------------------------------------------------------------
+
+
+async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_version_that_was_watched() -> None:
+    served = ["v1beta1"]
+
+    def versions(request: Request) -> Response | None:
+        if request.path == "/apis/resource.k8s.io":
+            return json({"versions": [{"version": v} for v in served]})
+        if request.path.startswith("/apis/resource.k8s.io/") and request.path.split("/")[3] not in served:
+            return json(
+                {"kind": "Status", "code": 404, "message": "the server could not find the requested resource"}, 404
+            )
+        return None
+
+    async with api(Features.of(runtime_config={"api/all": True})) as server:
+        server.instead = versions
+        async with publishing(server, await inventory_of("a")) as publisher:
+            await until(lambda: server.devices() == ["a"])
+            served[:] = ["v1"]
+            server.drop_connections()  # as the restart of a control plane does
+            async with KubeClient(server.config) as client:
+                for obj in (await client.list(SLICES))["items"]:
+                    await client.delete(SLICES, obj["metadata"]["name"])
+            await until(lambda: server.devices() == ["a"])
+            await until(lambda: not publisher.fault)
+
+
+async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
+    def no_watch(request: Request) -> Response | None:
+        return json({"kind": "Status", "code": 500, "message": "etcd"}, 500) if "watch" in request.query else None
+
+    async with api() as server, publishing(server, await inventory_of("a")) as publisher:
+        await asyncio.wait_for(publisher.published.wait(), 30)
+        server.instead = no_watch
+        server.drop_connections()
+        await until(lambda: "go unnoticed" in publisher.fault)
+        assert b"\ndra_publish_fault 1.0\n" in publisher.metrics.text()
+        server.instead = lambda request: None
+        await until(lambda: not publisher.fault)
+        assert b"\ndra_publish_fault 0.0\n" in publisher.metrics.text()
+
+
+# --- what the inventory leaves out ------------------------------------------------------------------
+
+
+@pytest.mark.gates("DRAPartitionableDevices")
+async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_server() -> None:
+    bad = Device("bad")
+    object.__setattr__(bad, "attributes", {"x": 2**63})
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [bad, Device("good", consumes_counters={"fine": {"x": 1}})], [CounterSet("GPU_0", {"x": 1}), CounterSet("fine", {"x": 1})])])  # fmt: skip
+    async with api() as server, publishing(server, inventory) as publisher:
+        await asyncio.wait_for(publisher.published.wait(), 30)
+        assert server.devices() == ["good"]
+        assert set(inventory.left_out) == {"bad", "counter set GPU_0"}
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(status: int) -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node/bad", [Device("a")]), Pool("node/good", [Device("b")])])
+
+    def refuse(request: Request) -> Response | None:
+        wrong = request.method in {"POST", "PUT"} and b"node/bad" in request.body
+        return json({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
+
+    async with api() as server:
+        server.instead = refuse
+        async with publishing(server, inventory) as publisher:
+            await until(lambda: server.devices() == ["b"])
+            await until(lambda: "not this pool" in publisher.fault)
+            server.instead = lambda request: None
+            await inventory.update([Pool("node/bad", [Device("a2")]), Pool("node/good", [Device("b")])])
+            await until(lambda: server.devices() == ["a2", "b"])
+            await until(lambda: not publisher.fault)
+
+
+async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.devices.slices.publisher._pause", lambda failures: 600.0)
+    inventory = await inventory_of("a")
+    sent, changed = asyncio.Event(), asyncio.Event()
+
+    async def fail(*args: Any) -> Any:
+        sent.set()
+        await changed.wait()
+        publisher.client.update = update  # type: ignore[method-assign]
+        raise ApiError("unavailable", status=503)
+
+    async with api() as server, publishing(server, inventory) as publisher:
+        await asyncio.wait_for(publisher.published.wait(), 30)
+        update, publisher.client.update = publisher.client.update, fail  # type: ignore[method-assign]
+        await inventory.update([Pool("node", [Device("a"), Device("b")])])
+        await asyncio.wait_for(sent.wait(), 30)
+        await inventory.update([Pool("node", [Device("b")])])
+        changed.set()
+        await until(lambda: server.devices() == ["b"])

@@ -1,0 +1,416 @@
+"""What becomes of devices where the server drops fields, what is told of them, and what is remembered of taints."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Gate, Health, Nodes, Pool, PreparedDevice, Taint
+from dra_kubeletplugin.base.http_server.server import Request, Response
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import RejectionEvents
+from dra_kubeletplugin.errors import NotReadyError
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.event_recorder import EventRecorder
+from dra_kubeletplugin.kube.resource import SLICES
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.publisher import Odd, api, inventory_of, json, publishing, until
+
+LISTS = {"ints", "bools", "strings", "versions"}
+NOEXECUTE = Taint(key="example.com/sick", effect="NoExecute")
+
+
+async def current(publisher: Any) -> Any:
+    return await asyncio.wait_for(publisher.current(), 60)
+
+
+def sent(server: Odd) -> dict[str, dict[str, Any]]:
+    return {d["name"]: d for s in server.slices() for d in s["spec"].get("devices") or []}
+
+
+async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> None:
+    """The server is asked first, with a slice that it does not keep."""
+    parts = [Device(f"p{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(3)]
+    seen: list[set[str]] = []
+
+    def look(request: Request) -> Response | None:
+        seen.append(set(sent(server)))
+        return None
+
+    async with api() as server:
+        server.faults.dropped |= {
+            "sharedCounters",
+            "consumesCounters",
+            "taints",
+            "bindingConditions",
+            "bindingFailureConditions",
+        }
+        server.instead = look
+        inventory = Inventory("node")
+        bound = Device("bound", binding_conditions=["example.com/a"], binding_failure_conditions=["example.com/b"])
+        devices = [*parts, Device("tainted", taints=[NOEXECUTE]), bound, Device("plain")]
+        await inventory.update([Pool("node", devices, [CounterSet("gpu", {"c": 3})])])
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert set().union(*seen) <= {"plain"}
+        assert set(sent(server)) == {"plain"}
+        assert status.gates_off == {Gate.PARTITIONS, Gate.TAINTS, Gate.BINDING}
+        assert set(status.left_out) == {"p0", "p1", "p2", "tainted", "bound"}
+        assert b'dra_gate_off{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
+        assert b"dra_devices_left_out 5.0" in publisher.metrics.text()
+
+
+async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer_to_a_write() -> None:
+    def no_dry_run(request: Request) -> Response | None:
+        return json({"kind": "Status", "code": 403, "message": "no"}, 403) if "dryRun" in request.query else None
+
+    async with api() as server:
+        server.faults.dropped.add("taints")
+        server.instead = no_dry_run
+        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]), "b")
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert set(sent(server)) == {"b"}
+        assert status.gates_off == {Gate.TAINTS}
+
+
+async def test_attributes_with_several_values_are_left_out_where_the_server_refuses_them() -> None:
+    async with api() as server:
+        server.faults.dropped |= LISTS
+        inventory = await inventory_of(Device("a", {"x": ["1", "2"], "y": 3}), "b")
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+        assert sent(server)["a"]["attributes"] == {"y": {"int": 3}}
+        assert (status.gates_off, dict(status.left_out)) == ({Gate.LISTS}, {})
+
+
+async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
+    async with api() as server:
+        server.faults.dropped.add("taints")
+        inventory = await inventory_of("a", "b")
+        async with publishing(server, inventory) as publisher:
+            await current(publisher)
+            await inventory.set_health({"a": Health(False, "hot", taint=NOEXECUTE)}, at=1.0)
+            await until(lambda: set(sent(server)) == {"b"})
+            await until(lambda: set(inventory.left_out) == {"a"})
+            await inventory.set_health({}, at=2.0)
+            await until(lambda: set(sent(server)) == {"a", "b"})
+            await until(lambda: inventory.left_out == {})
+
+
+async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none_asks_none() -> None:
+    asked: list[str] = []
+
+    def look(request: Request) -> Response | None:
+        asked.extend(["dry"] * ("dryRun" in request.query))
+        return None
+
+    async with api() as server:
+        server.instead = look
+        inventory = await inventory_of("a")
+        async with publishing(server, inventory) as publisher:
+            await current(publisher)
+            assert asked == []
+            for value in range(3):
+                await inventory.update([Pool("node", [Device("a", {"v": value}, taints=[NOEXECUTE])])])
+                await current(publisher)
+        assert asked == ["dry"]
+
+
+async def test_a_misspelt_key_of_a_policy_is_not_taken_for_a_gate() -> None:
+    """As a real server does with what it does not know; ours refuses it."""
+
+    def forgiving(request: Request) -> Response | None:
+        if request.method == "POST" and "fieldValidation" not in request.query:
+            request.query["fieldValidation"] = "Warn"
+        return None
+
+    async with api() as server:
+        server.instead = forgiving
+        inventory = await inventory_of(Device("a", extra={"madeUp": {"x": 1}}))
+        async with publishing(server, inventory) as publisher:
+            status = await current(publisher)
+            assert (status.gates_off, status.dropped) == (frozenset(), {"spec.devices[].madeUp"})
+            assert len(server.written) == 1
+
+
+# --- times of taints --------------------------------------------------------------------------------
+
+
+def time_of(server: Odd) -> str:
+    return str(sent(server)["a"]["taints"][0]["timeAdded"])
+
+
+@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bool) -> None:
+    file = tmp_path / "times.json"
+    async with api() as server, KubeClient(server.config) as client:
+
+        async def wipe() -> None:
+            for obj in (await client.list(SLICES))["items"]:
+                await client.delete(SLICES, obj["metadata"]["name"])
+
+        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]))
+        async with publishing(server, inventory, times=file) as publisher:
+            await current(publisher)
+            (found,) = (await client.list(SLICES))["items"]
+            found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
+            await client.update(SLICES, found)  # no difference to us, and noticed
+            await until(lambda: b"2026-01-01" in (file.read_bytes() if file.exists() else b""))
+            if not restarted:
+                await wipe()
+                await until(lambda: "a" in sent(server))
+        if restarted:
+            await wipe()
+            async with publishing(server, inventory, times=file) as publisher:
+                await current(publisher)
+        assert time_of(server) == "2026-01-01T00:00:00Z"
+        # A taint that goes and comes again is a new one.
+        async with publishing(server, inventory, times=file) as publisher:
+            for taints in ([], [NOEXECUTE]):
+                await inventory.update([Pool("node", [Device("a", taints=taints)])])
+                await current(publisher)
+                await until(lambda taints=taints: bool(taints) == ("taints" in sent(server)["a"]))  # type: ignore[misc]
+                await asyncio.sleep(0.2)
+        assert time_of(server) != "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"node": {"a": 5}}'])
+async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "times.json"
+    file.write_bytes(content)
+    async with api() as server, publishing(server, await inventory_of("a"), times=file) as publisher:
+        assert (await current(publisher)).current
+
+
+@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.parametrize("time", ["", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", 5, None])
+async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
+    file = tmp_path / "times.json"
+    taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
+    file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
+    device = Device("a", taints=[Taint(key="sick")])
+    async with api() as server, publishing(server, await inventory_of(device), times=file) as publisher:
+        assert (await current(publisher)).current
+        assert time_of(server) != time
+
+
+# --- owners -----------------------------------------------------------------------------------------
+
+
+async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
+    async with (
+        api() as server,
+        KubeClient(server.config) as client,
+        publishing(server, await inventory_of("a")) as publisher,
+    ):
+        await current(publisher)
+        (found,) = (await client.list(SLICES))["items"]
+        before = found["metadata"]["ownerReferences"]
+        await client.update(SLICES, {**found, "metadata": {**found["metadata"], "ownerReferences": []}})
+        await until(lambda: server.slices()[0]["metadata"].get("ownerReferences") == before)
+        assert server.slices()[0]["spec"]["pool"]["generation"] == 1
+
+
+# --- the whole plugin -------------------------------------------------------------------------------
+
+
+class Split(Driver):
+    """Two pools on a node: partitions where the server knows them, else the whole; and one that is the controller's."""
+
+    name = "split.example.com"
+
+    def pools(self) -> list[Pool]:
+        node = self.settings.node_name
+        gpus = Pool(node, [Device("gpu-0")])
+        if Gate.PARTITIONS not in self.gates_off:
+            parts = [Device(f"gpu-0-{i}", consumes_counters={"gpu-0": {"slices": 1}}) for i in range(2)]
+            gpus = Pool(node, parts, [CounterSet("gpu-0", {"slices": 2})])
+        return [
+            gpus,
+            Pool(f"{node}/nic", [Device("nic", {"kind": "nic"})]),
+            Pool("fabric", [Device("f")], nodes=Nodes.all()),
+        ]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+def devices_of(node: Any) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for s in node.cluster.slices(Split.name):
+        out.setdefault(s["spec"]["pool"]["name"], []).extend(d["name"] for d in s["spec"].get("devices") or [])
+    return out
+
+
+@pytest.mark.gates("DRAPartitionableDevices")
+async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_prepared() -> None:
+    async with node_with(Split) as node:
+        name = node.cluster.node.name
+        status = await node.plugin.published(60)
+        assert devices_of(node) == {name: ["gpu-0-0", "gpu-0-1"], f"{name}/nic": ["nic"]}
+        assert [(p.name, p.slices, p.devices) for p in status.pools] == [(name, 2, 2), (f"{name}/nic", 1, 1)]
+        assert (status.current, status.fault, status.leads) == (True, "", True)
+        await node.run_pod("one", selector='"kind" in device.attributes["split.example.com"]')
+        held = await node.plugin.claims.held()
+        assert set(held) == {(f"{name}/nic", "nic")}
+
+
+async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate_off() -> None:
+    async with node_with(Split) as node:
+        name = node.cluster.node.name
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        assert node.driver.gates_off == {Gate.PARTITIONS}
+        await until(lambda: not node.plugin.inventory.left_out)
+
+
+class SplitAndOdd(Split):
+    odd = False
+
+    def pools(self) -> list[Pool]:
+        odd = [Device("odd", consumes_counters={"nowhere": {"c": 1}})] if self.odd else []
+        return [*super().pools(), Pool(f"{self.settings.node_name}/odd", odd)]
+
+
+async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fault_of_its(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the answer to the gates is judged: an operator is not told of devices that are given up a moment later."""
+    async with node_with(SplitAndOdd) as node:
+        name = node.cluster.node.name
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        await until(lambda: not node.plugin.inventory.left_out)
+        assert "is not published" not in caplog.text
+        node.driver.odd = True
+        node.driver.changed()
+        await until(lambda: node.cluster.events(name) != [])
+        assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events come in order"
+
+
+class Stubborn(Driver):
+    """Of partitions only, whatever the server knows."""
+
+    name = "stubborn.example.com"
+
+    def pools(self) -> list[Pool]:
+        parts = [Device("part", consumes_counters={"gpu": {"slices": 1}})]
+        return [Pool(self.settings.node_name, parts, [CounterSet("gpu", {"slices": 2})])]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared() for d in claim.devices]
+
+
+async def test_what_a_driver_answers_all_the_same_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with node_with(Stubborn) as node:
+        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        await node.restart()
+        await until(lambda: node.cluster.events(node.cluster.node.name) != [])
+        assert "part is not published: the API server's feature gate DRAPartitionableDevices is off" in caplog.text
+        assert any(line.startswith("part is not published") for line in await node.plugin.notes())
+
+
+class Odds(Driver):
+    name = "odds.example.com"
+    bad = True
+
+    def devices(self) -> list[Device]:
+        odd = Device("odd", consumes_counters={"nowhere": {"c": 1}})
+        return [odd, Device("fine")] if self.bad else [Device("fine")]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return []
+
+
+async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_readiness() -> None:
+    async with node_with(Odds) as node:
+        name = node.cluster.node.name
+        await until(lambda: node.cluster.events(name) != [])
+        (event,) = node.cluster.events(name)
+        assert event.startswith("DeviceNotPublished: odd is not published: it draws from counter set 'nowhere'")
+        assert any(line.startswith("odd is not published") for line in await node.plugin.notes())
+        await node.restart()
+        await node.plugin.published(60)
+        await asyncio.sleep(0.5)
+        assert node.cluster.events(name) == [event], "the same for the same fault"
+
+
+async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
+    async with node_with(Odds, rescan_interval=3600.0) as node:
+        await node.plugin.published(60)
+        node.driver.bad = False
+        await asyncio.to_thread(node.driver.changed)
+        await until(lambda: not node.plugin.inventory.left_out)
+
+
+async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
+    async with node_with(Odds) as node:
+        node.cluster.api.faults.down = True
+        node.driver.bad = False
+        await node.plugin.scan.look()
+        await until(lambda: "publishing failed" in node.plugin.publisher.fault)
+        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
+            await node.plugin.published(1)
+        node.cluster.api.faults.down = False
+        assert (await node.plugin.published(60)).current
+
+
+async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def no_events(request: Request) -> Response | None:
+        return (
+            json({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
+            if "/events" in request.path
+            else None
+        )
+
+    async with api() as server, KubeClient(server.config) as client:
+        server.instead = no_events
+        inventory = await inventory_of("a")
+        notices = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
+        task = asyncio.create_task(notices.run())
+        await inventory.refuse({"a": "no"})
+        await until(lambda: "no events for you" in caplog.text)
+        server.instead = lambda request: None
+        await inventory.refuse({"a": "still no"})
+        await until(lambda: len(server.storage.list("events")) == 1)
+        assert not task.done()
+        task.cancel()
+
+
+async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
+    async with api() as server, KubeClient(server.config) as client:
+        inventory = await inventory_of(*(f"d{i}" for i in range(300)))
+        await inventory.refuse({f"d{i}": "no" for i in range(300)})
+        task = asyncio.create_task(
+            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
+        )
+        await until(lambda: len(server.storage.list("events")) == 11)
+        await asyncio.sleep(0.2)
+        assert len(server.storage.list("events")) == 11
+        assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
+        task.cancel()
+
+
+async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
+    async with api() as server, KubeClient(server.config) as client:
+        inventory = await inventory_of("a")
+        task = asyncio.create_task(
+            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
+        )
+        for n in range(25):  # each is told while there is room for it
+            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
+        for n in range(25, 60):
+            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await asyncio.sleep(0.02)
+        assert len(server.storage.list("events")) == 25
+        task.cancel()

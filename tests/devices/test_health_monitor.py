@@ -1,0 +1,291 @@
+"""On a node: what the kubelet and the API server are told of devices, while a driver reports, hangs and errs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from dra_kubeletplugin import Device, Health, Pool, RetryableError, Taint
+from dra_kubeletplugin._proto import health_v1_pb2, health_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.devices.health_monitor import HealthMonitor
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.driver.calls import Calls
+from dra_kubeletplugin.localcluster.kubelet.plugins import dial
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.helpers.drivers import Sick, Toy, toy
+
+HEALTHY, UNHEALTHY, UNKNOWN = health_v1_pb2.HEALTHY, health_v1_pb2.UNHEALTHY, health_v1_pb2.UNKNOWN
+
+
+async def reports(node: DriverNode) -> AsyncIterator[dict[str, int]]:
+    async with dial(node.plugin.paths.dra) as channel:
+        stub = health_v1_pb2_grpc.DRAResourceHealthStub(channel)
+        async for message in stub.NodeWatchResources(health_v1_pb2.NodeWatchResourcesRequest()):
+            yield {d.device.device_name: d.health for d in message.devices}
+
+
+async def reported(node: DriverNode, device: str, health: int, timeout: float = 30) -> None:
+    async with asyncio.timeout(timeout):
+        async for report in reports(node):
+            if report.get(device) == health:
+                return
+
+
+async def test_health_that_was_never_reported_is_unknown_however_long_the_driver_hangs() -> None:
+    class Hanging(Toy):
+        go_on = threading.Event()
+
+        def health(self) -> dict[str, Health]:
+            self.go_on.wait(120)
+            return {"toy-0": Health(False, "hot")}
+
+    async with node_with(Hanging, health_interval=0.1) as node:
+        async for report in reports(node):
+            assert set(report.values()) == {UNKNOWN}
+            break
+        await node.run_pod()
+        Hanging.go_on.set()
+        await reported(node, "toy-0", UNHEALTHY)
+
+
+async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_report_is_not_lost() -> None:
+    class Ill(Toy):
+        def health(self) -> dict[str, Health]:
+            return {"toy-0": Health(False, "hot")}
+
+    inventory = Inventory("node")
+    watch = HealthMonitor(Ill(), Calls(), inventory, Metrics(), interval=3600.0)
+    task = asyncio.create_task(watch.run())
+    await asyncio.sleep(0.1)
+    await inventory.update([Pool("node", _toys())])
+    async with asyncio.timeout(30):
+        await watch.answered.wait()
+    assert not inventory.healthy("toy-0")
+    task.cancel()
+
+
+async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Toy):
+        asked = 0
+
+        def health(self) -> dict[str, Health]:
+            Failing.asked += 1
+            raise RetryableError("the bus is gone")
+
+    async with node_with(Failing, health_interval=0.1) as node:
+        async with asyncio.timeout(30):
+            while Failing.asked < 5:
+                await asyncio.sleep(0.02)
+        assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
+    assert len([r for r in caplog.records if "until health() succeeds, devices turn to unknown" in r.getMessage()]) == 1
+
+
+async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: InstanceLock, sockets: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(InstanceLock, "claim_sockets", full)
+    async with node_with(toy()) as node:
+        await node.run_pod()
+
+
+async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_with_it() -> None:
+    class Failing(Sick):
+        fails = False
+
+        def health(self) -> dict[str, Health]:
+            if Failing.fails:
+                raise OSError("the bus is gone")
+            return {}
+
+    async with node_with(Failing, health_interval=0.1) as node:
+        node.plugin.inventory.health_timeout = 0.5
+        await reported(node, "toy-0", HEALTHY)
+        Failing.fails = True
+        await asyncio.sleep(0.6)
+        await reported(node, "toy-0", UNKNOWN)
+        Failing.fails = False
+        await reported(node, "toy-0", HEALTHY)
+
+
+@pytest.mark.parametrize("reports_health", [True, False])
+async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_health: bool) -> None:
+    """Asked as any client may, with the bytes of empty requests: what is not served is not implemented."""
+    known = {
+        "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+        "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
+        "v1.DRAResourceHealth": "/v1.DRAResourceHealth/NodeWatchResources",
+        "v1alpha1.DRAResourceHealth": "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+    }
+    async with node_with(Sick if reports_health else toy()) as node, dial(node.plugin.paths.dra) as channel:
+        served = []
+        for version, method in known.items():
+            try:
+                async with asyncio.timeout(30):
+                    async for _ in channel.unary_stream(method)(b""):
+                        served.append(version)
+                        break
+            except grpc.aio.AioRpcError as e:
+                assert e.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert node.kubelet.plugins.newest("toy.example.com").services == served
+        assert len(served) == (4 if reports_health else 2)
+
+
+@pytest.mark.gates("ResourceHealthStatus")
+async def test_what_a_driver_knows_is_told_to_all_streams_as_soon_as_it_says_so() -> None:
+    """Its next turn would be in an hour; both versions, and the kubelet's own stream beside them."""
+
+    class Monitored(Toy):
+        hot = False
+
+        def health(self) -> dict[str, Health]:
+            return {"toy-0": Health(False, "hot")} if Monitored.hot else {}
+
+    async with node_with(Monitored, health_interval=3600.0) as node, dial(node.plugin.paths.dra) as channel:
+        stubs = (
+            (health_v1_pb2_grpc.DRAResourceHealthStub(channel), health_v1_pb2),
+            (health_v1_pb2_grpc.DRAResourceHealthStub(channel), health_v1_pb2),
+            (health_v1alpha1_pb2_grpc.DRAResourceHealthStub(channel), health_v1alpha1_pb2),
+        )
+
+        async def unhealthy(stub: Any, pb: Any) -> None:
+            async for message in stub.NodeWatchResources(pb.NodeWatchResourcesRequest()):
+                if {d.device.device_name: d.health for d in message.devices}.get("toy-0") == UNHEALTHY:
+                    return
+
+        waiting = [asyncio.create_task(unhealthy(*s)) for s in stubs]
+        await reported(node, "toy-0", HEALTHY)
+        Monitored.hot = True
+        await asyncio.to_thread(node.plugin.driver.changed)  # as a vendor's thread does
+        async with asyncio.timeout(30):
+            await asyncio.gather(*waiting)
+            while node.kubelet.health.of(("toy.example.com", "node-1", "toy-0")).health.value != "Unhealthy":
+                await asyncio.sleep(0.01)
+
+
+async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:
+    class Vanishing(Sick):
+        pass
+
+    async with node_with(Vanishing, health_interval=0.1) as node:
+        await node.run_pod()
+        ((_, device),) = await node.plugin.claims.held()
+        Vanishing.devices = lambda self: [d for d in _toys() if d.name != device]  # type: ignore[assignment, method-assign, return-value]
+        node.plugin.scan.request()
+        await reported(node, device, UNHEALTHY)
+        await node.delete_pod()
+        async with asyncio.timeout(30):
+            async for report in reports(node):
+                if device not in report:
+                    break
+
+
+@pytest.mark.gates("DRADeviceTaints")
+@pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
+async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(policy: str, effect: str) -> None:
+    if effect == "None" and not Features.of().is_at_least("1.35"):
+        pytest.skip("the effect None came with 1.35")
+
+    class Broken(Sick):
+        def health(self) -> dict[str, Health]:
+            return {"toy-1": Health(False, "ECC", taint=Taint(key="toy.example.com/ecc", effect="NoExecute"))}
+
+    async with node_with(Broken, health_interval=0.1, unhealthy_effect=policy) as node:
+
+        async def taints() -> list[tuple[str, str, str]]:
+            devices = [d for s in node.cluster.slices() for d in s["spec"]["devices"]]
+            return [(d["name"], t["key"], t["effect"]) for d in devices for t in d.get("taints") or []]
+
+        assert await node.cluster.wait("the taint", taints) == [("toy-1", "toy.example.com/ecc", effect)]
+
+
+async def test_a_device_that_comes_and_goes_is_given_out_only_when_it_has_been_well_for_a_while() -> None:
+    class Flapping(Sick):
+        reports = 0
+
+        def health(self) -> dict[str, Health]:
+            Flapping.reports += 1
+            return {"toy-1": Health(Flapping.reports % 2 == 0, "loose")}
+
+    async with node_with(Flapping, health_interval=0.1) as node:
+        await reported(node, "toy-1", UNHEALTHY)
+        async with asyncio.timeout(60):
+            async for report in reports(node):
+                assert report["toy-1"] == UNHEALTHY
+                if Flapping.reports > 8:
+                    break
+
+
+def _toys() -> list[Device]:
+    return [Device(f"toy-{i}", {"index": i}, {"memory": "1Gi"}) for i in range(4)]
+
+
+async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
+    class Tainting(Toy):
+        bad: Any = ()
+
+        async def devices(self) -> list[Device]:
+            out = _toys()
+            object.__setattr__(out[0], "taints", Tainting.bad)
+            return out
+
+    async with node_with(Tainting) as node:
+        for bad in ([Taint(key="not valid!")], [Taint(key=f"k{i}") for i in range(17)], "nonsense"):
+            Tainting.bad = bad
+            node.plugin.scan.request()
+
+            async def told() -> bool:
+                return any(n.startswith("toy-0 is not published: ") for n in await node.plugin.notes())
+
+            await node.cluster.wait("the note in readiness", told)
+
+            async def three() -> bool:
+                return [d["name"] for s in node.cluster.slices() for d in s["spec"]["devices"]] == [
+                    "toy-1",
+                    "toy-2",
+                    "toy-3",
+                ]
+
+            await node.cluster.wait("three devices", three)
+        assert await node.plugin.not_ready() == []
+        await node.run_pod()
+
+
+async def test_a_registration_socket_that_somebody_removes_is_told_and_the_kubelet_finds_the_plugin_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node_with(toy()) as node:
+        first = node.kubelet.plugins.newest("toy.example.com").order
+        node.plugin.paths.registration.unlink()
+
+        async def again() -> bool:
+            newest = node.kubelet.plugins.newest("toy.example.com")
+            return newest is not None and newest.order > first and not await node.plugin.not_ready()
+
+        await node.cluster.wait("the second registration", again)
+        # Told once when it went: readiness and metric were false until the kubelet came again.
+        assert sum("the registration socket was removed" in r.getMessage() for r in caplog.records) == 1
+        await node.run_pod()
+
+
+async def test_a_dra_socket_that_somebody_removes_is_restored_and_pods_start() -> None:
+    async with node_with(toy()) as node:
+        node.plugin.paths.dra.unlink()
+
+        async def back() -> bool:
+            return node.plugin.paths.dra.exists()
+
+        await node.cluster.wait("the socket", back)
+        await node.kubelet.restart()
+        await node.run_pod()

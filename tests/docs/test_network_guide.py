@@ -1,0 +1,69 @@
+"""docs/guides/network.md: its hook moves an interface into a container that really runs, and its address is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.localcluster.runtime.images import Images
+from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, ContainerState, LogOptions, Role, Sandbox
+from dra_kubeletplugin.localcluster.runtime.runc import Runc
+from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
+from dra_kubeletplugin.testing import node_with
+from tests.docs.test_guides import ROOT, Page
+
+pytestmark = [pytest.mark.runc, pytest.mark.netns]
+OF_GUIDE = "dranic0"
+NIC, PEER = f"dra{os.getpid()}n0", f"dra{os.getpid()}n1"  # the machine's: another run of this test may be beside it
+
+
+def ip(*args: str) -> str:
+    return subprocess.run(["ip", *args], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def interface() -> Iterator[None]:
+    ip("link", "add", NIC, "type", "veth", "peer", "name", PEER)
+    yield
+    with contextlib.suppress(subprocess.CalledProcessError):  # it dies with the network that it was moved to
+        ip("link", "delete", PEER)
+
+
+@pytest.mark.usefixtures("interface")
+async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_path: Path) -> None:
+    files = Page.of((ROOT / "docs/guides/network.md").read_text()).files
+    for name in ("nics.py", "host.yaml"):
+        (tmp_path / name).write_text(files[name].replace(OF_GUIDE, NIC))
+    nics = load_driver(str(tmp_path / "nics.py"))
+    async with node_with(nics, host=tmp_path / "host.yaml") as node, contextlib.AsyncExitStack() as stack:
+        await node.run_pod(parameters={"address": "192.0.2.7/24"})
+        images, cdi = Images({}, tmp_path / "images"), node.plugin.settings.cdi_root
+        runtime = RuncRuntime(tmp_path / "containers", images, [cdi], await Runc.find(tmp_path / "runc"))
+        stack.push_async_callback(runtime.close)
+        (record,) = await node.plugin.claims.store.all()
+        uid = f"u-{os.getpid()}"  # its cgroup is named after it, and others run these tests at the same time
+        sandbox = Sandbox("default", "pod", uid, "pod", tmp_path / "pods")
+        for name in ("first", "second"):  # of one pod: the second finds it there
+            config = ContainerConfig(
+                name=name,
+                role=Role.MAIN,
+                attempt=0,
+                image="busybox:1.36",
+                command=("sh", "-c", "ip address show net1"),
+                cdi_devices=tuple(i for d in record.devices for i in d["cdi"]),
+            )
+            await runtime.start(sandbox, config)
+            async with asyncio.timeout(60):
+                while runtime.statuses(uid)[name].state is ContainerState.RUNNING:
+                    await asyncio.sleep(0.02)
+            said = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
+            assert "inet 192.0.2.7/24" in said
+            assert ",UP" in said
+        assert NIC not in ip("-brief", "link")

@@ -1,0 +1,239 @@
+"""The work on opaque parameters is bounded: one judgement for each distinct entry, ten faults, one inspection of the types."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin import Claim, Config
+from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
+from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
+from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters, resolve
+from dra_kubeletplugin.driver.config.resolution import Resolver
+from dra_kubeletplugin.driver.diagnostics.config_errors import MORE
+from dra_kubeletplugin.errors import ConfigError, DraError
+from dra_kubeletplugin.resourceapi.encoded import config_entries, from_json
+from tests.helpers import worst_parameters
+from tests.helpers.worst_parameters import DRIVER, KINDS, MACHINE, SHAPES, Layered, Plain
+
+JSON = dict[str, Any]
+READER = ConfigReader(DRIVER, KINDS)
+THREAD = 0.5  # CPU seconds in a thread for one claim; it was 1 s, and 46 s for layered parameters
+
+
+class Counted:
+    """Calls of a function of msgspec."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.calls = 0
+        function = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+def entry(parameters: JSON, source: str = "FromClaim", requests: list[str] | None = None) -> JSON:
+    return {"source": source, "requests": requests or [], "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def head(kind: type[Config], **fields: Any) -> JSON:
+    return {"apiVersion": kind.API_VERSION, "kind": kind.KIND, **fields}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_the_worst_texts_few_faults_are_reported_after_few_judgements(
+    kind: type[Config], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversions = Counted(monkeypatch, msgspec, "convert")
+    inspections = Counted(monkeypatch, msgspec.inspect, "type_info")
+    config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(kind, shape)]
+    encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
+    began = time.thread_time()
+    try:
+        resolve(encoded, KINDS, DRIVER, "r")
+    except ConfigError as e:
+        assert 1 <= len(e.faults) <= MOST_FAULTS + 1
+        assert sum(len(fault.encode()) for fault in e.faults) < 16 * 1024
+        assert len(e.message.encode()) < 2048
+    assert time.thread_time() - began < THREAD * MACHINE
+    if kind is Plain:  # the fields of a layered kind are judged object by object
+        # Each entry once; for each fault the whole again, and to find an entry of a mapping as often as it can be halved.
+        assert conversions.calls <= worst_parameters.ENTRIES + (MOST_FAULTS + 2) * 14
+    assert inspections.calls <= len(KINDS)
+
+
+def test_an_entry_for_many_requests_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = 0
+
+    class Checked(Config):
+        size: int = 0
+
+        def check(self) -> None:
+            nonlocal checked
+            checked += 1
+
+    parameters = Parameters([Checked], DRIVER)
+    config = [entry({"size": 1}, "FromClass"), *(entry({"size": 2}, requests=[f"r{i}"]) for i in range(31))]
+    found = [parameters.resolve(config, f"r{i}") for i in range(32)]
+    assert [f"{c.size} {source}" for c, source in found if isinstance(c, Checked)] == ["2 FromClaim"] * 31 + [
+        "1 FromClass"
+    ]
+    assert checked <= 4  # two contents, each once, and once more where a later request has it as the last
+
+
+def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fresh(Config):
+        size: int = 0
+
+    class Below(Fresh):
+        more: int = 0
+
+    inspections = Counted(monkeypatch, msgspec.inspect, "type_info")
+    for _ in range(3):
+        for kind, names in ((Fresh, "there are size"), (Below, "there are more, size")):
+            with pytest.raises(ConfigError, match=names):
+                resolve([entry({"zzz": 1, "yyy": 1})], [kind], DRIVER, "r")
+    assert inspections.calls == 2
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_review_reports_ten_faults_and_that_the_search_stopped(shape: str) -> None:
+    for kind in KINDS:
+        found = config_faults(worst_parameters.claim(worst_parameters.entries(kind, shape)), [READER])
+        assert len(found) <= MOST_FAULTS + 1
+        assert (MORE in found) == (len(found) > MOST_FAULTS)
+        assert all(len(fault.encode()) < 2048 for fault in found)
+
+
+def test_faults_of_claim_and_class_together_are_bounded() -> None:
+    """Each of 32 requests has a class of its own, and entries of the claim over it."""
+    obj = worst_parameters.claim(worst_parameters.entries(Layered, "right numbers"), requests=32)
+    for i, request in enumerate(obj["spec"]["devices"]["requests"]):
+        request["exactly"]["deviceClassName"] = f"c{i}"
+    below = worst_parameters.entries(Layered, "right mapping")
+    classes: Mapping[str, JSON] = {
+        f"c{i}": {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": f"c{i}"},
+            "spec": {"config": below},
+        }
+        for i in range(32)
+    }
+    began = time.thread_time()
+    found = faults_with_classes(obj, classes, [READER])
+    assert time.thread_time() - began < 8 * THREAD * MACHINE
+    assert 1 <= len(found) <= MOST_FAULTS + 1
+
+
+def test_layers_of_one_request_have_at_most_64_kib_together() -> None:
+    few, many = ([entry(head(Layered, numbers={f"{i}.{j}": 1 for j in range(900)})) for i in range(n)] for n in (4, 32))
+    config, _ = resolve(few, KINDS, DRIVER, "r")
+    assert isinstance(config, Layered)
+    assert len(config.numbers) == 3600
+    with pytest.raises(ConfigError, match=f"at most {MAX_LAYERED_BYTES} are read") as e:
+        resolve(many, KINDS, DRIVER, "r")
+    assert "config[0] (FromClaim)" in e.value.message
+
+
+def test_after_ten_faults_another_request_is_not_taken_for_right() -> None:
+    wrong = entry(head(Plain, **{f"k{i}": 1 for i in range(20)}), requests=["a"])
+    parameters = Parameters(KINDS, DRIVER)
+    with pytest.raises(ConfigError, match=MORE):
+        parameters.resolve([wrong, entry(head(Plain), requests=["b"])], "a")
+    with pytest.raises(ConfigError, match=MORE):
+        parameters.resolve([wrong, entry(head(Plain), requests=["b"])], "b")
+
+
+async def test_small_parameters_are_resolved_at_once_and_large_ones_in_a_thread() -> None:
+    class Author:
+        def config_kinds(self) -> Any:
+            return KINDS
+
+    author: Any = Author()
+    resolver = Resolver(author, DRIVER)
+    for shape in SHAPES:
+        with worst_parameters.steps_of_the_loop() as steps:
+            for size in (worst_parameters.PARAMETERS, 2000):
+                config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(Layered, shape, 2, size)]
+                encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
+                steps.clear()
+                found = await resolver.resolve(encoded, ["r"])
+                assert isinstance(found["r"], DraError | tuple)
+        assert max(steps, default=0) < worst_parameters.LIMIT * MACHINE, shape
+
+
+def test_random_mixtures_of_worst_texts_are_bounded() -> None:
+    """A search: shapes are mixed in one entry and over entries, and the mixture that took longest is varied again."""
+    rng, best, slowest = random.Random(18), list(SHAPES)[:4], 0.0
+    for _ in range(12):
+        mixture = [*rng.sample(best, 2), *rng.sample(list(SHAPES), 2)]
+        kind = rng.choice(KINDS)
+        config = []
+        for i in range(worst_parameters.ENTRIES):
+            fields: JSON = {}
+            for shape in mixture:
+                for key, value in SHAPES[shape](i, (worst_parameters.PARAMETERS - 400) // len(mixture)).items():
+                    fields[key] = {**fields[key], **value} if isinstance(value, dict) and key in fields else value
+            config.append(entry(head(kind, **fields)))
+        encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
+        began = time.thread_time()
+        try:
+            resolve(encoded, KINDS, DRIVER, "r")
+        except ConfigError as e:
+            assert len(e.faults) <= MOST_FAULTS + 1
+        taken = time.thread_time() - began
+        assert taken < THREAD * MACHINE, (kind, mixture)
+        if taken > slowest:
+            slowest, best = taken, mixture
+
+
+# --- JSON that Go reads and msgspec does not --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoded", "decoded"),
+    [
+        (rb'{"a":"x\ud800","b":1}', {"a": "x�", "b": 1}),
+        (rb'{"\udc00":"\ud800A"}', {"�": "�A"}),
+        (rb'{"a":"\ud83d\ude00 \ud800"}', {"a": "\U0001f600 �"}),
+        (rb'{"a":"\\ud800","b":"\ud800"}', {"a": r"\ud800", "b": "�"}),
+    ],
+)
+def test_half_of_a_surrogate_pair_makes_no_object_unreadable(encoded: bytes, decoded: Any) -> None:
+    assert from_json(encoded) == decoded
+
+
+@pytest.mark.parametrize("depth", [10, 500, 5_000, 100_000])
+def test_an_object_of_any_depth_can_be_read(depth: int) -> None:
+    found = from_json(b'{"a":' + b"[" * depth + b"1" + b"]" * depth + b',"b":"][","c":{"d":[2]}}')
+    assert (found["b"], found["c"]) == ("][", {"d": [2]})
+
+
+@pytest.mark.parametrize("encoded", [b"", b'{"a":', b'{"a":"\\ud800"', b"[" * 100_000, b"]" * 5, b'{"a":1e999}'])
+def test_what_is_no_json_is_refused(encoded: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        from_json(encoded)
+
+
+def test_the_object_of_a_claim_is_decoded_when_it_is_read() -> None:
+    body = json.dumps({"metadata": {"name": "c", "annotations": {"a": "b"}}, "spec": {"x": [1]}}).encode()
+    encoded: Any = EncodedClaim(body)
+    claim = Claim(namespace="ns", name="c", uid="u", devices=(), object=encoded)
+    assert annotations_of(claim) == {"a": "b"}
+    assert vars(claim)["object"] is encoded
+    assert claim.object == {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", **json.loads(body)}
+    assert claim.object is claim.object
+    assert annotations_of(claim) == {"a": "b"}
+    assert Claim(namespace="ns", name="c", uid="u", devices=()).object == {}

@@ -1,0 +1,75 @@
+"""What raises in threads and tasks that an author started himself, with nobody to wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dra_kubeletplugin.driver.diagnostics.unhandled import listen
+
+
+@pytest.fixture
+def excepthook() -> Iterator[None]:
+    before = threading.excepthook
+    yield
+    threading.excepthook = before
+
+
+def fails() -> None:
+    raise OSError("the card is gone")
+
+
+async def fails_later() -> None:
+    fails()
+
+
+LINE = fails.__code__.co_firstlineno + 1
+
+
+def sentences(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+@pytest.mark.usefixtures("excepthook")
+async def test_a_thread_of_the_author_that_raises_is_one_sentence_with_its_line(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listen(asyncio.get_running_loop())
+    thread = threading.Thread(target=fails, name="poller")
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    [said] = sentences(caplog)
+    assert said.startswith("thread poller raised OSError: the card is gone")
+    assert f"test_unhandled.py:{LINE}" in said
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("excepthook")
+async def test_a_task_and_a_callback_of_the_author_that_raise_are_sentences_with_their_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    listen(loop)
+    task = loop.create_task(fails_later(), name="refresh")
+    await asyncio.wait([task])
+    del task  # only then is it known that nobody asks for its end
+    loop.call_soon(fails)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    said = sentences(caplog)
+    assert [s.partition(" raised ")[0] for s in said] == ["task refresh", "a callback of the event loop"]
+    assert all(f"test_unhandled.py:{LINE}" in s for s in said)
+
+
+@pytest.mark.usefixtures("excepthook")
+async def test_what_no_line_of_an_author_raised_is_told_as_python_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    listen(loop)
+    loop.call_soon(int, "x")
+    await asyncio.sleep(0)
+    [record] = [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert record.name == "asyncio"

@@ -1,0 +1,211 @@
+"""Plugins that are forked, so that a start takes a tenth of a second, and killed before one of their steps: see sweep.py.
+
+``python -m tests.helpers.crash.forked_plugins`` forks one for each line on its standard input, a :class:`Order` as JSON, and tells of each ``PID forked``
+and ``PID ended STATUS``. It ends with its input, and so do they.
+
+A step is what others could see, or find after a kill: a file that is made, written, synced, named or removed, a lock, a connection,
+a statement of SQLite that writes, or begins or ends a transaction, a request to the API server that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import select
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+_EVENTS = frozenset(
+    {
+        "fcntl.flock", "open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
+        "socket.connect", "sqlite3.connect",
+    }
+)  # fmt: skip
+_CALLS = ("fsync", "pwrite", "write")  # of os, of which Python tells nobody
+_STATEMENTS = (
+    "BEGIN",
+    "COMMIT",
+    "CREATE",
+    "DELETE",
+    "INSERT",
+    "UPDATE",
+    "PRAGMA journal_mode",
+    "PRAGMA user_version =",
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class Order(msgspec.Struct):
+    """A plugin to be forked.
+
+    Args:
+        environment: all of it.
+        folder: below which files count.
+        log: of its standard error; each step that is counted is told there.
+        arm: from when steps count: ``start``, or the first ``prepare``, ``unprepare``, ``reconcile``, ``publish`` or ``stop``; empty for never.
+        step: before which it is killed; -1 for none.
+    """
+
+    environment: dict[str, str]
+    folder: str
+    log: str
+    arm: str = ""
+    step: int = -1
+
+
+class _Steps:
+    """Counts steps, and kills the process before one of them."""
+
+    def __init__(self, order: Order) -> None:
+        self._folder = order.folder
+        self._last = order.step
+        self._count = 0
+        self._reads = False  # the transaction, and nothing of it is a step
+        self._armed = order.arm == "start"
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def take(self, what: str) -> None:
+        if not self._armed:
+            return
+        _write(2, f"STEP {self._count} {what}\n".encode(errors="replace"))
+        if self._count == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._count += 1
+
+    def hook(self, event: str, given: tuple[Any, ...]) -> None:
+        if event not in _EVENTS or "/faults/" in str(given[0]):  # those are the test's own
+            return
+        if event in {"fcntl.flock", "socket.connect", "os.truncate"} or self._folder in str(given[0]):
+            if event != "open" or (isinstance(given[2], int) and given[2] & _WRITES):
+                self.take(f"{event} {given[:2]}")
+
+    def statement(self, text: str) -> None:
+        if text.startswith("BEGIN"):
+            self._reads = text == "BEGIN"
+        if text.startswith(_STATEMENTS) and not self._reads:
+            self.take(f"sqlite {text[:60]}")
+
+
+_write = os.write  # which is no step
+
+
+def _instrument(order: Order) -> None:
+    from dra_kubeletplugin.claims.reconcile import Reconciler
+    from dra_kubeletplugin.claims.store import schema
+    from dra_kubeletplugin.devices.slices import Publisher
+    from dra_kubeletplugin.kube import KubeClient
+    from dra_kubeletplugin.plugin.grpc import NodeService, UnixServer
+
+    steps = _Steps(order)
+    sys.addaudithook(steps.hook)
+    for name in _CALLS:
+        _before(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
+    _before(KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}"))
+    connect = schema._connect
+
+    def traced(*args: Any) -> sqlite3.Connection:
+        db = connect(*args)
+        db.set_trace_callback(steps.statement)
+        return db
+
+    schema._connect = traced  # type: ignore[assignment]
+    match order.arm:
+        case "prepare" | "unprepare":
+            _before(NodeService, order.arm, lambda *_: steps.arm())
+        case "reconcile":
+            _before(Reconciler, "once", lambda *_, ask_server=True: ask_server and steps.arm())
+        case "publish":
+            _before(Publisher, "_publish", lambda *_: steps.arm())
+        case "stop":
+            _before(UnixServer, "unlink", lambda *_: steps.arm())
+
+
+def _before(owner: Any, name: str, do: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        do(*args, **options)
+        return original(*args, **options)
+
+    setattr(owner, name, wrapped)
+
+
+def _plugin(order: Order) -> NoReturn:
+    code = 70
+    try:
+        for fd, path in ((0, os.devnull), (1, order.log), (2, order.log)):
+            os.dup2(os.open(path, os.O_RDONLY if fd == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), fd)
+        os.environ.clear()
+        os.environ.update(order.environment)
+        _instrument(order)
+        from dra_kubeletplugin.cli import main
+
+        code = main(["run", "tests/helpers/crash/driver.py:Crash"])
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 1
+    finally:
+        os._exit(code)
+
+
+def _serve() -> None:
+    """No thread and no event loop here: all that is forked is a process with its modules."""
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: set[int] = set()
+    rest = b""
+    try:
+        while True:
+            ready, _, _ = select.select([0, woken], [], [])
+            if woken in ready:
+                os.read(woken, 512)
+                for pid in tuple(children):
+                    done, status = os.waitpid(pid, os.WNOHANG)
+                    if done:
+                        children.discard(pid)
+                        _tell(f"{pid} ended {os.waitstatus_to_exitcode(status)}")
+            if 0 not in ready:
+                continue
+            found = os.read(0, 1 << 16)
+            if not found:
+                return
+            *lines, rest = (rest + found).split(b"\n")
+            for line in lines:
+                order = msgspec.json.decode(line, type=Order)
+                pid = os.fork()
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(woken)
+                    os.close(waker)
+                    _plugin(order)
+                children.add(pid)
+                _tell(f"{pid} forked")
+    finally:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _tell(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    import dra_kubeletplugin.cli.run  # what every plugin would import
+    import dra_kubeletplugin.plugin.grpc
+    import dra_kubeletplugin.plugin.status_page  # noqa: F401
+
+    gc.freeze()
+    _serve()

@@ -1,0 +1,331 @@
+"""A plugin as a real process that may be killed, beside a local cluster that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import functools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dra_kubeletplugin.errors import MetadataError
+from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.kubelet import Timers
+from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError
+from dra_kubeletplugin.metadata.document import decode
+from dra_kubeletplugin.testing import ClaimSpec, Request, pods
+from tests.helpers.crash.faulty_proxy import Proxy
+
+ROOT = Path(__file__).parents[3]
+DRIVER = "crash.example.com"
+TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
+Found = TypeVar("Found")
+WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
+
+
+def _as_it_stands(look: Callable[[Box], Found]) -> Callable[[Box], Found]:
+    """Looks again where a file went, by a plugin's hand, after its name was found and before it was read."""
+
+    @functools.wraps(look)
+    def looks(box: Box) -> Found:
+        for _ in range(1000):
+            try:
+                return look(box)
+            except FileNotFoundError:
+                continue
+        return look(box)
+
+    return looks
+
+
+def _described_by(path: Path) -> str:
+    """The UID of a claim; the path where the file is not whole, which no claim is called."""
+    try:
+        return decode(path.read_bytes(), path).claim.uid
+    except MetadataError:
+        return str(path)
+
+
+class Box:
+    """One node, the first unless it is named. ``plugins`` are the processes that were started, by a name of the test's choice.
+
+    With a ``proxy`` they run as in a pod, with a service account, and reach the API server through it; the cluster's own
+    components do not.
+    """
+
+    def __init__(self, cluster: LocalCluster, folder: Path, proxy: Proxy | None = None, *, node: str = "") -> None:
+        self.cluster = cluster
+        self._node = node
+        self.proxy = proxy
+        self.hardware = folder / "hardware"
+        self.hardware.mkdir()
+        self.faults = folder / "faults"
+        self.faults.mkdir()
+        self.sysfs = described.build(folder / "sys", {"functions": []})
+        self.log = folder / "plugin.log"
+        self.small = False  # the CDI folder is a file system of its own
+        self.plugins: dict[str, asyncio.subprocess.Process] = {}
+        self.answers: list[float] = []  # seconds until the plugin answered a call of the kubelet
+        self.gave_up: list[str] = []  # calls that were not answered in time: method and claim UIDs
+        self._measure_calls()
+
+    @property
+    def node(self) -> Any:
+        return self.cluster.nodes[self._node] if self._node else self.cluster.node
+
+    @property
+    def records_path(self) -> Path:
+        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "records.db"
+        return path
+
+    def _measure_calls(self) -> None:
+        manager = self.node.kubelet.manager
+        call = manager._call
+
+        async def measured(driver: str, method: str, infos: Any) -> Any:
+            began = time.monotonic()
+            try:
+                answer = await call(driver, method, infos)
+            except PrepareError:
+                # No plugin, or one that died at it; only one that is there can owe an answer.
+                if time.monotonic() - began >= manager.timeout:
+                    self.gave_up.append(f"{method} {[i.uid for i in infos]}")
+                raise
+            self.answers.append(time.monotonic() - began)
+            return answer
+
+        manager._call = measured
+
+    async def start(
+        self, name: str = "plugin", *, ready: bool = True, timeout: float = WAIT, **environment: str
+    ) -> asyncio.subprocess.Process:
+        """``environment`` adds variables of the process: KILL_AT, POD_UID, any setting."""
+        # Compiled once, as in the image: the next start is what is tested, a hundred times.
+        left_out = {"KUBECONFIG", "POD_UID", "PYTHONDONTWRITEBYTECODE"}
+        base = {k: v for k, v in os.environ.items() if k not in left_out}
+        base |= {
+            "NODE_NAME": self.node.name,
+            **self._server(),
+            "KUBELET_ROOT": str(self.node.kubelet_root),
+            "CDI_ROOT": str(self.node.cdi_root),
+            "SYSFS_ROOT": str(self.sysfs),
+            "CRASH_HARDWARE": str(self.hardware),
+            "RECONCILE_INTERVAL": "500ms",
+            "RECONCILE_GRACE": "1s",
+            "LOCK_WAIT": "2s",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+            **environment,
+        }
+        before = self._registrations()
+        with self.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "dra_kubeletplugin.cli", "run", "tests/helpers/crash/driver.py:Crash"),
+                env=base,
+                cwd=ROOT,
+                stderr=log,
+            )
+        self.plugins[name] = process
+        if ready:
+            await self.until(f"{name} to register", lambda: self._registered(process, before), timeout)
+        return process
+
+    def _server(self) -> dict[str, str]:
+        if self.proxy is None:
+            return {"KUBECONFIG": str(self.cluster.kubeconfig)}
+        # LOCAL_CLUSTER: in a container, as a pod is, these folders need be no mounts.
+        return {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(self.proxy.port),
+            "SERVICE_ACCOUNT": str(self.proxy.account),
+            "LOCAL_CLUSTER": "1",
+        }
+
+    def _registrations(self) -> int:
+        newest = self.node.kubelet.plugins.newest(DRIVER)
+        return 0 if newest is None else newest.order
+
+    def _registered(self, process: asyncio.subprocess.Process, before: int) -> bool:
+        if process.returncode is not None:
+            raise RuntimeError(f"the plugin ended with {process.returncode}: {self.logged[-2000:]}")
+        return self._registrations() > before
+
+    async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
+        """Sends a signal and waits for the end; answers the exit code."""
+        process = self.plugins.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        return await process.wait()
+
+    async def died(self, name: str = "plugin", timeout: float = WAIT) -> None:
+        """Waits until the process has killed itself."""
+        process = self.plugins.pop(name)
+        async with asyncio.timeout(timeout):
+            code = await process.wait()
+        assert code == -signal.SIGKILL, f"exit code {code}: {self.logged[-2000:]}"
+
+    async def until(self, what: str, check: Callable[[], Any], timeout: float = WAIT) -> Any:
+        async def ask() -> Any:
+            return check()
+
+        try:
+            return await self.cluster.wait(what, ask, timeout)
+        except TimeoutError as e:
+            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.logged[-3000:])
+            raise TimeoutError("; ".join(map(str, (e, *said)))) from None
+
+    @contextlib.contextmanager
+    def full_cdi(self) -> Iterator[None]:
+        """While inside, the CDI folder has no space: the disk's own word within :func:`small_cdi`, the driver's pretence else."""
+        filler = self.node.cdi_root / "filler" if self.small else self.faults / "cdi-full"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                while self.small:
+                    file.write(bytes(4096))
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+        try:
+            yield
+        finally:
+            filler.unlink(missing_ok=True)
+
+    # --- what must hold -------------------------------------------------------------------------
+
+    async def apply_pod(self, name: str, *, count: int = 1, selector: str = "") -> None:
+        request = Request(count=count, selectors=[selector] if selector else ())
+        template = pods.template(f"{name}-t", ClaimSpec(request))
+        await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"], restart_policy="Always"))
+
+    def hold_prepare(self) -> Path:
+        """Whoever prepares has each device half taken, and waits until the file that is answered is gone."""
+        held = self.faults / "prepare-held"
+        held.touch()
+        return held
+
+    @property
+    def logged(self) -> str:
+        """Its last line may be half written."""
+        return self.log.read_text(errors="replace")
+
+    @_as_it_stands
+    def holders(self) -> dict[str, str]:
+        """Device → claim UID, for devices that are taken whole."""
+        return {p.stem: p.read_text() for p in self.hardware.glob("*.b")}
+
+    def taken(self) -> list[str]:
+        return sorted(p.name for p in self.hardware.iterdir())
+
+    def files(self) -> list[str]:
+        """Names in the CDI folder."""
+        return sorted(p.name for p in self.node.cdi_root.iterdir())
+
+    def unrepaired(self) -> list[str]:
+        """What a repair of the records has beside them until it is done."""
+        parts = (".new-", ".again-", ".unmerged-")
+        return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
+
+    @_as_it_stands
+    def described(self) -> dict[str, bool]:
+        """Claims that have a metadata file, or a spec that mounts one: whether they have both."""
+        top = self.records_path.parent / "dra-device-metadata"
+        files = {_described_by(p) for p in top.glob("*.json")}
+        specs = {p.stem.partition("_")[2] for p in self.node.cdi_root.glob("*.json") if str(top) in p.read_text()}
+        return {uid: uid in specs and uid in files for uid in {*specs, *files}}
+
+    def records(self) -> dict[str, str]:
+        """Claim UID → state, read beside the running plugin."""
+        path = self.records_path
+        if not path.exists():
+            return {}
+        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)
+        try:
+            return dict(db.execute("SELECT uid, state FROM claims"))
+        finally:
+            db.close()
+
+    def check(self) -> None:
+        """At any moment: nobody took what another holds."""
+        violations = [p.read_text() for p in self.hardware.glob("VIOLATION-*")]
+        if violations:  # the claim that took, and the one that holds
+            raise AssertionError(
+                self._told("\n".join(violations), {w for v in violations for w in v.split() if len(w) == 36})
+            )
+
+    def _told(self, what: str, uids: set[str]) -> str:
+        """``what``, and what the log says of some claims and of the records."""
+        uids = {*uids, "claims.store", "started as"}
+        lines = self.logged.splitlines()
+        return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
+
+    def check_quiet(self) -> None:
+        """When nothing is under way: files, records and hardware tell the same story."""
+        self.check()
+        records = self.records()
+        assert set(records.values()) <= {"Prepared"}, records
+        files = {f.partition("_")[2].partition(".")[0] for f in self.files()}
+        if files != set(records):
+            raise AssertionError(self._told(f"files {self.files()}, records {records}", files ^ set(records)))
+        described = self.described()
+        if set(described) != set(records) or not all(described.values()):
+            raise AssertionError(self._told(f"metadata {described}, records {records}", set(described) ^ set(records)))
+        holders = set(self.holders().values())
+        if holders != set(records):
+            raise AssertionError(self._told(f"hardware {self.holders()}, records {records}", holders ^ set(records)))
+        claims = {c["metadata"]["uid"] for c in self.cluster.claims()}
+        assert set(records) <= claims, self._told("records of no claim", set(records) - claims)
+
+    def is_empty(self) -> bool:
+        return not (self.taken() or self.files() or self.records() or self.described())
+
+
+@contextlib.asynccontextmanager
+async def box(
+    folder: Path, *, proxied: bool = False, call: float = TIMERS.call, retry: float = TIMERS.retry
+) -> AsyncIterator[Box]:
+    """Socket paths are short, so the cluster keeps its own folder below /tmp.
+
+    ``call`` is the kubelet's time-out and ``retry`` its wait before the next try, in seconds.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(
+            LocalCluster(timers=dataclasses.replace(TIMERS, call=call, retry=retry))
+        )
+        await cluster.apply(pods.device_class("devices", DRIVER))
+        proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None
+        b = Box(cluster, folder, proxy and await stack.enter_async_context(proxy))
+        try:
+            yield b
+        finally:
+            for process in b.plugins.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+
+@contextlib.contextmanager
+def small_cdi(b: Box, size: str = "128k") -> Iterator[bool]:
+    """A file system of its own for the CDI folder, so that it can be full; False where there is no right to mount."""
+    root = str(b.node.cdi_root)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", root]
+    try:
+        mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    b.small = mounted
+    try:
+        yield mounted
+    finally:
+        b.small = False
+        if mounted:
+            subprocess.run(["umount", "--lazy", root], check=True)

@@ -1,0 +1,117 @@
+"""A process that updates the metadata of a claim which is prepared already, and kills itself at KILL_AT, a name below.
+
+Arguments: the kubelet's root, and the number that it tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
+from dra_kubeletplugin.base import rewrite
+from dra_kubeletplugin.claims import metadata_files as metadata
+from dra_kubeletplugin.claims.claim_files import ClaimFiles
+from dra_kubeletplugin.claims.store import rows
+from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.record_stores import DRIVER
+
+POINTS = (
+    "update: before record",
+    "update: before note",
+    "update: before commit",
+    "update: after commit",
+    "update: before file",
+    "update: room in the file",
+    "update: half the file",
+    "update: before its end is cut off",
+    "update: after file",
+)
+UID = "uid-1"
+
+
+class Net(Driver):
+    name = DRIVER
+    metadata = True
+
+    def devices(self) -> list[Device]:
+        return []
+
+    async def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        return [d.prepared(metadata={"text": "x" * 64}) for d in claim.devices]
+
+
+def claim(api: Api) -> Any:
+    """One with two requests, one of which is an alternative, and has two devices."""
+    ref = api.allocate("c", UID, "d-0", DRIVER, request="net/fast")
+    results = api.claims["c"]["status"]["allocation"]["devices"]["results"]
+    results += [{**results[0], "request": "acc", "device": name} for name in ("d-1", "d-2")]
+    return ref
+
+
+def path(r: Room, request: str) -> Path:
+    return r.settings.plugin_dir / f"dra-device-metadata/{UID}_{request}.json"
+
+
+def reach(point: str) -> None:
+    if point == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def instrument() -> None:
+    updated, note, put = metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata
+    pwrite, ftruncate, real = os.pwrite, os.ftruncate, rows.read
+    seen: list[str] = []
+
+    def on_record(*args: Any) -> Any:
+        reach("update: before record")
+        return updated(*args)
+
+    def noted(self: Any, record: Any) -> None:
+        reach("update: before note")
+        note(self, record)
+        reach("update: before commit")
+
+    def put_file(self: Any, record: Any) -> None:
+        reach("update: before file")
+        put(self, record)
+        reach("update: after file")
+
+    def written(fd: int, data: Any, at: int) -> int:
+        if at:
+            done = pwrite(fd, data, at)
+            reach("update: room in the file")
+            return done
+        if os.environ.get("KILL_AT") == "update: half the file":
+            pwrite(fd, bytes(data)[: len(data) // 2], at)
+        reach("update: half the file")
+        return pwrite(fd, data, at)
+
+    def cut(fd: int, length: int) -> None:
+        reach("update: before its end is cut off")
+        ftruncate(fd, length)
+
+    metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
+    rewrite.os.pwrite, rewrite.os.ftruncate = written, cut  # type: ignore[assignment]
+
+    def read(db: Any, uid: str) -> Any:
+        seen.append(uid)
+        if len(seen) == 2:  # the transaction that brings the file to what is on record
+            reach("update: after commit")
+        return real(db, uid)
+
+    rows.read = read
+
+
+async def main(folder: Path, number: int) -> None:
+    async with room(folder, Net()) as r:
+        instrument()
+        await r.driver.update_metadata(UID, "net", attributes={"number": number, "text": "y" * (number % 60)})
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,178 @@
+"""What a node goes through, at random and from one seed: disk, locks, API server, the driver's own methods, a stopped plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from tests.helpers.crash.faulty_proxy import Mode
+from tests.helpers.crash.harness import Box
+
+# Names of files that the driver of the tests looks for. These happen once, when it gets there:
+ONCE = (
+    "prepare-hangs",
+    "prepare-raises",
+    "prepare-stops-iteration",
+    "prepare-exits",
+    "prepare-cancels",
+    "prepare-answers-nothing",
+    "prepare-answers-anything",
+    "unprepare-hangs",
+    "unprepare-raises",
+    "undo-raises",
+    "recover-raises",
+    "devices-hangs",
+    "devices-raises",
+    "devices-answers-anything",
+    "health-raises",
+    "health-answers-anything",
+    "eio",
+)
+LASTS = ("device-gone", "device-sick", "recover-fails")  # while their file is there
+SERVER = (Mode.SLOW, Mode.SILENT, Mode.HTML, Mode.RESET)
+# Takes the write lock, is stopped while it has it, and gives it back if it ever goes on.
+HOLDER = """
+import os, signal, sqlite3, sys, urllib.parse
+db = sqlite3.connect(f"file:{urllib.parse.quote(sys.argv[1])}?mode=rw", uri=True, timeout=1, isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+db.execute("ROLLBACK")
+"""
+
+
+class Faults:
+    """Makes faults, one after the other and some side by side, between :meth:`begin` and :meth:`clear`.
+
+    ``happened`` counts those that took effect, by kind.
+    """
+
+    def __init__(self, box: Box, rng: random.Random, *, pause: float = 0.4) -> None:
+        self.box = box
+        self.rng = rng
+        self.pause = pause
+        self.happened: Counter[str] = Counter()
+        self._placed: set[str] = set()
+        self._schedule: asyncio.Task[None] | None = None
+        self._lasting: dict[str, asyncio.Task[None]] = {}  # at most one of a kind at a time
+
+    def begin(self) -> None:
+        if self._schedule is None:
+            self._schedule = asyncio.create_task(self._run(), name="faults")
+
+    async def clear(self) -> None:
+        """Ends every fault; what was asked for and has not happened never will.
+
+        Raises what a fault of ours raised.
+        """
+        tasks = [t for t in (self._schedule, *self._lasting.values()) if t]
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        self._schedule = None
+        self._lasting.clear()
+        for name in self._placed:
+            path = self.box.faults / name
+            if not path.exists():
+                self.happened[name] += 1
+            path.unlink(missing_ok=True)
+        self._placed.clear()
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _run(self) -> None:
+        kinds: list[tuple[str, Callable[[float], Awaitable[None]]]] = [
+            ("CDI folder full", self._full),
+            ("lock held by a stopped process", self._locked),
+            ("records removed", self._removed),
+            ("plugin stopped", self._stopped),
+        ]
+        kinds += [(f"API server {m.name.lower()}", lambda s, m=m: self._server(m, s)) for m in SERVER]  # type: ignore[misc]
+        kinds += [(name, lambda s, name=name: self._asked(name, s)) for name in LASTS]  # type: ignore[misc]
+        while True:
+            await asyncio.sleep(self.rng.uniform(0, 2 * self.pause))
+            seconds = self.rng.uniform(1, 4)
+            if self.rng.random() < 0.65:
+                self._place(self.rng.choice(ONCE))
+                continue
+            kind, fault = self.rng.choice(kinds)
+            slot = "API server" if kind.startswith("API server") else kind
+            before = self._lasting.get(slot)
+            if before and before.done():
+                before.result()
+            if before is None or before.done():
+                self.happened[kind] += 1
+                self._lasting[slot] = asyncio.create_task(fault(seconds), name=kind)  # type: ignore[arg-type]
+
+    # --- the kinds ------------------------------------------------------------------------------
+
+    def _place(self, name: str) -> None:
+        path = self.box.faults / name
+        if name in self._placed and not path.exists():
+            self.happened[name] += 1
+        self._placed.add(name)
+        path.touch()
+        if name == "eio" and self.rng.random() < 0.5:
+            (self.box.faults / "eio-again").touch()
+            self._placed.add("eio-again")
+
+    async def _asked(self, name: str, seconds: float) -> None:
+        path = self.box.faults / name
+        path.touch()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            path.unlink()
+
+    async def _server(self, mode: Mode, seconds: float) -> None:
+        proxy = self.box.proxy
+        assert proxy
+        proxy.turn(mode)
+        try:
+            await asyncio.sleep(seconds / 3)
+        finally:
+            proxy.turn(Mode.PASS)
+
+    async def _full(self, seconds: float) -> None:
+        with self.box.full_cdi():
+            await asyncio.sleep(seconds / 3)
+
+    async def _locked(self, seconds: float) -> None:
+        holder = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        assert holder.stdout
+        goes_on = self.rng.random() < 0.5
+        try:
+            await holder.stdout.readline()  # empty where there is no database now, or it is locked
+            await asyncio.sleep(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                holder.send_signal(signal.SIGCONT if goes_on else signal.SIGKILL)
+            await holder.wait()
+
+    async def _removed(self, seconds: float) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            path = self.box.records_path
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        await asyncio.sleep(seconds)  # not again at once
+
+    async def _stopped(self, seconds: float) -> None:
+        alive = [p for p in self.box.plugins.values() if p.returncode is None]
+        if not alive:
+            return
+        process = self.rng.choice(alive)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(min(seconds, 3))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)

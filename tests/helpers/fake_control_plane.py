@@ -1,0 +1,118 @@
+"""Stand-ins for etcd and kube-apiserver: they take the options that the real ones have, refuse all others, and log their lives.
+
+They show how we start, wait for and stop such programs; whether the real ones would be content only they can show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import signal
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.localcluster.apiserver.auth import Tokens
+from tests.helpers.certificates import authority, server_side, signed
+
+ROOT = Path(__file__).parents[2]
+# Of `etcd --help` 3.6 and `kube-apiserver --help` 1.36: those that we give.
+ETCD = [
+    "data-dir", "listen-client-urls", "advertise-client-urls", "listen-peer-urls", "initial-advertise-peer-urls",
+    "initial-cluster",
+]  # fmt: skip
+API_SERVER = [
+    "etcd-servers", "bind-address", "advertise-address", "secure-port", "cert-dir", "token-auth-file", "authorization-mode",
+    "service-account-issuer", "service-account-key-file", "service-account-signing-key-file", "service-cluster-ip-range",
+    "disable-admission-plugins", "runtime-config", "allow-privileged",
+]  # fmt: skip
+
+
+def install(folder: Path, **instead: str) -> Path:
+    """Makes the folder that KUBEBUILDER_ASSETS names; ``instead`` has shell scripts that take a stand-in's place."""
+    folder.mkdir(exist_ok=True)
+    for name in ("etcd", "kube-apiserver"):
+        body = instead.get(
+            name.replace("-", "_"),
+            f'PYTHONPATH="{ROOT}:{ROOT}/src" exec "{sys.executable}" -m tests.helpers.fake_control_plane {name} "$@"',
+        )
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def told(folder: Path) -> list[str]:
+    """What the stand-ins say happened, in order."""
+    return (folder / "lives").read_text().splitlines()
+
+
+def _tell(text: str) -> None:
+    with Path("lives").open("a") as file:  # where they were started
+        file.write(text + "\n")
+
+
+def _end() -> asyncio.Event:
+    """Set by SIGTERM from now on."""
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    return end
+
+
+async def etcd(given: argparse.Namespace) -> None:
+    assert given.listen_client_urls == given.advertise_client_urls
+    assert given.initial_cluster == f"default={given.initial_advertise_peer_urls}"
+    Path(given.data_dir).mkdir()
+    end = _end()
+    url = urlsplit(given.listen_client_urls)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), url.hostname, url.port)
+    _tell("etcd serves")
+    await end.wait()
+    server.close()
+    _tell("etcd has ended")
+
+
+async def api_server(given: argparse.Namespace) -> None:
+    url = urlsplit(given.etcd_servers)
+    while True:  # as the real one does
+        try:
+            socket.create_connection((url.hostname or "", url.port or 0)).close()
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.01)
+    folder = Path(given.cert_dir)
+    assert "PRIVATE KEY" in Path(given.service_account_key_file).read_text()
+    ca = authority(folder)
+    pair = signed(folder, ca, "serving")
+    (folder / "apiserver.crt").write_text(pair.cert.read_text() + ca.cert.read_text())
+    (row,) = csv.reader(Path(given.token_auth_file).read_text().splitlines())
+    assert Path(given.token_auth_file).stat().st_mode & 0o077 == 0
+    assert row[3] == "system:masters"
+    server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
+    server.faults.down = True  # until it is ready
+    end = _end()
+    await server.start()
+    asyncio.get_running_loop().call_later(0.2, setattr, server.faults, "down", False)
+    _tell("kube-apiserver serves")
+    await end.wait()
+    await server.close()
+    _tell("kube-apiserver has ended")
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    parser = argparse.ArgumentParser(name, allow_abbrev=False)
+    for option in ETCD if name == "etcd" else API_SERVER:
+        parser.add_argument(f"--{option}", required=True)
+    if name == "etcd":
+        parser.add_argument("--unsafe-no-fsync", action="store_true")
+    else:
+        parser.add_argument("--feature-gates")
+    given = parser.parse_args(arguments)
+    asyncio.run(etcd(given) if name == "etcd" else api_server(given))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""Described hosts: what they say is what was described, what is wrong is told with its line, and writes act as the kernel's do."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Host, cli
+from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.host import recording
+from dra_kubeletplugin.host.fake import schema, sysfs
+from dra_kubeletplugin.host.model import Function, Machine
+from dra_kubeletplugin.localcluster.dev.hosts import HostError, NodeHost
+
+CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
+
+
+@contextlib.contextmanager
+def built(machine: Machine | Mapping[str, Any]) -> Iterator[Host]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Host(sysfs.build(Path(folder) / "sys", machine))
+
+
+def functions(*given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"functions": [{**CARD, **g} for g in given]}
+
+
+# --- read back ----------------------------------------------------------------------------------
+
+word = st.sampled_from(["mlx5_core", "nvme", "vfio-pci", "xclmgmt"])
+id16 = st.integers(0, 0xFFFF)
+
+
+@st.composite
+def descriptions(draw: st.DrawFn) -> dict[str, Any]:
+    """Machines of a few functions: trees, domains of five digits, virtual functions, NUMA, groups, what drivers made."""
+    nodes = draw(st.integers(0, 3))
+    out: list[dict[str, Any]] = []
+    for bus in range(draw(st.integers(0, 5))):
+        domain = draw(st.sampled_from(["0000", "10000", "0001"]))
+        address = f"{domain}:{bus * 16:02x}:{draw(st.integers(0, 31)):02x}.{draw(st.integers(0, 7))}"
+        fn: dict[str, Any] = {"address": address, "vendor": draw(id16), "device": draw(id16)}
+        fn |= {"class": draw(st.integers(0, 0xFFFFFF)), "revision": draw(st.integers(0, 255))}
+        fn |= {"subsystem_vendor": draw(st.integers(1, 0xFFFF)), "subsystem_device": draw(id16)}
+        if out and draw(st.booleans()):
+            fn["behind"] = draw(st.sampled_from(out))["address"]
+            fn |= {"root": f"pci{domain}:{bus * 16:02x}"} if draw(st.booleans()) else {}
+        elif draw(st.booleans()):
+            fn["root"] = f"pci{domain}:{draw(st.integers(0, 255)):02x}"
+        fn |= {"driver": draw(word)} if draw(st.booleans()) else {}
+        fn |= {"iommu_group": draw(st.integers(0, 9))} if draw(st.booleans()) else {}
+        fn |= {"numa": draw(st.integers(0, nodes - 1))} if nodes and draw(st.booleans()) else {}
+        fn |= {"boot_vga": draw(st.booleans())}
+        if draw(st.booleans()):
+            fn["link"] = {
+                "speed": draw(st.sampled_from(schema.SPEEDS)),
+                "width": draw(st.sampled_from(schema.WIDTHS)),
+            }
+        if draw(st.booleans()):
+            total = draw(st.integers(1, 20))
+            fn["vfs"] = {"total": total, "device": draw(id16), "stride": draw(st.integers(1, 3))}
+            if fn.get("driver") and (enabled := draw(st.integers(0, total))):
+                fn["vfs"] |= {"enabled": enabled, "driver": draw(st.none() | word)}
+                fn["vfs"] |= {"iommu_group": draw(st.none() | st.integers(100, 200))}
+        if draw(st.booleans()):
+            fn["classes"] = {
+                "net": {f"eth{bus}": {"operstate": draw(st.sampled_from(["up", "down"]))}},
+                "drm": {f"card{bus}": {"dev": f"226:{bus}", "devname": f"dri/card{bus}"}},
+                "fpga": {f"fpga{bus}": {"dev": f"240:{bus}"}},
+            }
+        out.append(fn)
+    numa = {n: {"cpus": f"{n * 4}-{n * 4 + 3}", "socket": n % 2, "distances": [10] * nodes} for n in range(nodes)}
+    return {"functions": draw(st.permutations(out)), "numa_nodes": numa}
+
+
+def by_address(machine: Machine) -> list[Function]:
+    return sorted(machine.functions, key=lambda fn: fn.address)
+
+
+@settings(max_examples=60, deadline=None)
+@given(descriptions())
+def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
+    machine = schema.parse(said)
+    with built(machine) as host:
+        found = recording.record(host)
+    assert by_address(found) == by_address(machine)
+    assert found.numa_nodes == machine.numa_nodes
+
+
+@settings(max_examples=60, deadline=None)
+@given(descriptions())
+def test_a_description_written_as_yaml_is_the_same_when_it_is_read(said: dict[str, Any]) -> None:
+    machine = schema.parse(said)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "host.yaml"
+        file.write_text(recording.text(machine))
+        assert schema.load(file) == machine
+
+
+@settings(max_examples=60, deadline=None)
+@given(descriptions())
+def test_no_two_functions_ever_share_an_address(said: dict[str, Any]) -> None:
+    machine = schema.parse(said)
+    every = [fn.address for fn in machine.functions]
+    every += [fn.virtual(i).address for fn in machine.functions if fn.vfs for i in range(fn.vfs.total)]
+    assert len(every) == len(set(every))
+
+
+def readable(fn: Function) -> Function:
+    """Without what cannot be seen: any other file, and what virtual functions would be that are not there."""
+    vfs = fn.vfs
+    if vfs and not vfs.enabled:
+        vfs = dataclasses.replace(vfs, driver=None, iommu_group=None)
+    seen = {"dev", "devname", "operstate", "size"}
+    classes = {
+        kind: {name: {a: text for a, text in said.items() if a in seen} for name, said in devices.items()}
+        for kind, devices in fn.classes.items()
+    }
+    return dataclasses.replace(fn, attributes={}, classes=classes, vfs=vfs)
+
+
+@pytest.mark.parametrize("name", sysfs.machines())
+def test_the_machines_that_come_with_the_package_are_what_they_say(name: str) -> None:
+    machine = schema.load(sysfs.find(name))
+    with built(machine) as host:
+        found = recording.record(host)
+        names = [fn.device().name for fn in host.pci()]
+    for one, other in zip(by_address(machine), by_address(found), strict=True):
+        assert readable(one) == other
+    assert found.numa_nodes == machine.numa_nodes
+    assert len(names) == len(set(names)) >= 6
+
+
+def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
+    machine = recording.record(Host())
+    again = recording.record(Host(sysfs.build(tmp_path / "sys", machine)))
+    assert by_address(again) == by_address(machine)
+
+
+def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["inspect", "--host", "storage-host", "--record"]) == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    assert cli.main(["inspect", "--host", str(tmp_path / "again.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "10000:01:00.0" in shown
+    assert "driver vmd" in shown
+
+
+@pytest.mark.parametrize("command", ["inspect", "dev"])
+def test_a_host_that_is_described_wrongly_is_told_fault_by_fault(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text("functions:\n- address: 0000:17:00.0\n  vendr: 0x10ee\n  device: 1\n")
+    driver = [] if command == "inspect" else ["tests.helpers.drivers:Toy"]
+    assert cli.main([command, *driver, "--host", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"dra: {file}:2: functions[0]: `vendor` is missing")
+    assert said[1].startswith(f"dra: {file}:3: functions[0].vendr: unknown key; did you mean `vendor`?")
+
+
+# --- what is wrong ------------------------------------------------------------------------------
+
+HEAD = 'functions:\n- address: "0000:17:00.0"\n  vendor: 0x10ee\n  device: 0x5000\n'
+BOMB = "- &a [1, 2]\n" + "".join(
+    f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+WRONG = {
+    "a key that is misspelt": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key; did you mean `vendor`?"),
+    "a key at the top": (HEAD + "function: []\n", ":5: function: unknown key; did you mean `functions`?"),
+    "a key within": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key; did you mean `total`?"),
+    "an address without a function": ("functions:\n- {address: 0000:17:00, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:00' is no PCI address: write domain:bus:device.function, such as '0000:17:00.0'"),
+    "a device number that is none": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' has device 20: the highest is 1f"),
+    "an address that is a number": ("functions:\n- {address: 17, vendor: 1, device: 2}\n", ":2: functions[0].address: 17 is no PCI address: write domain:bus:device.function, such as '0000:17:00.0'"),
+    "no vendor": ("functions:\n- address: 0000:17:00.0\n  device: 1\n", ":2: functions[0]: `vendor` is missing"),
+    "a vendor in quotes": ('functions:\n- {address: 0000:17:00.0, vendor: "0x10ee", device: 1}\n', ":2: functions[0].vendor: '0x10ee' is no integer (without quotes)"),
+    "a vendor beyond 16 bits": ("functions:\n- {address: 0000:17:00.0, vendor: 0x10ee0, device: 1}\n", ":2: functions[0].vendor: 0x10ee0 is not within 0x0 and 0xffff"),
+    "a flag that is a word": (HEAD + "  boot_vga: perhaps\n", ":5: functions[0].boot_vga: 'perhaps' is neither true nor false"),
+    "a speed that no link has": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link.speed: 12 is not one of 2.5, 5, 8, 16, 32, 64"),
+    "more virtual functions than there can be": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs.enabled: 5 virtual functions are more than the total of 4"),
+    "virtual functions without a driver": (HEAD + "  vfs: {total: 4, enabled: 4}\n", ":5: functions[0].vfs: without a driver for the function the kernel enables no virtual ones: give `driver`"),
+    "an address twice": (HEAD + "- {address: 0000:17:00.0, vendor: 1, device: 2}\n", ":5: functions[1].address: 0000:17:00.0 is there twice"),
+    "shared addresses of virtual functions": (HEAD + "  vfs: {total: 8, offset: 8}\n- {address: 0000:17:00.1, vendor: 1, device: 2, vfs: {total: 2, offset: 14}}\n", ":6: functions[1].vfs: the virtual functions of 0000:17:00.1 share addresses with the virtual functions of 0000:17:00.0: give another offset, stride or total"),
+    "virtual functions beyond the last bus": ("functions:\n- {address: 0000:ff:1f.0, vendor: 1, device: 2, vfs: {total: 64}}\n", ":2: functions[0].vfs: the virtual functions of 0000:ff:1f.0 reach beyond the last bus: give another offset, stride or total"),
+    "a bridge that is not there": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described; did you mean `0000:16:00.0`?"),
+    "a bridge below itself": (HEAD + "  behind: 0000:17:00.0\n", ":5: functions[0].behind: 0000:17:00.0 hangs below itself"),
+    "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is none of numa_nodes, which has 0"),
+    "distances that do not fit": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: one for each, its own included"),
+    "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 belongs to node 0 already"),
+    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":5: functions[0].attributes.numa_node: set numa_node with the key `numa`"),
+    "a file elsewhere": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is no path within the folder"),
+    "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240 is no device node: write 'c major:minor', or 'b major:minor' for a block device"),
+    "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":5: functions[0].classes.fpga: dev '240' is not major:minor, such as 240:0"),
+    "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":5: functions[0].classes.fpga: device is made for every device: leave it out"),
+    "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is no path within the folder"),
+    "a key twice": (HEAD + "  vendor: 1\n", ":5: key 'vendor' is there twice"),
+    "no list": ("functions: {}\n", ":1: functions: {} is no list"),
+    "nothing": ("", ": None is no mapping of keys"),
+    "no YAML": ("functions: [\n", ":2:1: no YAML: nothing where a value belongs"),
+    "no YAML at all": ("\t", ":1:1: no YAML: a tab: YAML is indented with spaces"),
+    "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: all stands in one"),
+    "aliases without end": (BOMB, ":1:1: no YAML: aliases make 1362025156 values of 13: write out what is meant"),
+}  # fmt: skip
+
+
+B = {"address": "0000:17:00.0", "vendor": 1, "device": 2, "driver": "x"}
+TWICE: dict[str, dict[str, Any]] = {
+    "a file and a folder": {"functions": [{**B, "attributes": {"x": 1, "x/y": 2}}]},
+    "a file where a folder must be": {"functions": [B], "files": {"bus/pci": 1}},
+    "a node where a folder must be": {"functions": [B], "nodes": {"vfio": "c 1:2"}},
+    "nodes within each other": {"functions": [B], "nodes": {"x": "c 1:2", "x/y": "c 1:2"}},
+    "a class like a file": {"functions": [{**B, "classes": {"vendor": {"x0": {"dev": "240:0"}}}}]},
+    "a name that is too long": {"functions": [{**B, "attributes": {"x" * 300: 1}}]},
+    "text that no file holds": {"functions": [{**B, "attributes": {"x": "\ud800"}}]},
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot build the described host in|surrogates not allowed"):
+        sysfs.build(tmp_path, TWICE[what])
+    sysfs.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
+    if "files" not in TWICE[what] and "nodes" not in TWICE[what]:
+        with pytest.raises(SettingsError):
+            sysfs.add_function(tmp_path / "good", TWICE[what]["functions"][0])
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_told_with_the_file_and_its_line(tmp_path: Path, what: str) -> None:
+    content, told = WRONG[what]
+    file = tmp_path / "host.yaml"
+    file.write_text(content)
+    with pytest.raises(SettingsError, match=re.escape(f"{file}{told}")):
+        sysfs.load(file)
+
+
+def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> None:
+    host = NodeHost.build(tmp_path, "virtual-machine")
+    assert host.plug("address: 0000:19:00.0\nvendor: 0x10ee\ndevice: 1\n") == "0000:19:00.0"
+    assert "0000:19:00.0" in host.addresses
+    with pytest.raises(HostError, match="the function's description:2: key 'vendor' is there twice"):
+        host.plug("vendor: 1\nvendor: 2\n")
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "host.yaml"
+    file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
+    with pytest.raises(SettingsError) as told:
+        sysfs.load(file)
+    assert len(told.value.faults) == 4
+
+
+def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is no text in UTF-8"):
+        sysfs.load(tmp_path / "binary")
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        sysfs.load(tmp_path / "nowhere")
+    with pytest.raises(SettingsError, match="did you mean `virtual-machine`"):
+        sysfs.find("virtual-machin")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["functions", "address", "vfs", "vendor", "classes", "numa_nodes", "nodes"]), inner, max_size=4), max_leaves=12))  # fmt: skip
+def test_any_object_is_a_description_or_refused_in_a_sentence(said: Any) -> None:
+    with contextlib.suppress(SettingsError):
+        schema.parse(said)
+
+
+# --- the kernel's effects -----------------------------------------------------------------------
+
+PORT, UP, DOWN = "0000:16:00.0", "0000:17:00.0", "0000:18:00.0"
+SWITCHED = [
+    {"address": PORT, "root": "pci0000:16"},
+    {"address": UP, "behind": PORT},
+    {"address": DOWN, "behind": UP, "link": {"speed": 8, "width": 8}},
+    {
+        "address": "0000:19:00.0",
+        "behind": DOWN,
+        "driver": "mlx5_core",
+        "numa": 1,
+        "link": {"speed": 16, "width": 16},
+        "vfs": {"total": 4, "device": 0x5001, "driver": "mlx5_vf", "iommu_group": 40},
+    },
+    {"address": "0000:19:00.1", "behind": DOWN, "driver": "mlx5_core", "vfs": {"total": 4}},
+]
+
+
+def test_virtual_functions_behind_a_switch_have_its_root_their_own_groups_and_a_driver() -> None:
+    with built(functions(*SWITCHED)) as host:
+        host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")
+        host.write("bus/pci/devices/0000:19:00.1/sriov_numvfs", "3")
+        virtual = [fn for fn in host.pci() if fn.is_vf]
+        assert len({fn.address for fn in virtual}) == 7
+        first = [fn for fn in virtual if fn.physical_function == "0000:19:00.0"]
+        assert [fn.vf_index for fn in first] == [0, 1, 2, 3]
+        assert [fn.iommu_group for fn in first] == [40, 41, 42, 43]
+        assert {(fn.pcie_root, fn.upstream, fn.driver, fn.numa_node) for fn in first} == {
+            ("pci0000:16", DOWN, "mlx5_vf", 1)
+        }
+        assert {(fn.max_link_speed, fn.max_link_width) for fn in first} == {(8000, 8)}, "the port's, which is slower"
+        assert (host.dev / "vfio/43").is_file()
+
+
+def test_a_number_of_virtual_functions_that_the_kernel_refuses_is_refused() -> None:
+    with built(functions(*SWITCHED, {"address": "0000:20:00.0", "vfs": {"total": 1}})) as host:
+        control = "bus/pci/devices/0000:19:00.0/sriov_numvfs"
+
+        def refused(path: str, text: str) -> int | None:
+            with pytest.raises(OSError) as raised:
+                host.write(path, text)
+            return raised.value.errno
+
+        assert refused(control, "5") == errno.ERANGE
+        assert refused(control, "-1") == refused(control, "many") == errno.EINVAL
+        host.write(control, "2")
+        assert refused(control, "3") == errno.EBUSY
+        assert len([fn for fn in host.pci() if fn.is_vf]) == 2
+        host.write(control, "0")
+        assert refused("bus/pci/devices/0000:20:00.0/sriov_numvfs", "1") == errno.ENOENT, "no driver"
+
+
+def test_a_driver_takes_with_it_what_it_made() -> None:
+    card = {"address": "0000:19:00.0", "driver": "mlx5_core", "vfs": {"total": 2, "enabled": 2}}
+    card |= {"classes": {"infiniband_verbs": {"uverbs0": {"dev": "231:192", "devname": "infiniband/uverbs0"}}}}
+    with built(functions(card)) as host:
+        fn = host.function("0000:19:00.0")
+        assert fn is not None
+        assert fn.nodes() == fn.nodes("infiniband_verbs") == ["/dev/infiniband/uverbs0"]
+        assert (host.dev / "infiniband/uverbs0").read_text() == "c 231:192\n"
+        host.write("bus/pci/drivers/mlx5_core/unbind", fn.address)
+        assert (fn.nodes(), (host.dev / "infiniband/uverbs0").exists(), len(host.pci())) == ([], False, 1)
+        host.write("bus/pci/drivers_probe", fn.address)
+        assert fn.nodes() == ["/dev/infiniband/uverbs0"]
+        sysfs.reboot(host.sysfs)
+        assert len(host.pci()) == 3, "virtual functions are there again after a boot"
+
+
+def test_device_files_are_found_however_deep_they_hang_and_not_those_of_functions_below() -> None:
+    bridge = {"address": "0000:18:00.0", "driver": "pcieport", "classes": {"misc": {"port": {"dev": "10:1"}}}}
+    disk = {"address": "0000:19:00.0", "behind": "0000:18:00.0", "classes": {"nvme": {"nvme0": {"dev": "239:0"}}}}
+    with built(functions(bridge, disk)) as host:
+        fn = host.function("0000:19:00.0")
+        assert fn is not None
+        namespace = fn.path / "nvme/nvme0/nvme0n1"
+        namespace.mkdir()
+        (namespace / "dev").write_text("259:0\n")
+        (namespace / "subsystem").symlink_to("../../../../../../../class/block")
+        assert fn.nodes() == ["/dev/nvme0", "/dev/nvme0n1"]
+        assert (fn.nodes("block"), fn.nodes("nvme"), fn.nodes("net")) == (["/dev/nvme0n1"], ["/dev/nvme0"], [])
+        port = host.function("0000:18:00.0")
+        assert port is not None
+        assert port.nodes() == ["/dev/port"]
+
+
+def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:
+    with built(functions(*SWITCHED)) as host:
+        with pytest.raises(SettingsError, match="is there twice"):
+            sysfs.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
+        sysfs.add_function(host.sysfs, {**CARD, "address": "0000:1a:00.0", "behind": DOWN, "iommu_group": 7})
+        host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")
+        assert len(host.pci()) == 10
+        sysfs.remove_function(host.sysfs, DOWN)
+        assert [fn.address for fn in host.pci()] == [PORT, UP]
+        assert list((host.sysfs / "kernel/iommu_groups").iterdir()) == []
+
+
+def test_below_vmd_the_root_is_the_controller_s_and_there_is_no_standard_bus_id() -> None:
+    vmd = [
+        {"address": "0000:64:00.5", "driver": "vmd"},
+        {"address": "10000:00:02.0", "behind": "0000:64:00.5", "root": "pci10000:00"},
+        {"address": "10000:01:00.0", "behind": "10000:00:02.0", "driver": "nvme"},
+    ]
+    with built(functions(*vmd)) as host:
+        disk = host.function("10000:01:00.0")
+        assert disk is not None
+        assert disk.path.relative_to(host.sysfs / "devices").parts == (
+            "pci0000:64", "0000:64:00.5", "pci10000:00", "10000:00:02.0", "10000:01:00.0",
+        )  # fmt: skip
+        assert (disk.pcie_root, disk.pci_bus_id, disk.upstream) == ("pci0000:64", None, "10000:00:02.0")
+        assert "resource.kubernetes.io/pciBusID" not in disk.device().attributes
+
+
+def test_any_file_can_be_said() -> None:
+    said = functions({"address": "0000:19:00.0", "attributes": {"label": "left", "hwmon/hwmon0/temp1_input": 42000}})
+    with built({**said, "files": {"class/dmi/id/product_name": "Box"}, "nodes": {"fpga0": "240:0"}}) as host:
+        fn = host.function("0000:19:00.0")
+        assert fn is not None
+        assert (fn.read("label"), fn.read("hwmon/hwmon0/temp1_input"), fn.read("nothing")) == ("left", "42000", None)
+        assert (host.sysfs / "class/dmi/id/product_name").read_text() == "Box\n"
+        assert sysfs.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
+
+
+def test_an_attribute_that_is_written_while_it_is_read_is_never_empty() -> None:
+    address = "0000:17:00.0"
+    names, seen, ended = ("temp", "driver_override"), set[str](), threading.Event()
+    with built(functions({"address": address, "attributes": {"temp": "41"}})) as host, ThreadPoolExecutor(1) as aside:
+        folder = f"bus/pci/devices/{address}"
+
+        def look() -> None:
+            while not ended.is_set():
+                seen.update((host.sysfs / folder / name).read_text() for name in names)
+
+        looking = aside.submit(look)
+        for number in range(600):
+            for name in names:
+                host.write(f"{folder}/{name}", str(number % 2))
+        ended.set()
+        looking.result()
+    assert seen <= {"41\n", "(null)\n", "0", "1", "0\n", "1\n"}

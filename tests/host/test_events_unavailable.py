@@ -1,0 +1,37 @@
+"""The machine has no netlink socket left for udev events, nor inotify instances: devices are found by interval, and it is logged once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import toy
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EACCES])
+async def test_devices_are_found_by_interval(
+    fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import pyudev
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(pyudev.Monitor, "from_netlink", fail)
+    async with node_with(cls := toy(), rescan_interval=0.1) as node:
+        cls.count = 2
+        await node.wait_published(lambda devices: len(devices) == 2)
+        assert await node.plugin.not_ready() == []
+    assert [r.message for r in caplog.records if "no udev events" in r.message and os.strerror(fault) in r.message]
+    assert len([r for r in caplog.records if "no udev events" in r.message]) == 1
+
+
+def test_nothing_uses_inotify() -> None:
+    """So exhausted instances and watches (fs.inotify.max_user_*) touch nothing here; the kubelet and runtimes have their own."""
+    assert not [p for p in SRC.rglob("*.py") if "inotify" in p.read_text(encoding="utf-8").lower()]

@@ -1,0 +1,504 @@
+"""Where the API server is: service accounts, kubeconfigs of all kinds, proxies; what is wrong is said in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.base.settings import Settings
+from dra_kubeletplugin.errors import ApiError, SettingsError, printable
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
+from dra_kubeletplugin.kube.credentials import TokenFile
+from dra_kubeletplugin.kube.proxy import Proxy, parse_proxy, proxy_of
+from tests.helpers.certificates import Pair, authority, server_side, signed
+from tests.helpers.raw_server import Peer, answer, serving
+
+OBJECT = answer({"kind": "X"})
+API = "client.authentication.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config_of(user: Any = None, **cluster: Any) -> dict[str, Any]:
+    return {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k"} | ({"user": "u"} if user is not None else {})}],
+        "clusters": [{"name": "k", "cluster": {"server": "http://127.0.0.1:1"} | cluster}],
+        "users": [{"name": "u", "user": user}] if user is not None else [],
+    }
+
+
+def written(folder: Path, config: Any, name: str = "config") -> str:
+    path = folder / name
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return str(path)
+
+
+def plugin(folder: Path, body: str) -> dict[str, Any]:
+    """An exec plugin; ``body`` is Python that prints the credential."""
+    script = folder / "plugin.py"
+    script.write_text(
+        f"import json, sys, time\ndef give(**status):\n    print(json.dumps({{'apiVersion': '{API}', 'kind': 'ExecCredential', 'status': status}}))\n{body}\n"
+    )
+    return {"exec": {"apiVersion": API, "command": sys.executable, "args": [str(script)], "interactiveMode": "Never"}}
+
+
+def b64(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+# --- kubeconfigs that are wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "cannot be read"),
+        ("just text", "cannot be read"),
+        ("a: [", "cannot be read"),
+        ("\ud800", "cannot be read"),
+        ({"current-context": "nowhere"}, r"no context 'nowhere' in contexts \(there: none\)"),
+        (config_of() | {"current-context": "other"}, r"no context 'other' in contexts \(there: c\)"),
+        (config_of() | {"current-context": ""}, "has no current-context"),
+        (config_of() | {"clusters": []}, "no cluster 'k' in clusters"),
+        (config_of({}) | {"users": []}, "no user 'u' in users"),
+        (config_of(server=""), "server of cluster 'k'"),
+        (config_of(server="localhost:99999"), "server of cluster 'k'"),
+        (config_of(server="https://127.0.0.1:99999"), "server of cluster 'k'"),
+        (config_of(**{"server": "https://h", "certificate-authority-data": "%%%"}), "certificate-authority-data of cluster 'k' is not base64"),
+        (config_of(**{"server": "https://h", "certificate-authority-data": base64.b64encode(b"x").decode()}), r"certificate-authority of cluster 'k' \(or -data\) cannot be used"),
+        (config_of(**{"server": "https://h", "certificate-authority": "none.crt"}), "certificate-authority of cluster 'k' cannot be read.*none.crt"),
+        (config_of({"client-certificate-data": "!"}, server="https://h"), "client-certificate-data of user 'u' is not base64"),
+        (config_of({"client-key": "/nowhere"}, server="https://h"), "client-key of user 'u' cannot be read"),
+        (config_of({"client-certificate-data": "eA==", "client-key-data": "eA=="}, server="https://h"), r"client-certificate or client-key of user 'u'"),
+        (config_of(**{"proxy-url": "socks5://x:1"}), "proxy-url of cluster 'k': proxies of scheme 'socks5' are not supported"),
+        (config_of({"token": "a\nb"}), "no token has"),
+        (config_of({"token": 5}), r"user 'u' is not valid: Expected `str \| null`, got `int` - at `\$.token`"),
+        (config_of({"as": "admin", "token": "t"}), "as of user 'u': impersonation is not supported"),
+        (config_of() | {"clusters": [{"name": "k"}, {"name": "k"}]}, "two entries 'k' in clusters"),
+        (config_of() | {"clusters": 3}, "it is not a kubeconfig"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(tmp_path: Path, config: Any, said: str) -> None:
+    path = tmp_path / "config"
+    path.write_bytes((config if isinstance(config, str) else json.dumps(config)).encode(errors="surrogatepass"))
+    with pytest.raises(SettingsError, match=said) as e:
+        load_config(str(path))
+    assert "--kubeconfig (KUBECONFIG)" in str(e.value)
+    assert str(path) in str(e.value)
+    assert e.value.__suppress_context__ or e.value.__context__ is None
+
+
+def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(SettingsError, match=str(path)):
+            load_config(str(path))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["c", "k", "u", "https://h"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "cluster", "user", "context", "server", "token", "exec", "auth-provider"]), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(where=st.sampled_from(["contexts", "clusters", "users", "current-context", ""]), junk=JUNK, inside=st.booleans())
+def test_whatever_a_file_holds_only_settings_errors_come_out(
+    tmp_path: Path, where: str, junk: Any, inside: bool
+) -> None:
+    config: Any = config_of({"token": "t"})
+    if not where:
+        config = junk
+    elif inside and isinstance(config[where], list):
+        config[where][0][where[:-1]] = junk
+    else:
+        config[where] = junk
+    path = written(tmp_path, config)
+    try:
+        assert isinstance(load_config(path), ApiConfig)
+    except SettingsError as e:
+        assert str(e) == printable(e)
+
+
+# --- kubeconfigs that are right -----------------------------------------------------------------------------
+
+
+async def test_several_files_are_one_and_paths_are_relative_to_their_own(tmp_path: Path, ca: Pair) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/ca.crt").write_bytes(ca.cert.read_bytes())
+    whole = config_of({"token": "t"}, **{"server": "https://127.0.0.1:6443/", "certificate-authority": "ca.crt"})
+    first = written(tmp_path, {k: whole[k] for k in ("current-context", "contexts", "users")}, "first")
+    second = written(tmp_path / "sub", {"clusters": whole["clusters"]}, "second")
+    paths = os.pathsep.join([first, str(tmp_path / "missing"), second])
+    assert not [f for f in Settings(kubeconfig=paths).faults() if "kubeconfig" in f]
+    config = load_config(paths)
+    assert config.server == "https://127.0.0.1:6443"
+    assert await config.credentials.header() == "Bearer t"
+    assert len(config.tls.context().get_ca_certs()) == 1
+
+
+@pytest.mark.parametrize("data", [True, False])
+async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path: Path, ca: Pair, data: bool) -> None:
+    server, me = signed(tmp_path, ca, "server", "DNS:kubernetes"), signed(tmp_path, ca, "me")
+    fields = {"certificate-authority": ca.cert, "client-certificate": me.cert, "client-key": me.key}
+    given_: dict[str, Any] = (
+        {f"{k}-data": b64(v) for k, v in fields.items()} if data else {k: str(v) for k, v in fields.items()}
+    )
+    cluster = {k: given_.pop(k) for k in list(given_) if k.startswith("cert")}
+    async with serving(OBJECT, tls=server_side(server, ca.cert)) as peer:
+        path = written(tmp_path, config_of(given_, server=peer.url, **cluster, **{"tls-server-name": "kubernetes"}))
+        async with KubeClient(load_config(path)) as client:
+            assert await client.call("GET", "/x") == {"kind": "X"}
+
+
+async def test_insecure_means_unverified_and_basic_is_sent(tmp_path: Path, ca: Pair) -> None:
+    async with serving(OBJECT, tls=server_side(signed(tmp_path, ca, "server"))) as peer:
+        user = {"username": "x", "password": "y"}
+        path = written(tmp_path, config_of(user, **{"server": peer.url, "insecure-skip-tls-verify": True}))
+        async with KubeClient(load_config(path)) as client:
+            await client.call("GET", "/x")
+        assert b"Authorization: Basic eDp5\r\n" in peer.requests[0]
+
+
+def test_a_proxy_of_the_kubeconfig_goes_before_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://environment:1")
+    cluster = {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}
+    assert load_config(written(tmp_path, config_of(**cluster))).proxy == Proxy("environment", 1)
+    path = written(tmp_path, config_of(**cluster, **{"proxy-url": "http://x:y@file:3128"}))
+    assert load_config(path).proxy == Proxy("file", 3128, "Basic eDp5")
+
+
+# --- exec plugins ---------------------------------------------------------------------------------------------
+
+
+async def test_an_exec_plugin_is_run_at_the_first_request_and_again_after_a_401(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.0)
+    runs = tmp_path / "runs"
+    body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())))"
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return OBJECT if b"Bearer t2" in request else answer({}, "401 Unauthorized")
+
+    async with Peer(reply) as peer:
+        config = load_config(written(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
+        assert not runs.exists()
+        async with KubeClient(config) as client:
+            await asyncio.gather(*(client.call("GET", "/x") for _ in range(4)))
+        assert runs.read_text() == "xx"
+
+
+async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
+    runs = tmp_path / "runs"
+    body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())), expirationTimestamp='2020-01-01T00:00:00Z')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    assert await credentials.header() == "Bearer t1"
+    async with asyncio.timeout(60):
+        while await credentials.header() == "Bearer t1":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca: Pair) -> None:
+    me = signed(tmp_path, ca, "me")
+    body = f"give(clientCertificateData=open({str(me.cert)!r}).read(), clientKeyData=open({str(me.key)!r}).read())"
+    async with serving(OBJECT, tls=server_side(signed(tmp_path, ca, "server"), ca.cert)) as peer:
+        cluster = {"server": peer.url, "certificate-authority-data": b64(ca.cert)}
+        async with KubeClient(load_config(written(tmp_path, config_of(plugin(tmp_path, body), **cluster)))) as client:
+            await client.call("GET", "/x")
+        assert b"Authorization" not in peer.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("sys.exit('no login')", "no login"),
+        ("print('garbage')", "failed to decode"),
+        ("print('[]')", "returned no credentials"),
+        ("give()", "missing token"),
+        ("give(token='a\\nb')", "no token has"),
+        ("sys.stdout.buffer.write(bytes(range(128, 256)))", "returned no credentials"),
+    ],
+)
+async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
+    tmp_path: Path, body: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    for _ in range(2):
+        with pytest.raises(ApiError, match=said) as e:
+            await credentials.header()
+        assert e.value.unreachable
+        assert str(e.value).replace("\n", " ").isprintable()
+        assert "exec plugin" in str(e.value) or "token" in str(e.value)
+    assert not logging.getLogger().filters
+
+
+async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
+    user = {"exec": {"apiVersion": API, "command": "/no/such/plugin"}}
+    credentials = load_config(written(tmp_path, config_of(user))).credentials
+    with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' returned no credentials"):
+        await credentials.header()
+
+
+async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 2.0)
+    gate = tmp_path / "gate"
+    body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    async with asyncio.timeout(100):  # not one after the other
+        results = await asyncio.gather(*(credentials.header() for _ in range(64)), return_exceptions=True)
+    assert all(isinstance(r, ApiError) and "takes longer than 2s" in str(r) for r in results), results
+    gate.touch()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert await credentials.header() == "Bearer late"
+                break
+            except ApiError:
+                pass
+
+
+async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.0)
+    first, gate = tmp_path / "first", tmp_path / "gate"
+    hangs = f"    open({str(first)!r}, 'w')\n    while not os.path.exists({str(gate)!r}): time.sleep(0.02)\n"
+    body = f"import os\nif not os.path.exists({str(first)!r}):\n{hangs}give(token='t')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
+    try:
+        async with asyncio.timeout(100):
+            while not first.exists():
+                with pytest.raises(ApiError, match="takes longer"):
+                    await credentials.header()
+            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 100.0)
+            monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._HUNG_AFTER", 0.0)
+            assert await credentials.header() == "Bearer t"
+    finally:
+        gate.touch()
+
+
+async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
+    credentials = load_config(written(tmp_path, config_of({"token": "one"}))).credentials
+    assert await credentials.header() == "Bearer one"
+    for content in ("a: [", config_of({"token": "two"})):
+        written(tmp_path, content)
+        await credentials.header()
+    async with asyncio.timeout(60):
+        while await credentials.header() == "Bearer one":
+            await asyncio.sleep(0.01)
+    assert await credentials.header() == "Bearer two"
+
+
+async def test_a_token_file_of_a_kubeconfig_is_followed(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, config_of({"tokenFile": "token"})))
+    with pytest.raises(ApiError, match=str(tmp_path / "token")):
+        await config.credentials.header()
+    (tmp_path / "token").write_text("one\n")
+    assert await config.credentials.header() == "Bearer one"
+    (tmp_path / "token").write_text("two\n")
+    assert await config.credentials.header() == "Bearer one"
+    config.credentials.rejected()
+    assert await config.credentials.header() == "Bearer two"
+
+
+async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
+    tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
+    (tmp_path / "token").write_text("one")
+    user = {"tokenFile": "token", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere"}}
+    other = authority(tmp_path, "other")
+    async with serving(answer({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
+        cluster = {"server": peer.url, "certificate-authority-data": b64(other.cert)}
+        async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=30) as client:
+            with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.call("GET", "/x")
+            written(tmp_path, config_of(user, **{**cluster, "certificate-authority-data": b64(ca.cert)}))
+            async with asyncio.timeout(60):
+                while not peer.requests:
+                    with contextlib.suppress(ApiError):
+                        await client.call("GET", "/x")
+                    await asyncio.sleep(0.01)
+    assert b"Authorization: Bearer one" in peer.requests[0]
+
+
+# --- in a pod -------------------------------------------------------------------------------------------------
+
+
+async def test_a_rotated_token_is_read_and_a_broken_file_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.credentials.RECHECK", 0.0)
+    (tmp_path / "token").write_text("one")
+    token = TokenFile(tmp_path / "token")
+    assert await token.header() == "Bearer one"
+    (tmp_path / "token").write_text("")
+    assert await token.header() == "Bearer one"
+    (tmp_path / "token").unlink()
+    assert await token.header() == "Bearer one"
+    token.rejected()
+    with pytest.raises(ApiError):
+        await token.header()
+    (tmp_path / "token").write_text("two")
+    assert await token.header() == "Bearer two"
+
+
+def test_a_pod_without_a_service_account_or_with_a_bad_ca_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Pair
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(SettingsError, match="no API server"):
+        load_config(service_account=tmp_path)
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_text("no certificate")
+    with pytest.raises(SettingsError, match=r"service account cannot be used.*ca\.crt"):
+        load_config(service_account=tmp_path)
+    (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
+    assert load_config(service_account=tmp_path).server == "https://[fd00::1]:443"
+
+
+def test_a_pod_never_imports_the_official_client_nor_yaml(tmp_path: Path, ca: Pair) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
+    code = (
+        "import sys, pathlib; from dra_kubeletplugin.kube import KubeClient, load_config\n"
+        f"config = load_config(service_account=pathlib.Path({str(tmp_path)!r}))\n"
+        "print([m for m in sys.modules if m.split('.')[0] in {'kubernetes', 'yaml', 'urllib3', 'requests', 'http'}])"
+    )
+    environment = {**os.environ, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- proxies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "host", "bypassed"),
+    [
+        ("", "10.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.0/8", "10.96.0.1", True),
+        ("10.0.0.0/99,bad/", "10.96.0.1", False),
+        ("10.96.0.1:6443", "10.96.0.1", True),
+        ("10.96.0.1:1", "10.96.0.1", False),
+        ("example.com", "api.example.com", True),
+        ("example.com", "example.com", True),
+        (".example.com", "example.com", False),
+        ("*.example.com", "api.example.com", True),
+        ("example.com", "notexample.com", False),
+        (" a , API.example.com ", "api.EXAMPLE.com", True),
+        ("*", "anything", True),
+        ("[fd00::1]:6443", "fd00::1", True),
+        ("fd00::/8", "fd00::1", True),
+        ("10.0.0.0/8", "api.example.com", False),
+        ("10.0.0.0/8", "192.0.2.1", False),
+        ("nonsense/8", "192.0.2.1", False),
+        ("", "localhost", True),
+        ("", "127.0.0.1", True),
+        ("", "::1", True),
+    ],
+)
+def test_no_proxy_is_read_as_go_reads_it(rules: str, host: str, bypassed: bool) -> None:
+    environment = {"https_proxy": "proxy:3128", "NO_PROXY": rules}
+    wanted = None if bypassed else Proxy("proxy", 3128)
+    assert proxy_of(environment, "https", host, 6443) == wanted
+    assert proxy_of(environment, "http", host, 6443) is None
+
+
+@pytest.mark.parametrize("url", ["", "http://", "http://[x", "http://h:99999", "ftp://h"])
+def test_a_proxy_that_is_none_is_a_settings_error(url: str) -> None:
+    with pytest.raises(SettingsError, match="HTTPS_PROXY"):
+        parse_proxy(url, "HTTPS_PROXY")
+
+
+def test_only_an_exec_plugin_needs_the_official_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as if it were not installed
+    assert load_config(written(tmp_path, config_of({"token": "t"}))).server
+    with pytest.raises(SettingsError, match=r"exec plugin .* pip install 'dra-kubeletplugin\[kubeconfig\]'"):
+        load_config(written(tmp_path, config_of(plugin(tmp_path, "give(token='t')"))))
+
+
+@pytest.mark.parametrize("user", ["certificate", "token", "exec"])
+def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Path, ca: Pair, user: str) -> None:
+    me = signed(tmp_path, ca, "me")
+    users = {
+        "certificate": {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)},
+        "token": {"token": "t"},
+        "exec": plugin(tmp_path, "give(token='t')"),
+    }
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
+    path = written(tmp_path, config_of(users[user], **cluster))
+    code = (
+        "import asyncio, sys; from dra_kubeletplugin.kube import load_config\n"
+        "config = load_config(sys.argv[1]); header = asyncio.run(config.credentials.header())\n"
+        "print(repr(header), [m for m in sys.modules if m.split('.')[0] in {'kubernetes', 'urllib3', 'requests'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == ("''" if user == "certificate" else "'Bearer t'") + " []\n"
+
+
+def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
+    """A process that is killed cannot delete a file with a private key."""
+    me = signed(tmp_path, ca, "me")
+    user = {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)}
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
+    path = written(tmp_path, config_of(user, **cluster))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    killed = "import os, sys; from dra_kubeletplugin.kube import load_config; load_config(sys.argv[1]).tls.context(); os.kill(os.getpid(), 9)"
+    done = subprocess.run(
+        [sys.executable, "-c", killed, path], env={**os.environ, "TMPDIR": str(temporary)}, check=False
+    )
+    assert done.returncode == -9
+    assert not list(temporary.iterdir())
+
+
+async def test_the_first_file_that_has_an_entry_wins(tmp_path: Path) -> None:
+    first = written(tmp_path, config_of({"token": "first"}), "first")
+    second = written(tmp_path, config_of({"token": "second", "username": "x"}, server="http://127.0.0.1:2"), "second")
+    config = load_config(os.pathsep.join([first, second]))
+    assert config.server == "http://127.0.0.1:1"
+    assert await config.credentials.header() == "Bearer first"
+
+
+async def test_an_exec_plugin_writes_to_the_terminal_and_not_into_the_credentials(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Plugins print an address and a code for a login in a browser, which a person must see."""
+    noisy = "import os\nos.write(2, b'open https://login.example.com\\n')\ngive(token='t')"
+    credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, noisy)))).credentials
+    assert await credentials.header() == "Bearer t"
+    assert capfd.readouterr().out == ""

@@ -1,0 +1,348 @@
+"""One connection on a wire that a test moves byte by byte, and the lines of a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.kube.connection import KEEPALIVE, Connection, Lines
+from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
+from tests.helpers.fake_stream import Wire
+
+MIB = 1024 * 1024
+
+
+@contextlib.asynccontextmanager
+async def wired(lost: list[Connection] | None = None, **limits: int) -> AsyncIterator[tuple[Connection, Wire]]:
+    with socket.socket() as peer:
+        wire = Wire(peer)
+        connection = Connection((lost if lost is not None else []).append, **limits)
+        connection.connection_made(wire)
+        yield connection, wire
+
+
+async def asking(connection: Connection) -> asyncio.Task[HttpResponse]:
+    task = asyncio.create_task(connection.request("GET", "/x", b"", b""))
+    await asyncio.sleep(0)
+    return task
+
+
+def said(body: bytes, headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
+
+
+async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
+    async with wired() as (connection, wire):
+        assert (connection.usable(), connection.heard) == (True, False)
+        connection.eof_received()
+        for body in (b"one", b"", b"three"):
+            task = await asking(connection)
+            assert (connection.usable(), connection.heard) == (False, False)
+            for at in range(len(said(body))):
+                assert not task.done()
+                connection.data_received(said(body)[at : at + 1])
+                assert connection.heard
+            assert connection.usable()
+            answer = await task
+            assert (answer.status, answer.body, wire.ended) == (200, body, "")
+        assert wire.sent == [b"GET /x HTTP/1.1\r\n\r\n"] * 3
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+async def test_the_pieces_of_a_body_are_one(cut: int) -> None:
+    async with wired() as (connection, _):
+        task = await asking(connection)
+        whole = said(b"hello")
+        connection.data_received(whole[:-cut])
+        connection.data_received(whole[-cut:])
+        assert (await task).body == b"hello"
+
+
+async def test_what_the_kernel_holds_of_the_peer_s_is_seen_before_it_is_read() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        connection = Connection(lambda connection: None)
+        connection.connection_made(Wire(ours))
+        assert not connection.unread()
+        theirs.close()
+        async with asyncio.timeout(30):
+            while not connection.unread():
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("before", [b"", said(b"x")], ids=["before any request", "after an answer"])
+async def test_bytes_that_nobody_asked_for_end_a_connection(before: bytes) -> None:
+    async with wired() as (connection, wire):
+        if before:
+            task = await asking(connection)
+            connection.data_received(before)
+            await task
+        connection.data_received(b"H")
+        assert (wire.ended, connection.usable()) == ("aborted", False)
+
+
+async def test_an_answer_that_is_none_fails_its_request_and_the_connection() -> None:
+    async with wired() as (connection, wire):
+        task = await asking(connection)
+        connection.data_received(b"SSH-2.0")
+        assert wire.ended == "aborted"
+        with pytest.raises(MalformedResponseError, match="SSH"):
+            await task
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\nhalf", b"half"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhalf", None),
+        (b"", None),
+        (said(b"whole"), b"whole"),
+    ],
+)
+async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(data: bytes, body: bytes | None) -> None:
+    async with wired() as (connection, _):
+        task = await asking(connection)
+        connection.data_received(data)
+        connection.eof_received()
+        await asyncio.sleep(0)
+        assert task.done()
+        if body is None:
+            with pytest.raises(ConnectionResetError, match="before the end of an answer"):
+                await task
+        else:
+            assert (await task).body == body
+
+
+async def test_a_lost_connection_fails_its_request_and_every_one_after_it() -> None:
+    lost: list[Connection] = []
+    async with wired(lost) as (connection, wire):
+        task = await asking(connection)
+        connection.connection_lost(OSError("no route"))
+        with pytest.raises(OSError, match="no route"):
+            await task
+        assert (lost, connection.gone.done(), connection.usable()) == ([connection], True, False)
+        with pytest.raises(ConnectionResetError, match="before the request"):
+            await connection.request("GET", "/x", b"", b"")
+        assert len(wire.sent) == 1
+
+
+async def test_a_cancelled_request_ends_its_connection() -> None:
+    async with wired() as (connection, wire):
+        task = await asking(connection)
+        task.cancel()
+        await asyncio.wait({task})
+        assert (task.cancelled(), wire.ended) == (True, "aborted")
+
+
+async def test_an_answer_may_be_as_large_as_the_limit_each_time_and_no_larger() -> None:
+    async with wired(max_body=5) as (connection, wire):
+        for _ in range(2):
+            task = await asking(connection)
+            connection.data_received(said(b"12345"))
+            assert (await task).body == b"12345"
+        task = await asking(connection)
+        connection.data_received(said(b"123456"))
+        assert wire.ended == "aborted"
+        with pytest.raises(MalformedResponseError, match="5 bytes"):
+            await task
+
+
+async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
+    async with wired() as (connection, wire):
+        task = await asking(connection)
+        connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+        piece = bytes(MIB)
+        for _ in range(128):
+            connection.data_received(piece)
+        await asyncio.sleep(0)
+        assert not task.done()
+        connection.data_received(b"x")
+        assert wire.ended == "aborted"
+        with pytest.raises(MalformedResponseError, match="larger"):
+            await task
+
+
+@pytest.mark.parametrize("end", [Connection.close, Connection.abort])
+async def test_a_connection_that_is_being_closed_is_used_no_more(end: Callable[[Connection], None]) -> None:
+    async with wired() as (connection, wire):
+        end(connection)
+        assert (connection.usable(), wire.ended) == (False, "closed" if end is Connection.close else "aborted")
+
+
+async def test_a_connection_whose_peer_wants_no_more_requests_is_not_usable() -> None:
+    async with wired() as (connection, _):
+        task = await asking(connection)
+        connection.data_received(said(b"x", b"Connection: close\r\n"))
+        await task
+        assert not connection.usable()
+
+
+async def test_a_peer_that_is_silent_for_30_seconds_is_given_up() -> None:
+    asked = {(level, option): value for level, option, value in KEEPALIVE}
+    idle, interval, count = (
+        asked[socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{n}")] for n in ("IDLE", "INTVL", "CNT")
+    )
+    assert (idle, idle + interval * count, asked[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT]) == (15, 30, 30_000)
+    assert interval == 5
+    async with wired() as (_, wire):
+        peer = wire.get_extra_info("socket")
+        assert all(peer.getsockopt(level, option) == value for level, option, value in KEEPALIVE)
+
+
+# --- lines --------------------------------------------------------------------------------------------------
+
+
+async def rest_of(lines: Lines) -> list[bytes]:
+    async with asyncio.timeout(30):
+        return [line async for line in lines.read(60)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.text("ab\n", max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
+async def test_lines_are_those_of_the_text_however_it_is_cut(data: str, cuts: list[int]) -> None:
+    lines = Lines(lambda pause: None)
+    reading = asyncio.create_task(rest_of(lines))
+    at = 0
+    for cut in [*sorted(cuts), len(data)]:
+        lines.feed(data[at:cut].encode())
+        at = max(at, cut)
+        await asyncio.sleep(0)
+    lines.end(None)
+    assert await reading == [line.encode() for line in data.split("\n") if line]
+
+
+async def test_a_fault_comes_after_the_lines_before_it_and_nothing_after_the_fault() -> None:
+    lines = Lines(lambda pause: None)
+    lines.feed(b"a\nb\nha")
+    lines.end(OSError("cut"))
+    lines.end(None)
+    lines.feed(b"lf\nmore\n")
+    got: list[bytes] = []
+    with pytest.raises(OSError, match="cut"):
+        async for line in lines.read(1):
+            got.append(line)
+    assert got == [b"a", b"b", b"ha"]
+
+
+@pytest.mark.parametrize(
+    "event", [lambda lines: lines.feed(b"x\n"), lambda lines: lines.end(None)], ids=["a line", "the end"]
+)
+async def test_a_reader_that_waits_is_woken(event: Callable[[Lines], None]) -> None:
+    lines = Lines(lambda pause: None)
+    reader = lines.read(60)
+    waiting: Awaitable[bytes | None] = asyncio.ensure_future(anext(reader, None))
+    await asyncio.sleep(0)
+    event(lines)
+    event(lines)
+    async with asyncio.timeout(30):
+        assert await waiting in {b"x", None}
+
+
+async def test_silence_is_counted_from_the_last_line() -> None:
+    lines = Lines(lambda pause: None)
+    lines.feed(b"a\nhalf a line")
+    reader = lines.read(0.01)
+    assert await anext(reader) == b"a"
+    with pytest.raises(TimeoutError):
+        await anext(reader)
+
+
+async def test_a_line_may_be_16_mib_long_and_no_longer() -> None:
+    lines = Lines(lambda pause: None)
+    piece = bytes(b"x" * MIB)
+    for _ in range(16):
+        lines.feed(piece)
+    with pytest.raises(MalformedResponseError, match="longer"):
+        lines.feed(b"x")
+
+
+async def test_no_more_than_a_mib_is_read_ahead_of_the_reader() -> None:
+    pauses: list[bool] = []
+    lines = Lines(pauses.append)
+    half = b"x" * (MIB // 2)
+    lines.feed(half + b"\n" + half + b"\n")
+    assert not pauses
+    lines.feed(b"y\n")
+    lines.feed(b"z\n")
+    assert pauses == [True]
+    reader = lines.read(1)
+    assert await anext(reader) == half
+    assert pauses == [True, False]
+    lines.feed(half + b"\n")
+    assert pauses == [True, False, True], "1 MiB and 2 bytes"
+    lines.end(None)
+    assert [len(line) async for line in reader] == [MIB // 2, 1, 1, MIB // 2]
+    assert pauses == [True, False, True, False]
+
+
+async def test_reading_goes_on_only_below_a_mib() -> None:
+    pauses: list[bool] = []
+    lines = Lines(pauses.append)
+    lines.feed(b"y\n" + b"x" * MIB + b"\nz\n")
+    reader = lines.read(1)
+    await anext(reader)
+    await anext(reader)
+    assert pauses == [True, False]
+    lines.feed(b"x" * (MIB - 1) + b"\ny\n")
+    assert await anext(reader) == b"z"
+    assert pauses == [True, False, True], "1 MiB are left"
+    await anext(reader)
+    assert pauses == [True, False, True, False]
+
+
+async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s() -> None:
+    async with wired() as (connection, wire):
+        task = asyncio.create_task(connection.stream("/w", b""))
+        await asyncio.sleep(0)
+        assert wire.sent == [b"GET /w HTTP/1.1\r\n\r\n"]
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        head, lines = await task
+        assert head.status == 200
+        connection.data_received(b"%x\r\n%b\r\n" % (2 * MIB, b"x" * MIB + b"\n" + b"y" * (MIB - 2) + b"\n"))
+        assert wire.reading == [True, False]
+        connection.data_received(b"0\r\n\r\n")
+        assert [len(line) for line in await rest_of(lines)] == [MIB, MIB - 2]
+        assert wire.reading == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("data", "eof"), [(b"zz\r\n", False), (b"", True), (b"", False)], ids=["no chunk", "an end", "a loss"]
+)
+async def test_what_ends_a_stream_early_is_told_after_its_lines(data: bytes, eof: bool) -> None:
+    async with wired() as (connection, wire):
+        task = asyncio.create_task(connection.stream("/w", b""))
+        await asyncio.sleep(0)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\na\n\r\n")
+        _, lines = await task
+        if data:
+            connection.data_received(data)
+        elif eof:
+            connection.eof_received()
+        else:
+            connection.connection_lost(None)
+        reader = lines.read(1)
+        assert await anext(reader) == b"a"
+        with pytest.raises((MalformedResponseError, ConnectionResetError)):
+            await anext(reader)
+        wire.abort()
+        lines.feed(b"x" * 2 * MIB + b"\n")  # of an ended stream nothing is taken
+        assert wire.reading == [True]
+
+
+async def test_a_wire_that_closes_is_told_nothing_of_pauses() -> None:
+    async with wired() as (connection, wire):
+        task = asyncio.create_task(connection.stream("/w", b""))
+        await asyncio.sleep(0)
+        connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
+        _, lines = await task
+        connection.close()
+        connection.data_received(b"x" * (MIB + 1) + b"\n")
+        connection.eof_received()
+        assert [len(line) for line in await rest_of(lines)] == [MIB + 1]
+        assert wire.reading == [True]

@@ -1,0 +1,294 @@
+"""What a server, a proxy or a user's object may send: deep, large, endless or slow. Each ends in our error, in time, and is retried
+with pauses; a user's deeply nested parameters stop no command."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tarfile
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.analysis.doctor.redaction import tidy
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
+from dra_kubeletplugin.kube.paging import as_json, read_all
+from dra_kubeletplugin.kube.resource import NODES
+from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
+from tests.cli.test_hostile_text import HOSTILE, Server, cluster, is_clean
+from tests.helpers.raw_server import Peer, answer
+
+JSON = dict[str, Any]
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+MIB = 1 << 20
+
+
+def item(more: bytes) -> bytes:
+    """A list of one object that has ``more`` in it."""
+    head = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"1"},"x":'
+    return b'{"metadata":{"resourceVersion":"1"},"items":[' + head + more + b"}]}"
+
+
+BODIES = {
+    "nested 100,000 deep without an end": b"[" * 100_000,
+    "objects nested 100,000 deep with the wrong ends": b'{"a":' * 100_000 + b"1" + b"]" * 100_000,
+    "a number of a million digits": b"9" * 1_000_000,
+    "a number beyond all floats": b"1e999999",
+    "NaN": b"NaN",
+    "bytes that are no UTF-8": b'"\xff\xfe"',
+    "a control character": b'"\x1b[2J"',
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(body: bytes) -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return answer(item(body) if b"/nodes" in request else b'{"a":' + body + b"}")
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        started = time.process_time()
+        for question in (client.call("GET", "/x"), client.list(NODES), read_all(client, NODES, as_json)):
+            with pytest.raises(ApiError) as e:
+                await question
+            assert e.value.status == 0
+            is_clean(str(e.value), "the message")
+            assert len(str(e.value)) < 1000
+        assert time.process_time() - started < 5
+
+
+async def test_what_was_compressed_without_being_asked_is_no_json() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        assert b"accept-encoding" not in request.lower()
+        return answer(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match="no JSON"):
+            await client.call("GET", "/x")
+
+
+async def test_of_a_key_that_stands_twice_the_last_counts_as_in_go() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return answer(b'{"a": 1, "a": 2}')
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert await client.call("GET", "/x") == {"a": 2}
+
+
+async def test_an_object_of_10_mib_is_read() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return answer(item(b'"' + b"a" * (10 * MIB) + b'"'))
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        [found] = await read_all(client, NODES, as_json)
+        assert len(found["x"]) == 10 * MIB
+
+
+class Endless:
+    """Writes one piece after another until the peer goes."""
+
+    def __init__(self, first: bytes, piece: bytes, pause: float) -> None:
+        self._first, self._piece, self._pause = first, piece, pause
+        self.requests = 0
+
+    async def __aenter__(self) -> Endless:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.requests += 1
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(self._first)
+            while True:
+                writer.write(self._piece)
+                await writer.drain()
+                await asyncio.sleep(self._pause)
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.close()
+
+
+ENDLESS = {
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.0005),
+    "trailers": (CHUNKED + b"0\r\n", b"a: b\r\n", 0.0005),
+    "chunks of nothing but spaces": (CHUNKED, b"1\r\n \r\n", 0.0005),
+    "a head that goes on": (OK, b"X: y\r\n", 0.0005),
+    "a line between chunks": (CHUNKED + b"1;", b"a", 0.0005),
+    "a byte at a time": (OK + b"Content-Length: 100000\r\n\r\n{", b" ", 0.1),
+    "a body without an end": (OK + b"\r\n{", b" " * 1000, 0.0005),
+}
+
+
+@pytest.mark.parametrize(("first", "piece", "pause"), ENDLESS.values(), ids=ENDLESS)
+async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory(
+    first: bytes, piece: bytes, pause: float
+) -> None:
+    async with Endless(first, piece, pause) as server, KubeClient(ApiConfig(server.url), timeout=1.0) as client:
+        tracemalloc.start()
+        try:
+            async with asyncio.timeout(30):
+                with pytest.raises(ApiError) as e:
+                    await client.call("GET", "/x")
+            assert tracemalloc.get_traced_memory()[1] < 20 * MIB
+        finally:
+            tracemalloc.stop()
+        assert "no answer from" in str(e.value) or "no HTTP" in str(e.value), str(e.value)
+        assert e.value.unreachable
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b"9" * 1_000_000, b"\xff\xfe", b'{"type":"ADDED","object":' + b"[" * 9000]
+)
+async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: bytes) -> None:
+    """The server ends each watch with a line that cannot be read, for two seconds; it is not asked all the time."""
+    asked = 0
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        nonlocal asked
+        if b"watch=true" not in request:
+            return answer({"metadata": {"resourceVersion": "1"}, "items": []})
+        asked += 1
+        return answer(line + b"\n")
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        reflector = Reflector(client, NODES)
+
+        async def follow() -> None:
+            async for _ in reflector.events():
+                pass
+
+        task = asyncio.create_task(follow())
+        await asyncio.wait({task}, timeout=2)
+        assert not task.done(), task.exception()
+        assert 1 <= asked <= 20  # 0.05 s doubled each time makes 6 in two seconds; without pauses it would be hundreds
+        assert reflector.fault
+        is_clean(reflector.fault, "the fault")
+        task.cancel()
+        await asyncio.wait({task})
+
+
+# --- parameters that a user nests as deep as the API server takes them ---------------------------------------
+
+
+def nested(depth: int) -> JSON:
+    out: JSON = {"a": 1}
+    for _ in range(depth):
+        out = {"a": out}
+    return out
+
+
+@pytest.mark.parametrize("depth", [40, 500, 2000])
+@pytest.mark.parametrize("wrap", [lambda v: {"a": v}, lambda v: [v], lambda v: {"token": v}, lambda v: {"env": [v]}])
+def test_a_deep_object_is_gathered_as_far_as_it_can_be_shown(depth: int, wrap: Callable[[Any], Any]) -> None:
+    value: Any = "end"
+    for _ in range(depth):
+        value = wrap(value)
+    shown = json.dumps(tidy(value))
+    assert (TOO_DEEP in shown) is (depth > 100)
+
+
+COMMANDS = ["explain", "explain pod/p", "explain claim/has", "top --once", "doctor --no-host", "gather FILE --no-host"]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_claim_with_deeply_nested_parameters_stops_no_command(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 KiB of parameters, which the API server takes, may be 1,700 objects deep as `{"a":`; lists 5,000."""
+    objects = cluster()
+    has = next(o for o in objects if o["metadata"]["name"] == "has")
+    has["spec"]["devices"]["config"][0]["opaque"]["parameters"] = "DEEP"
+    deep = '{"a":' * 1700 + "1" + "}" * 1700
+    with Server(objects, lambda text: text.replace('"DEEP"', deep)) as server:
+        file, archive = tmp_path / "kubeconfig", tmp_path / "x.tar.gz"
+        file.write_text(server.kubeconfig())
+        argv = [str(archive) if w == "FILE" else w for w in words.split()]
+        assert main([*argv, "--kubeconfig", str(file)]) in {0, 1}
+        told = capsys.readouterr()
+        assert "RecursionError" not in told.out + told.err
+        assert HOSTILE not in told.out
+    if archive.exists():
+        with tarfile.open(archive) as found:
+            member = found.extractfile("x/cluster/resourceclaims.json")
+            assert member is not None
+            assert TOO_DEEP in member.read().decode()
+
+
+# --- what the decoder refuses ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"]}\\"{[":'])
+def test_what_is_nested_too_deeply_is_replaced_and_the_rest_is_read(opened: bytes) -> None:
+    closed = {b"[": b"]", b'{"a":': b"}", b'[{"]}\\"{[":': b"}]"}[opened]
+    deep = opened * 20_000 + b"1" + closed * 20_000
+    found = from_json(b'{"before": "[[[", "deep": ' + deep + b', "after": [{"x": "}}"}]}')
+    assert (found["before"], found["after"]) == ("[[[", [{"x": "}}"}])
+    assert TOO_DEEP in json.dumps(found["deep"])
+    with pytest.raises(ValueError, match=r"truncated|malformed|trailing"):
+        from_json(b'{"deep": ' + deep[:-1] + b"}")
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text(max_size=5),
+        lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3),
+    )
+)
+def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
+    data = json.dumps(value).encode()
+    assert flattened(data, 100) == data
+    assert msgspec.json.decode(flattened(data, 1)) is not None or value is None
+
+
+@pytest.mark.parametrize("depth", [1700, 9000, 50_000])
+async def test_one_deep_object_hides_no_other_from_a_list_or_a_watch(depth: int) -> None:
+    deep, plain = (b'{"metadata":{"name":"%b","uid":"%b","resourceVersion":"1"},"x":%b}' % (n, n, x) for n, x in (
+        (b"deep", b"[" * depth + b"]" * depth), (b"plain", b"1")))  # fmt: skip
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            line = b'{"type":"MODIFIED","object":' + deep.replace(b'"1"', b'"2"') + b"}\n"
+            return b"%b%x\r\n%b\r\n" % (CHUNKED, len(line), line)
+        return answer(b'{"metadata":{"resourceVersion":"1"},"items":[' + deep + b"," + plain + b"]}")
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert [o["metadata"]["name"] for o in await read_all(client, NODES, as_json)] == ["deep", "plain"]
+        for copies in (True, False):
+            events = Reflector(client, NODES, copies=copies).events()
+            found = [(e.type, e.object.get("metadata", {}).get("name")) async for e, _ in _first(events, 4)]
+            await events.aclose()  # type: ignore[attr-defined]
+            assert found == [("ADDED", "deep"), ("ADDED", "plain"), ("SYNCED", None), ("MODIFIED", "deep")]
+
+
+async def _first(events: AsyncIterator[Any], number: int) -> AsyncIterator[tuple[Any, int]]:
+    async with asyncio.timeout(30):
+        for i in range(number):
+            yield await anext(events), i
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_a_deep_claim_is_converted(version: str) -> None:
+    made = {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "c"},
+        "spec": nested(900),
+    }
+    assert convert(made, "v1")["spec"]["a"]["a"]["a"]

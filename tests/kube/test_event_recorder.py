@@ -1,0 +1,286 @@
+"""What an operator finds on a claim, its pods and the node, and what it costs where nobody wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import Any, ClassVar
+
+import pytest
+
+from dra_kubeletplugin import Health, RetryableError
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
+from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.helpers.drivers import Sick, toy
+from tests.helpers.publisher import api, until
+
+
+def events_of(storage: Any, reason: str = "") -> list[Any]:
+    found = [e for e in storage.list("events") if e.get("reportingComponent") == "toy.example.com"]
+    return [e for e in found if not reason or e["reason"] == reason]
+
+
+def on_claim_and_pod(node: DriverNode, reason: str) -> dict[str, Any]:
+    """The one Event of each kind of object."""
+    found: dict[str, Any] = {}
+    for event in events_of(node.cluster.api.storage, reason):
+        assert event["involvedObject"]["kind"] not in found, "the same fault is one Event"
+        found[event["involvedObject"]["kind"]] = event
+    return found
+
+
+async def told(node: DriverNode, reason: str) -> dict[str, Any]:
+    await until(lambda: {"ResourceClaim", "Pod"} <= on_claim_and_pod(node, reason).keys())
+    return on_claim_and_pod(node, reason)
+
+
+async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_name_each_other() -> None:
+    driver = toy()
+    async with node_with(driver) as node:
+        pod = await node.run_pod()
+        (claim,) = node.cluster.claims()
+        driver.fail_unprepare = RetryableError("the board\nis \x07 busy")
+        await node.api.delete("Pod", "pod", "default")
+        found = await told(node, "UnprepareFailed")
+        on_claim, on_pod = found["ResourceClaim"], found["Pod"]
+        assert on_claim["message"] == on_pod["message"]
+        assert on_claim["message"].startswith(
+            "it cannot be unprepared, so its devices stay held, and it is tried again: the board"
+        )
+        assert on_claim["message"].isprintable()
+        assert on_claim["involvedObject"]["uid"] == on_pod["related"]["uid"] == claim["metadata"]["uid"]
+        assert on_pod["involvedObject"]["uid"] == on_claim["related"]["uid"] == pod["metadata"]["uid"]
+        assert on_claim["metadata"]["namespace"] == on_pod["metadata"]["namespace"] == "default"
+        assert (on_claim["type"], on_claim["reportingInstance"]) == ("Warning", node.cluster.node.name)
+        assert await node.plugin.not_ready() == []
+        driver.fail_unprepare = None
+        await until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
+        assert len(events_of(node.cluster.api.storage)) == 2, "each try is one more of the same"
+
+
+async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> None:
+    driver = toy()
+    driver.fail = RetryableError("no")
+    driver.fail_unprepare = RetryableError("stuck")
+    async with node_with(driver) as node:
+        running = asyncio.create_task(node.run_pod())
+        found = await told(node, "UndoFailed")
+        assert "it cannot be undone" in found["Pod"]["message"] and "stuck" in found["Pod"]["message"]
+        driver.fail = driver.fail_unprepare = None
+        await running
+
+
+async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_nobody_has_is_not() -> None:
+    class Ill(Sick):
+        ill: ClassVar[dict[str, Health]] = {}
+        gone: ClassVar[set[str]] = set()
+
+        def health(self) -> dict[str, Health]:
+            return self.ill
+
+        async def devices(self) -> Any:
+            return [d for d in await super().devices() if d.name not in self.gone]
+
+    async with node_with(Ill, health_interval=3600.0) as node:
+        await node.run_pod()
+        ((pool, device),) = await node.plugin.claims.held()
+        Ill.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
+        node.plugin.driver.changed()
+        found = await told(node, "DeviceUnhealthy")
+        assert found["Pod"]["message"] == f"device {pool}/{device}, which this claim has, is unhealthy: hot"
+        assert len(events_of(node.cluster.api.storage)) == 2
+        Ill.gone = {f"toy-{i}" for i in range(4)}
+        node.plugin.driver.changed()
+        found = await told(node, "DeviceVanished")
+        assert (
+            found["ResourceClaim"]["message"]
+            == f"device {pool}/{device}, which this claim has, is not on the node any more"
+        )
+        assert len(events_of(node.cluster.api.storage)) == 4
+        count = found["ResourceClaim"]["count"]
+        await node.plugin.claims.alerts.check()
+        await node.plugin.claims.alerts.check()
+        assert on_claim_and_pod(node, "DeviceVanished")["ResourceClaim"]["count"] == count == 1, (
+            "it goes on, and is no news"
+        )
+
+
+async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_told() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        path = node.plugin.settings.records_path
+        db = sqlite3.connect(path, timeout=60)
+        db.execute("UPDATE claims SET doc = 'nonsense'")
+        db.commit()
+        db.close()
+        await node.plugin.claims.alerts.check()
+        found = await told(node, "RecordSetAside")
+        assert "cannot be read, so its devices stay held" in found["Pod"]["message"]
+        node.plugin.claims.database.report.append("the records were damaged")
+        await node.plugin.claims.alerts.check()
+        await until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
+        (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")
+        assert event["involvedObject"]["kind"] == "Node"
+
+
+async def test_where_events_are_forbidden_that_is_told_once_and_claims_and_readiness_do_not_mind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    driver = toy()
+    async with node_with(driver) as node:
+        real = node.plugin.client.create
+
+        async def create(resource: Resource, obj: Any, namespace: str = "") -> Any:
+            if resource.plural != "events":
+                return await real(resource, obj, namespace)
+            asked.append(obj["reason"])
+            raise ApiError("events is forbidden", status=403)
+
+        monkeypatch.setattr(node.plugin.client, "create", create)
+        await node.run_pod()
+        driver.fail_unprepare = RetryableError("busy")
+        await node.api.delete("Pod", "pod", "default")
+        await until(lambda: driver.calls.count(("unprepare", driver.calls[0][1])) >= 3)
+        await until(lambda: asked)
+        assert await node.plugin.not_ready() == []
+        driver.fail_unprepare = None
+        await until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
+        assert len(asked) == 1
+        assert 'dra_events_total{result="forbidden"} 1' in node.plugin.metrics.text().decode()
+    lines = [r.getMessage() for r in caplog.records if "an Event cannot be written" in r.getMessage()]
+    assert len(lines) == 1
+    assert "docs/deploy.md" in lines[0]
+
+
+class Server:
+    """Takes Events, and has one claim."""
+
+    def __init__(self, *reserved: Any) -> None:
+        self.reserved = list(reserved)
+        self.created: list[Any] = []
+        self.patched: list[Any] = []
+        self.hold: asyncio.Event | None = None
+
+    async def dra(self, plural: str) -> Resource:
+        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Any:
+        return {"metadata": {"name": name, "uid": "u"}, "status": {"reservedFor": self.reserved}}
+
+    async def create(self, resource: Resource, obj: Any, namespace: str = "") -> Any:
+        if self.hold:
+            await self.hold.wait()
+        self.created.append(obj)
+        return obj
+
+    async def patch(self, resource: Resource, name: str, obj: Any, namespace: str = "") -> Any:
+        self.patched.append(obj)
+        return obj
+
+
+def events_to(server: Server) -> EventRecorder:
+    return EventRecorder(server, "d.example.com", "node", Metrics())  # type: ignore[arg-type]
+
+
+CLAIM = claim_subject("ns", "c", "u")
+
+
+async def sent(events: EventRecorder, until_true: Any) -> None:
+    task = asyncio.create_task(events.run())
+    await until(until_true)
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    task.cancel()
+
+
+async def test_a_claim_of_a_group_of_pods_is_told_with_its_group_and_what_we_do_not_know_is_no_crash() -> None:
+    server = Server(
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"},
+        {"apiGroup": "example.com", "resource": "novelties", "name": "n", "uid": "n"},
+        {"resource": "pods", "name": 3},
+        {"resource": "pods", "name": "p", "uid": "p"},
+    )
+    events = events_to(server)
+    events.warn_claim(CLAIM, "Odd", "it is odd")
+    await sent(events, lambda: len(server.created) == 3)
+    about = [
+        (e["involvedObject"]["kind"], e["involvedObject"]["name"], e["metadata"]["namespace"]) for e in server.created
+    ]
+    assert about == [("ResourceClaim", "c", "ns"), ("PodGroup", "gang", "ns"), ("Pod", "p", "ns")]
+    assert server.created[0]["related"] == {"kind": "PodGroup", "namespace": "ns", "name": "gang", "uid": "g"}
+
+
+@pytest.mark.parametrize("reserved", [None, "pods", [3], {"a": 1}])
+async def test_whatever_the_server_says_of_a_claim_its_own_event_is_written(reserved: Any) -> None:
+    server = Server()
+    server.reserved = reserved
+    events = events_to(server)
+    events.warn_claim(CLAIM, "Odd", "it is odd")
+    await sent(events, lambda: len(server.created) == 1)
+
+
+async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._AGAIN", 0.1)
+    server = Server()
+    server.hold = asyncio.Event()
+    events = events_to(server)
+    task = asyncio.create_task(events.run())
+    for _ in range(50):
+        events.warn(CLAIM, "Odd", "it is odd")
+        await asyncio.sleep(0)
+    server.hold.set()
+    await until(lambda: server.patched)
+    assert len(server.created) == 1
+    assert server.patched[-1]["count"] == 50
+    task.cancel()
+
+
+async def test_one_object_that_says_something_else_each_time_does_not_use_up_what_others_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "dra_kubeletplugin.kube.event_recorder._EACH_OF_ALL", 3600.0
+    )  # or the budget grows while this runs
+    server = Server()
+    events = events_to(server)
+    for n in range(500):
+        events.warn(CLAIM, "Odd", f"number {n}")
+    events.warn(claim_subject("ns", "other", "o"), "Odd", "the other's")
+    await sent(events, lambda: any(e["message"] == "the other's" for e in server.created))
+    assert len(server.created) == 26
+    for n in range(2000):
+        events.warn(claim_subject("ns", f"c{n}", f"u{n}"), "Odd", "all of them")
+    await sent(events, lambda: len(server.created) >= 100)
+    assert len(server.created) == 100, "and all together have a budget too"
+
+
+async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_not_too_long() -> None:
+    server = Server()
+    events = events_to(server)
+    events.warn(Subject("Pod", "p" * 253, "u", "ns"), "Odd", "ß\n\ud800\x1b[0m" * 2000)
+    await sent(events, lambda: server.created)
+    (event,) = server.created
+    assert len(event["message"].encode()) <= 1024
+    assert event["message"].isprintable()
+    assert len(event["metadata"]["name"]) <= 253
+
+
+async def test_the_real_kinds_of_events_are_accepted_by_the_api_server_under_both_groups() -> None:
+    async with api() as server, KubeClient(server.config) as client:
+        events = EventRecorder(client, "toy.example.com", "node", Metrics())
+        assert await events.write(node_subject("node"), "Odd", "it is odd")
+        newer = await client.list(Resource("events.k8s.io", "v1", "events", namespaced=True), "default")
+        (event,) = newer["items"]
+        assert (event["reportingController"], event["reportingInstance"], event["note"]) == (
+            "toy.example.com",
+            "node",
+            "it is odd",
+        )
+        assert await events.write(node_subject("node"), "Odd", "it is odd"), "another try is the same Event"
+        assert len(events_of(server.storage)) == 1

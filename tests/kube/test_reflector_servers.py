@@ -1,0 +1,277 @@
+"""The reflector through upgrades, silence and nonsense: it never ends, and says how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
+from dra_kubeletplugin.kube.resource import NODES
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import toy
+from tests.helpers.raw_server import Peer, answer
+
+SLICES = "resourceslices"
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(*lines: Any) -> bytes:
+    data = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def obj(name: str, version: str = "1") -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": f"u-{name}", "resourceVersion": version}}
+
+
+@contextlib.asynccontextmanager
+async def following(reflector: Reflector) -> AsyncIterator[list[tuple[str, str]]]:
+    seen: list[tuple[str, str]] = []
+
+    async def follow() -> None:
+        async for event in reflector.events():
+            seen.append((event.type, event.object.get("metadata", {}).get("name", "")))
+
+    task = asyncio.create_task(follow())
+    try:
+        yield seen
+        assert not task.done(), "it ended"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(what: str, check: Callable[[], Any], seconds: float = 30) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not check():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"waited {seconds}s for {what}") from None
+
+
+def a_slice(name: str, driver: str = "d.example.com") -> dict[str, Any]:
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    return {"metadata": {"name": name}, "spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": []}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({"v1beta1"}, {"v1"}), ({"v1beta1"}, {"v1beta1", "v1"}), (None, {"v1beta2"})]
+)
+async def test_a_server_with_other_versions_is_followed_within_seconds(before: Any, after: Any) -> None:
+    api = ApiServer()
+    await api.start()
+    api.faults.served = before
+    try:
+        async with KubeClient(api.config) as client:
+            reflector = Reflector(client, SLICES)
+            async with following(reflector) as seen:
+                await until("the first list", lambda: ("SYNCED", "") in seen)
+                await client.create(await client.dra(SLICES), a_slice("old"))
+                await until("the watch", lambda: ("ADDED", "old") in seen)
+                api.faults.served = after
+                api.drop_connections()  # it was restarted
+                best = "v1" if "v1" in after else "v1beta2"
+                await until("the other version", lambda: seen.count(("SYNCED", "")) >= 2)
+                assert await client.dra_version() == best
+                await client.create(Resource("resource.k8s.io", best, SLICES), a_slice("new"))
+                await until("the object", lambda: ("ADDED", "new") in seen)
+                assert reflector.fault == ""
+    finally:
+        await api.close()
+
+
+async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() -> None:
+    async with node_with(toy()) as node:
+        api = node.cluster.api
+        published = api.storage.list("resourceslices.resource.k8s.io")
+        assert published
+        api.faults.served = {"v1beta1"}
+        api.drop_connections()
+        await until("a list in the other version", lambda: any("/v1beta1/" in path for _, path in api.faults.calls))
+        for found in published:
+            api.storage.remove("resourceslices.resource.k8s.io", "", found["metadata"]["name"])
+        await until("the slices", lambda: api.storage.list("resourceslices.resource.k8s.io"))
+        await until("no fault any more", lambda: not node.plugin.publisher.fault)
+        api.faults.served = None
+
+
+async def test_a_watch_that_falls_silent_is_begun_again() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" not in request:
+            return answer({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
+        return HEAD + chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})  # and then nothing
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        reflector = Reflector(client, NODES, silence=0.2)
+        async with following(reflector) as seen:
+            await until(
+                "another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests)
+            )
+            watches = [r for r in peer.requests if b"watch=true" in r]
+            assert b"resourceVersion=7&" in watches[0]
+            assert seen == [("ADDED", "a"), ("SYNCED", "")]
+
+
+async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_list() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            return HEAD + chunk({"type": "ADDED", "object": {}})
+        return answer({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
+
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+        following(Reflector(client, NODES)) as seen,
+    ):
+        await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
+        first, second = [i for i, r in enumerate(peer.requests) if b"watch=true" not in r][:2]
+        assert second - first - 1 <= 4, "watches between two lists"
+
+
+async def test_it_says_how_it_stands() -> None:
+    away = True
+
+    async def reply(peer: Peer, request: bytes) -> bytes | None:
+        if away:
+            return answer({"message": "etcd is away"}, "500 Internal Server Error")
+        if b"watch=true" in request:
+            return HEAD + chunk({"type": "ADDED", "object": obj("b", "9")})
+        return answer({"metadata": {"resourceVersion": "7"}, "items": []})
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        reflector = Reflector(client, NODES, copies=False)
+        assert (reflector.heard, reflector.fault) == (0.0, "")
+        async with following(reflector) as seen:
+            await until("a fault", lambda: "etcd is away" in reflector.fault)
+            assert reflector.heard == 0.0
+            began = time.monotonic()
+            away = False
+            await until("an event", lambda: ("ADDED", "b") in seen)
+            assert reflector.fault == ""
+            assert began <= reflector.heard <= time.monotonic()
+            assert reflector.items == {}
+            away = True
+            peer.cut()
+            await until("a fault again", lambda: bool(reflector.fault))
+
+
+async def test_without_copies_a_list_still_tells_what_came_changed_and_went() -> None:
+    lists = [[obj("a"), obj("b")], [obj("b", "2"), obj("c")]]
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            return answer({"message": "too old"}, "410 Gone")
+        return answer({"metadata": {"resourceVersion": "7"}, "items": lists[min(1, len(peer.requests) // 2)]})
+
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+        following(Reflector(client, NODES, copies=False)) as seen,
+    ):
+        await until("two lists", lambda: seen.count(("SYNCED", "")) >= 2)
+        assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
+
+
+async def test_without_copies_nothing_but_metadata_is_read() -> None:
+    large = {**obj("a"), "spec": {"devices": [{"name": "d"}]}}
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if b"watch=true" in request:
+            return HEAD + chunk({"type": "MODIFIED", "object": {**large, "metadata": obj("a", "8")["metadata"]}})
+        return answer({"metadata": {"resourceVersion": "7"}, "items": [large]})
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        events = Reflector(client, NODES, copies=False).events()
+        async with asyncio.timeout(30), contextlib.aclosing(events):
+            seen = [await anext(events) for _ in range(3)]
+    assert [e.type for e in seen] == ["ADDED", "SYNCED", "MODIFIED"]
+    assert [set(e.object) for e in seen] == [{"metadata"}, set(), {"metadata"}]
+    assert seen[2].object["metadata"]["resourceVersion"] == "8"
+
+
+NONSENSE: list[bytes] = [
+    b"",
+    b"{}",
+    b"null\n",
+    b"[]\n",
+    b'{"type":"ADDED"}\n',
+    b'{"type":"ADDED","object":null}\n',
+    b'{"type":"ADDED","object":{"metadata":{"uid":{},"resourceVersion":"1","name":"x"}}}\n',
+    b'{"type":"ADDED","object":{"metadata":{"uid":"u","resourceVersion":7,"name":"x"}}}\n',
+    b'{"type":["x"],"object":{"metadata":{}}}\n',
+    b'{"type":"BOOKMARK","object":[]}\n',
+    b'{"type":"ERROR","object":{"code":410,"message":"\xff"}}\n',
+    b'{"type":"ERROR","object":{"code":410}}\n',
+    b'{"type":"ERROR","object":{"code":"x"}}\n',
+    b'{"type":"ERROR","object":{"code":1e400}}\n',
+    b'{"type":"ERROR","object":"text"}\n',
+    b"<html>\n",
+    b"\n\n\n",
+    b"\xff\xfe\0\n",
+]
+LISTS: list[Any] = [
+    {},
+    {"items": 7, "metadata": {}},
+    {"items": {"a": 1}, "metadata": {"resourceVersion": "1"}},
+    {"items": [None], "metadata": {"resourceVersion": "1"}},
+    {"items": [{"metadata": {"uid": "u", "name": []}}], "metadata": {"resourceVersion": "1"}},
+    {"items": [], "metadata": {"resourceVersion": 5}},
+    {"items": [], "metadata": {"resourceVersion": "5", "continue": {}}},
+    {"items": [], "metadata": None},
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    watches=st.lists(st.sampled_from(NONSENSE) | st.binary(max_size=40), min_size=1, max_size=6),
+    lists=st.lists(st.sampled_from(LISTS) | st.binary(max_size=40), max_size=3),
+    raw=st.lists(st.binary(max_size=60) | st.none(), max_size=2),
+)
+def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lists: Any, raw: Any) -> None:
+    async def one() -> None:
+        waiting = (
+            [answer(x) for x in lists],
+            [HEAD + chunk(w) + b"0\r\n\r\n" if w else HEAD for w in watches],
+            list(raw),
+        )
+
+        async def reply(peer: Peer, request: bytes) -> bytes | None:
+            asyncio.get_running_loop().call_later(0.02, peer.cut)
+            if waiting[2]:
+                return waiting[2].pop()
+            if b"watch=true" in request:
+                return waiting[1].pop() if waiting[1] else HEAD + chunk({"type": "ADDED", "object": obj("true", "9")})
+            return waiting[0].pop() if waiting[0] else answer({"metadata": {"resourceVersion": "7"}, "items": []})
+
+        async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
+            reflector = Reflector(client, NODES, silence=0.5)
+            async with following(reflector):
+                await until("the truth", lambda: "u-true" in reflector.items, 60)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dra_kubeletplugin.kube.reflector._MAX_PAUSE", 0.01)
+        asyncio.run(one())
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return HEAD + b"0\r\n\r\n" if b"watch=true" in request else answer({"metadata": {"resourceVersion": "7"}})
+
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+        following(Reflector(client, NODES)),
+    ):
+        began = time.monotonic()
+        await asyncio.sleep(1.0)  # the figure is a rate
+        assert len(peer.requests) < 12 * (time.monotonic() - began)

@@ -1,0 +1,85 @@
+"""Contexts of TLS: which certificates they trust, when files are read again, and what is offered to a server."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dra_kubeletplugin.kube import Tls, TlsFiles
+from dra_kubeletplugin.kube import tls as module
+from dra_kubeletplugin.kube.tls import make_context
+from tests.helpers.certificates import Pair, authority, server_side, signed
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return authority(tmp_path_factory.mktemp("ca"))
+
+
+def protocol(client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
+    """What both agree on, after a handshake in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    done = 0
+    while done < 2:
+        done = 0
+        for side in (ours, theirs):
+            try:
+                side.do_handshake()
+                done += 1
+            except ssl.SSLWantReadError:
+                pass
+    return ours.selected_alpn_protocol()
+
+
+def test_http_1_1_is_what_is_spoken(ca: Pair, tmp_path: Path) -> None:
+    server = server_side(signed(tmp_path, ca, "server"))
+    server.set_alpn_protocols(["h2", "http/1.1"])
+    assert protocol(Tls(TlsFiles(ca=ca.cert)).context(), server) == "http/1.1"
+
+
+def test_the_system_s_certificates_are_loaded_where_nobody_is_named_and_somebody_is_needed(
+    ca: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[int] = []
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda self: loaded.append(1))
+    for files, times in ((TlsFiles(ca=ca.cert), 0), (TlsFiles(verify=False), 0), (TlsFiles(), 1)):
+        loaded.clear()
+        context = make_context(files, files.read())
+        assert len(loaded) == times
+        assert context.verify_mode is (ssl.CERT_REQUIRED if files.verify else ssl.CERT_NONE)
+        assert context.check_hostname is files.verify
+        assert bool(context.verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN)
+        assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_files_are_read_again_after_a_minute_and_at_once_where_they_are_others_or_were_refused(
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    first, second = tmp_path / "a.crt", tmp_path / "b.crt"
+    first.write_bytes(ca.cert.read_bytes())
+    other = authority(tmp_path, "other").cert.read_bytes()
+    second.write_bytes(other)
+    tls = Tls(TlsFiles(ca=first))
+    context = tls.context()
+    first.write_bytes(other)
+    now += 59.9
+    assert tls.context() is context
+    tls.use(TlsFiles(ca=first))
+    assert tls.context() is context, "the same files"
+    now += 0.1
+    changed = tls.context()
+    assert changed is not context
+    first.write_bytes(ca.cert.read_bytes())
+    tls.rejected()
+    again = tls.context()
+    assert again is not changed
+    tls.use(TlsFiles(ca=second, server_name="n"))
+    assert tls.context() is not again
+    assert tls.server_name == "n"

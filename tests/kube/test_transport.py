@@ -1,0 +1,515 @@
+"""Which connection a request goes by, with wires that a test holds: none is lost, none is used twice, none is too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dra_kubeletplugin.errors import SettingsError
+from dra_kubeletplugin.kube import transport as module
+from dra_kubeletplugin.kube.connection import Connection
+from dra_kubeletplugin.kube.tls import Tls
+from dra_kubeletplugin.kube.transport import Transport, split_server
+from tests.helpers.fake_stream import Wire
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Line(Wire):
+    """A wire to a server that gives ``replies``: bytes, or None for an end without a word. Without any it says nothing."""
+
+    def __init__(self, network: Network, connection: Connection, number: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.near = socket.create_connection(server.getsockname())
+            self.far = server.accept()[0]
+        super().__init__(self.near)
+        self.network, self.connection, self.number = network, connection, number
+        self.replies: list[bytes | None] = []
+        self.stubborn = False
+        connection.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        self.network.order.append((self.number, bytes(data).split(b" ")[1].decode()))
+        if self.replies:
+            self.answer(self.replies.pop(0))
+        elif self.network.replies is not None:
+            self.answer(self.network.replies)
+
+    def answer(self, reply: bytes | None) -> None:
+        loop = asyncio.get_running_loop()
+        if reply is None:
+            loop.call_soon(self.abort)
+        else:
+            loop.call_soon(self.connection.data_received, reply)
+
+    def close(self) -> None:
+        was, self.ended = self.ended, self.ended or "closed"
+        if not was and not self.stubborn:
+            self._lose()
+
+    def abort(self) -> None:
+        was, self.ended = self.ended, "aborted"
+        if was != "aborted":
+            self._lose()
+
+    def _lose(self) -> None:
+        asyncio.get_running_loop().call_soon(self.lose)
+
+    def lose(self) -> None:
+        if not self.connection.gone.done():
+            self.connection.connection_lost(None)
+
+
+class Network:
+    """Makes lines. ``replies`` is what every one answers where it has nothing else to say; None for nothing."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.order: list[tuple[int, str]] = []
+        self.replies: bytes | None = GOOD
+        self.faults: list[Exception | None] = []
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def connect(self, make: Callable[[], Connection], *where: Any) -> Connection:
+        self.asked.append(where)
+        if self.faults and (fault := self.faults.pop(0)):
+            raise fault
+        connection = make()
+        self.lines.append(Line(self, connection, len(self.lines)))
+        return connection
+
+    def open(self) -> list[int]:
+        return [line.number for line in self.lines if not line.ended]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = Network()
+    monkeypatch.setattr(module, "connect", made.connect)
+    yield made
+    for line in made.lines:
+        line.near.close()
+        line.far.close()
+
+
+def asking(transport: Transport, *names: str, method: str = "GET") -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(transport.request(method, f"/{n}", {})) for n in names]
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def done(tasks: list[asyncio.Task[Any]]) -> list[str]:
+    """What became of each: its status, its fault, or that it still waits."""
+    await settled()
+    out = []
+    for t in tasks:
+        fault = t.exception() if t.done() and not t.cancelled() else None
+        out.append("waits" if not t.done() else "cancelled" if t.cancelled() else type(fault).__name__ if fault else str(t.result().status))  # fmt: skip
+    return out
+
+
+# --- how many -----------------------------------------------------------------------------------------------
+
+
+async def test_eight_are_in_flight_and_the_others_wait_in_order(network: Network) -> None:
+    network.replies = None
+    transport = Transport("http://x")
+    tasks = asking(transport, *"abcdefghijk")
+    await settled()
+    assert len(network.lines) == 8
+    assert transport.load == "8 of 8 connections in use, 3 requests waiting"
+    for number in (5, 2):
+        network.lines[number].answer(GOOD)
+        await settled()
+    assert network.order[8:] == [(5, "/i"), (2, "/j")]
+    assert transport.load == "8 of 8 connections in use, 1 requests waiting"
+    network.replies = GOOD
+    for line in network.lines:
+        line.answer(GOOD)
+    assert await done(tasks) == ["200"] * 11
+    assert (transport.load, len(network.lines)) == ("0 of 8 connections in use, 0 requests waiting", 8)
+    await transport.close()
+    assert [line.ended for line in network.lines] == ["closed"] * 8
+
+
+async def test_the_connection_that_was_used_last_is_used_next(network: Network) -> None:
+    transport = Transport("http://x", connections=3)
+    await done(asking(transport, *"abc"))
+    await done(asking(transport, "d"))
+    await done(asking(transport, "e"))
+    assert network.order == [(0, "/a"), (1, "/b"), (2, "/c"), (2, "/d"), (2, "/e")]
+    await transport.close()
+
+
+async def test_idle_connections_that_are_lost_give_their_places_back_once(network: Network) -> None:
+    transport = Transport("http://x", connections=2)
+    await done(asking(transport, *"ab"))
+    for line in network.lines:
+        line.lose()
+    assert transport.load == "0 of 2 connections in use, 0 requests waiting"
+    network.replies = None
+    tasks = asking(transport, *"cdefg")
+    await settled()
+    assert transport.load == "2 of 2 connections in use, 3 requests waiting"
+    assert len(network.lines) == 4
+    network.replies = GOOD
+    for line in network.lines[2:]:
+        line.answer(GOOD)
+    assert await done(tasks) == ["200"] * 5
+    await transport.close()
+    assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], "who is gone is forgotten"
+
+
+async def test_a_connection_that_cannot_be_made_gives_its_place_back(network: Network) -> None:
+    transport = Transport("http://x", connections=1)
+    network.faults = [OSError("no route"), None]
+    assert await done(asking(transport, "a")) == ["OSError"]
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    assert await done(asking(transport, *"bc")) == ["200", "200"]
+    await transport.close()
+
+
+async def test_a_connection_that_may_not_be_kept_gives_its_place_to_who_waits(network: Network) -> None:
+    network.replies = GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    transport = Transport("http://x", connections=1)
+    assert await done(asking(transport, *"abc")) == ["200"] * 3
+    assert network.order == [(0, "/a"), (1, "/b"), (2, "/c")]
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    assert network.open() == []
+    await transport.close()
+
+
+# --- what is sent again -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "replies", "outcome", "sent"),
+    [
+        ("GET", [None], "200", 2),
+        ("HEAD", [None], "200", 2),
+        ("POST", [None], "ConnectionResetError", 1),
+        ("GET", [b"HTTP/1.1 200 OK\r\n"], "waits", 1),
+        ("GET", [b"SSH"], "MalformedResponseError", 1),
+    ],
+)
+async def test_what_a_kept_connection_never_answered_is_sent_again_if_it_changes_nothing(
+    method: str, replies: list[bytes | None], outcome: str, sent: int, network: Network
+) -> None:
+    transport = Transport("http://x", connections=1)
+    await done(asking(transport, "a"))
+    network.lines[0].replies = replies
+    tasks = asking(transport, "b", method=method)
+    assert await done(tasks) == [outcome]
+    assert [target for _, target in network.order] == ["/a"] + ["/b"] * sent
+    for task in tasks:
+        task.cancel()
+    await settled()
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    await transport.close()
+
+
+async def test_what_a_new_connection_did_not_answer_is_a_fault(network: Network) -> None:
+    transport = Transport("http://x")
+    tasks = asking(transport, "a")
+    network.replies = None
+    await settled()
+    network.lines[0].answer(None)
+    assert await done(tasks) == ["ConnectionResetError"]
+    assert len(network.lines) == 1
+    await transport.close()
+
+
+async def test_a_connection_that_is_handed_on_counts_as_kept(network: Network) -> None:
+    network.replies = None
+    transport = Transport("http://x", connections=1)
+    tasks = asking(transport, *"ab")
+    await settled()
+    network.lines[0].replies = [None]
+    network.replies = GOOD
+    network.lines[0].answer(GOOD)
+    assert await done(tasks) == ["200", "200"]
+    assert network.order == [(0, "/a"), (0, "/b"), (1, "/b")]
+    await transport.close()
+
+
+@pytest.mark.parametrize("fault", ["loss", "cancelled without a word", "cancelled in an answer"])
+async def test_a_fault_ends_the_idle_connections_too_unless_the_server_was_answering(
+    fault: str, network: Network
+) -> None:
+    transport = Transport("http://x", connections=3)
+    await done(asking(transport, *"abc"))
+    network.replies = None
+    (task,) = asking(transport, "d", method="POST")
+    await settled()
+    if fault == "loss":
+        network.lines[2].answer(None)
+    else:
+        if fault == "cancelled in an answer":
+            network.lines[2].answer(GOOD[:10])
+            await settled()
+        task.cancel()
+    await settled()
+    assert task.done()
+    assert network.open() == ([0, 1] if fault == "cancelled in an answer" else [])
+    assert transport.load == "0 of 3 connections in use, 0 requests waiting"
+    await transport.close()
+
+
+# --- what lies in the kernel --------------------------------------------------------------------------------
+
+
+async def test_an_idle_connection_that_ended_unseen_is_not_used(network: Network) -> None:
+    transport = Transport("http://x", connections=1)
+    await done(asking(transport, "a"))
+    network.lines[0].far.close()
+    assert await done(asking(transport, "b")) == ["200"]
+    assert network.order == [(0, "/a"), (1, "/b")]
+    assert network.lines[0].ended == "aborted"
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    await transport.close()
+
+
+async def test_what_the_loop_reads_from_an_idle_connection_does_not_end_it(network: Network) -> None:
+    """As a TLS ticket, which is for the layer below."""
+    transport = Transport("http://x", connections=1)
+    await done(asking(transport, "a"))
+    line = network.lines[0]
+    line.far.send(b"ticket")
+    while not line.connection.unread():
+        await asyncio.sleep(0.001)
+    tasks = asking(transport, "b")
+    asyncio.get_running_loop().call_soon(line.near.recv, 100)
+    assert await done(tasks) == ["200"]
+    assert network.order == [(0, "/a"), (0, "/b")]
+    await transport.close()
+
+
+async def test_a_request_that_is_cancelled_while_a_connection_is_looked_at_gives_it_back(network: Network) -> None:
+    transport = Transport("http://x", connections=1)
+    await done(asking(transport, "a"))
+    line = network.lines[0]
+    line.far.send(b"ticket")
+    while not line.connection.unread():
+        await asyncio.sleep(0.001)
+    (task,) = asking(transport, "b")
+    asyncio.get_running_loop().call_soon(task.cancel)
+    assert await done([task]) == ["cancelled"]
+    line.near.recv(100)
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    assert await done(asking(transport, "c")) == ["200"]
+    assert network.order == [(0, "/a"), (0, "/c")]
+    await transport.close()
+
+
+# --- who waits ----------------------------------------------------------------------------------------------
+
+
+async def test_who_is_cancelled_while_waiting_is_passed_over(network: Network) -> None:
+    network.replies = None
+    transport = Transport("http://x", connections=1)
+    tasks = asking(transport, *"abcd")
+    await settled()
+    tasks[1].cancel()
+    await settled()
+    assert transport.load == "1 of 1 connections in use, 2 requests waiting"
+    network.replies = GOOD
+    network.lines[0].answer(GOOD)
+    assert await done(tasks) == ["200", "cancelled", "200", "200"]
+    await transport.close()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["a connection", "the right to make one"])
+async def test_what_is_handed_to_one_who_is_cancelled_at_once_goes_to_the_next(kept: bool, network: Network) -> None:
+    network.replies = None
+    transport = Transport("http://x", connections=1)
+    tasks = asking(transport, *"abc")
+    await settled()
+    network.replies = GOOD
+    # In one step: the answer, the end of the first request, and the second one's end before it wakes up.
+    if kept:
+        network.lines[0].connection.data_received(GOOD)
+    else:
+        network.lines[0].lose()
+    asyncio.get_running_loop().call_soon(tasks[1].cancel)
+    assert await done(tasks) == ["200" if kept else "ConnectionResetError", "cancelled", "200"]
+    assert network.order[-1] == ((0 if kept else 1), "/c")
+    assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    await transport.close()
+
+
+# --- streams, and the end -----------------------------------------------------------------------------------
+
+
+async def test_a_stream_has_a_connection_of_its_own_that_ends_with_it(network: Network) -> None:
+    transport = Transport("http://x/prefix/", connections=1)
+    async with transport.stream("/w", {"A": "1"}) as (head, _):
+        assert head.status == 200
+        assert network.lines[0].sent == [b"GET /prefix/w HTTP/1.1\r\nHost: x:80\r\nA: 1\r\n\r\n"]
+        assert network.open() == [0]
+        assert transport.load == "0 of 1 connections in use, 0 requests waiting"
+    assert network.lines[0].ended == "aborted"
+    await transport.close()
+
+
+class Clock:
+    """The time, and what is to be called later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        names = {n: getattr(asyncio, n) for n in ("sleep", "wait", "CancelledError")}
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: self, **names))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    def call_later(self, seconds: float, what: Callable[[], None]) -> Any:
+        timer = (self.now + seconds, what)
+        self.timers.append(timer)
+        return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
+
+    async def until(self, at: float) -> None:
+        while self.timers and self.timers[0][0] <= at:
+            self.now, what = self.timers.pop(0)
+            what()
+            await settled()
+        self.now = at
+
+
+async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    network.replies = None
+    transport = Transport("http://x", connections=4, idle_seconds=90)
+    tasks = asking(transport, *"abcd")
+    await settled()
+    for number in (0, 1, 2, 3):  # at 1000, 1010, 1020, 1030
+        network.lines[number].answer(GOOD)
+        await settled()
+        clock.now += 10
+        assert [at for at, _ in clock.timers] == ([] if number == 0 else [1100]), "one timer, from two connections on"
+    assert await done(tasks) == ["200"] * 4
+    for at, opened in ((1099.9, [0, 1, 2, 3]), (1100, [2, 3]), (1109.9, [2, 3]), (1110, [3]), (2000, [3])):
+        await clock.until(at)
+        assert network.open() == opened
+        assert transport.load == "0 of 4 connections in use, 0 requests waiting"
+    assert clock.timers == []
+    assert [line.ended for line in network.lines[:3]] == ["closed"] * 3
+    network.replies = GOOD
+    assert await done(asking(transport, *"abcdefg")) == ["200"] * 7
+    assert len(clock.timers) == 1
+    await transport.close()
+    assert clock.timers == [], "nothing is left to happen after a close"
+
+
+async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    transport = Transport("http://x", connections=2, idle_seconds=90)
+    await done(asking(transport, *"ab"))
+    await clock.until(1050)
+    await done(asking(transport, *"cd"))
+    await clock.until(1139)
+    assert network.open() == [0, 1]
+    assert [at for at, _ in clock.timers] == [1140]
+    await clock.until(1140)
+    assert len(network.open()) == 1
+    await transport.close()
+
+
+async def test_a_close_waits_for_a_peer_and_not_for_ever(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CLOSING", 0.01)
+    transport = Transport("http://x", connections=2)
+    await done(asking(transport, *"ab"))
+    network.lines[0].stubborn = True
+    await transport.close()
+    assert [line.ended for line in network.lines] == ["aborted", "aborted"]
+    assert network.lines[0].connection.gone.done()
+    await Transport("http://x").close()
+
+
+async def test_each_set_of_headers_is_sent_as_it_is(network: Network) -> None:
+    transport = Transport("http://[::1]:7/")
+    for headers in ({"A": "1"}, {"B": "2"}):
+        for _ in range(2):
+            await transport.request("GET", "/x", headers)
+    sent = network.lines[0].sent
+    assert sent == [
+        f"GET /x HTTP/1.1\r\nHost: [::1]:7\r\n{h}\r\n\r\n".encode() for h in ("A: 1", "A: 1", "B: 2", "B: 2")
+    ]
+    await transport.close()
+
+
+# --- TLS ----------------------------------------------------------------------------------------------------
+
+
+class Files:
+    """Certificates whose content changes when somebody says that they were refused."""
+
+    server_name = "name"
+
+    def __init__(self, *contexts: str) -> None:
+        self.contexts = list(contexts)
+
+    def context(self) -> str:
+        return self.contexts[0]
+
+    def rejected(self) -> None:
+        if len(self.contexts) > 1:
+            self.contexts.pop(0)
+
+
+@pytest.mark.parametrize(("contexts", "tries"), [(["old", "new"], ["old", "new"]), (["old"], ["old"])])
+async def test_a_refused_certificate_is_tried_again_where_there_is_another_by_now(
+    contexts: list[str], tries: list[str], network: Network
+) -> None:
+    transport = Transport("https://x", cast(Tls, Files(*contexts)))
+    network.faults = [ssl.SSLError("unknown ca")]
+    outcome = await done(asking(transport, "a"))
+    assert outcome == (["200"] if len(tries) == 2 else ["SSLError"])
+    assert network.asked == [("x", 443, context, "name", None) for context in tries]
+    await transport.close()
+
+
+async def test_without_tls_there_are_no_certificates_to_look_at(network: Network) -> None:
+    transport = Transport("http://x", cast(Tls, Files("old", "new")))
+    network.faults = [ssl.SSLError("odd")]
+    assert await done(asking(transport, "a")) == ["SSLError"]
+    assert network.asked == [("x", 80, None, "", None)]
+    with contextlib.suppress(asyncio.CancelledError):
+        await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("server", "parts"),
+    [
+        ("http://h", (False, "h", 80, "")),
+        ("https://h", (True, "h", 443, "")),
+        ("https://h:6443/", (True, "h", 6443, "")),
+        ("https://[::1]:1/a/b/", (True, "::1", 1, "/a/b")),
+        ("ftp://h", None),
+        ("h:6443", None),
+        ("https://", None),
+        ("https://h:x", None),
+        ("https://h:99999", None),
+        ("", None),
+    ],
+)
+def test_which_urls_lead_to_a_server(server: str, parts: Any) -> None:
+    if parts is None:
+        with pytest.raises(SettingsError, match="is no URL of an API server"):
+            split_server(server)
+    else:
+        assert split_server(server) == parts

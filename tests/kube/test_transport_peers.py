@@ -1,0 +1,697 @@
+"""Our client against peers that do what they like: connections, TLS, proxies, and answers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.errors import ApiError, printable
+from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
+from dra_kubeletplugin.kube.config import load_config
+from dra_kubeletplugin.kube.connection import KEEPALIVE
+from dra_kubeletplugin.kube.http1 import MalformedResponseError
+from dra_kubeletplugin.kube.proxy import Proxy
+from dra_kubeletplugin.kube.resource import CLAIMS
+from dra_kubeletplugin.kube.transport import Transport
+from tests.helpers.certificates import Pair, authority, server_side, signed
+from tests.helpers.raw_server import Peer, answer, serving
+
+OBJECT = answer({"kind": "X"})
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def server_pair(ca: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return signed(tmp_path_factory.mktemp("server"), ca, "server")
+
+
+def trusting(ca: Path, **more: Any) -> Tls:
+    return Tls(TlsFiles(ca=ca, **more))
+
+
+async def get(client: KubeClient, **more: Any) -> Any:
+    return await client.call("GET", "/x", **more)
+
+
+def soon(seconds: float = 0.01) -> Callable[[Peer, bytes], Any]:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        await asyncio.sleep(seconds)
+        return OBJECT
+
+    return reply
+
+
+# --- connections ----------------------------------------------------------------------------------------
+
+
+async def test_32_gets_at_once_use_8_connections_and_a_warm_call_makes_none(ca: Pair, server_pair: Pair) -> None:
+    async def once_there_are_8(peer: Peer, request: bytes) -> bytes:
+        while peer.most_at_once < 8:
+            await asyncio.sleep(0.001)
+        return OBJECT
+
+    async with (
+        Peer(once_there_are_8, server_side(server_pair)) as peer,
+        KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client,
+    ):
+        for _ in range(3):
+            await asyncio.gather(*(get(client) for _ in range(32)))
+            assert (peer.accepted, peer.most_at_once) == (8, 8)
+
+
+async def test_waiters_are_served_in_the_order_they_came() -> None:
+    gate = asyncio.Event()
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        await gate.wait()
+        return OBJECT
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
+        tasks = []
+        for i in range(20):
+            tasks.append(asyncio.create_task(client.call("GET", f"/{i}")))
+            while len(peer.requests) + len(client.transport._waiting) <= i:
+                await asyncio.sleep(0.001)
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert [int(r.split(b"/")[1].split(b" ")[0]) for r in peer.requests] == list(range(20))
+
+
+async def test_a_watch_takes_no_connection_from_the_requests() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n" if b"watch" in request else OBJECT
+
+    async with (
+        Peer(reply) as peer,
+        KubeClient(ApiConfig(peer.url), connections=1) as client,
+        client.stream("/watch", {}, 30, lambda: None) as lines,
+    ):
+        assert await anext(lines) == b"{}"
+        await get(client, timeout=30)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_connection_that_was_closed_while_idle_is_replaced(secure: bool, ca: Pair, server_pair: Pair) -> None:
+    async with serving(OBJECT, tls=server_side(server_pair) if secure else None) as peer:
+        async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
+            for method in ("GET", "POST", "GET"):
+                await client.call(method, "/x", None if method == "GET" else {})
+                served = list(peer.open)
+                peer.cut()
+                await asyncio.gather(*served, return_exceptions=True)  # its end is on the wire
+        assert len(peer.requests) == 3
+
+
+async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies_with_the_request() -> None:
+    async with serving(OBJECT, None, OBJECT, OBJECT, None, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        await get(client)
+        await get(client)
+        assert len(peer.requests) == 3
+        await client.call("POST", "/x", {"a": 1})
+        with pytest.raises(ApiError, match="POST /x") as e:
+            await client.call("POST", "/x", {"a": 2})
+        assert e.value.unreachable
+        assert [r.partition(b"\r\n\r\n")[2] for r in peer.requests[3:]] == [b'{"a":1}', b'{"a":2}']
+
+
+async def test_an_answer_that_began_is_never_asked_for_again() -> None:
+    cut_short = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+
+    async def reply(peer: Peer, request: bytes) -> bytes | None:
+        if len(peer.requests) == 2:
+            asyncio.get_running_loop().call_soon(peer.cut)
+            return cut_short
+        return OBJECT
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        await get(client)
+        with pytest.raises(ApiError):
+            await get(client)
+        assert len(peer.requests) == 2
+
+
+async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
+    async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
+        started = time.monotonic()
+        results = await asyncio.gather(*(get(client, timeout=1) for _ in range(32)), return_exceptions=True)
+        assert all(isinstance(r, ApiError) and r.unreachable for r in results), results
+        assert "no answer" in str(results[0])
+        assert "1 of 1 connections in use" in str(results[-1]) or "requests waiting" in str(results[-1])
+        assert time.monotonic() - started < 16, "not one after the other"
+
+
+async def test_a_cancelled_request_gives_its_place_back() -> None:
+    quick = asyncio.Event()
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        if not quick.is_set():
+            await asyncio.sleep(30)
+        return OBJECT
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=2) as client:
+        for _ in range(3):  # some in flight, some waiting, some just handed a place
+            tasks = [asyncio.create_task(get(client)) for _ in range(6)]
+            while len(peer.requests) < 2:
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            peer.requests.clear()
+        quick.set()
+        await asyncio.gather(*(get(client, timeout=30) for _ in range(6)))
+
+
+async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
+    async with Peer(soon(30)) as peer:
+        transport = Transport(peer.url, connections=1)
+        first, second = (asyncio.create_task(transport.request("GET", "/x", {})) for _ in range(2))
+        while not peer.requests:
+            await asyncio.sleep(0.01)
+        first.cancel()  # which hands its place on
+        asyncio.get_running_loop().call_soon(second.cancel)  # after that, and before the second wakes up
+        await asyncio.gather(first, second, return_exceptions=True)
+        peer.reply = soon(0)
+        async with asyncio.timeout(30):
+            await transport.request("GET", "/x", {})
+        await transport.close()
+
+
+async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() -> None:
+    last = answer({"kind": "X"}, headers="Connection: close\r\n")
+    async with serving(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        await get(client)
+        await get(client)
+        assert peer.accepted == 2
+
+
+async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
+    async with Peer(soon()) as peer:
+        transport = Transport(peer.url, connections=4, idle_seconds=0.05)
+        await asyncio.gather(*(transport.request("GET", "/x", {}) for _ in range(4)))
+        while len(peer.open) > 1:
+            await asyncio.sleep(0.01)
+        await transport.request("GET", "/x", {})
+        assert peer.accepted == 4
+        await transport.close()
+
+
+async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    async with serving(OBJECT) as peer:
+        transport = Transport(peer.url)
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def spied(*args: Any, **kwargs: Any) -> Any:
+            made = await connect(*args, **kwargs)
+            seen.append(made[0].get_extra_info("socket"))
+            return made
+
+        monkeypatch.setattr(loop, "create_connection", spied)
+        await transport.request("GET", "/x", {})
+        async with transport.stream("/x", {}):
+            pass
+        assert len(KEEPALIVE) == 5
+        for level, option, value in KEEPALIVE:
+            assert seen[0].getsockopt(level, option) == value
+        probes = seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+        idle = seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        assert idle + probes * seen[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) < 60
+        assert len(seen) == 2
+        await transport.close()
+
+
+# --- TLS ------------------------------------------------------------------------------------------------
+
+
+async def test_certificates_without_an_authority_key_identifier_are_fine(ca: Pair, server_pair: Pair) -> None:
+    async with serving(OBJECT, tls=server_side(server_pair)) as peer:
+        strict = ssl.create_default_context(cafile=ca.cert)
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT  # what Python 3.13 asks for by default
+        with pytest.raises(ssl.SSLCertVerificationError, match="Authority Key Identifier"):
+            await asyncio.open_connection("127.0.0.1", peer.port, ssl=strict)
+        async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
+            await get(client)
+
+
+async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
+    other = authority(tmp_path, "other")
+    named = signed(tmp_path, ca, "named", "DNS:kubernetes.default")
+    async with serving(OBJECT, tls=server_side(server_pair)) as peer:
+        for tls in (trusting(other.cert), Tls(), trusting(ca.cert, server_name="kubernetes.default")):
+            async with KubeClient(ApiConfig(peer.url, tls)) as client:
+                with pytest.raises(ApiError, match="certificate verify failed") as e:
+                    await get(client)
+                assert e.value.unreachable
+        async with KubeClient(ApiConfig(peer.url, Tls(TlsFiles(verify=False)))) as client:
+            await get(client)
+    right = trusting(ca.cert, server_name="kubernetes.default")
+    async with (
+        serving(OBJECT, tls=server_side(named)) as peer,
+        KubeClient(ApiConfig(peer.url, right)) as client,
+    ):
+        await get(client)
+    assert trusting(ca.cert).context().minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_named_ca_is_the_only_one_and_the_systems_are_not_loaded(ca: Pair) -> None:
+    assert len(trusting(ca.cert).context().get_ca_certs()) == 1
+
+
+async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_not_sign(
+    ca: Pair, server_pair: Pair, tmp_path: Path
+) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_bytes(authority(tmp_path, "old").cert.read_bytes())
+    tls = trusting(file)
+    tls.context()
+    file.write_bytes(ca.cert.read_bytes())
+    async with serving(OBJECT, tls=server_side(server_pair)) as peer, KubeClient(ApiConfig(peer.url, tls)) as client:
+        await get(client)
+
+
+def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
+    ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr("dra_kubeletplugin.kube.tls.time.monotonic", lambda: clock)
+    file = tmp_path / "ca.crt"
+    file.write_bytes(ca.cert.read_bytes())
+    tls = trusting(file)
+    first = tls.context()
+    file.write_bytes(ca.cert.read_bytes())  # touched, and the same
+    clock += 61
+    assert tls.context() is first
+    file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
+    clock += 59
+    assert tls.context() is first
+    clock += 2
+    assert tls.context() is not first
+
+
+async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
+    first, second = signed(tmp_path, ca, "first"), signed(tmp_path, ca, "second")
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    cert.write_bytes(first.cert.read_bytes())
+    key.write_bytes(first.key.read_bytes())
+
+    async with serving(OBJECT, answer({}, "401 Unauthorized"), OBJECT, tls=server_side(server_pair, ca.cert)) as peer:
+        async with KubeClient(ApiConfig(peer.url, trusting(ca.cert, cert=cert, key=key))) as client:
+            await get(client)
+            cert.write_bytes(second.cert.read_bytes())
+            key.write_bytes(second.key.read_bytes())
+            await get(client)
+        assert peer.accepted == 2
+
+
+async def test_a_certificate_file_that_is_broken_for_a_moment_changes_nothing(ca: Pair, tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_bytes(ca.cert.read_bytes())
+    tls = trusting(file)
+    before = tls.context()
+    for broken in (b"", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        file.write_bytes(broken)
+        tls.rejected()
+        assert tls.context() is before
+        with pytest.raises(ApiError, match="certificates cannot be used"):
+            trusting(file).context()
+
+
+# --- proxies ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def tunnelling(status: str = "200 Connection established") -> AsyncIterator[tuple[int, list[bytes]]]:
+    """An HTTP proxy that knows CONNECT."""
+    heads: list[bytes] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        tasks.add(task)
+        head = await reader.readuntil(b"\r\n\r\n")
+        heads.append(head)
+        writer.write(f"HTTP/1.1 {status}\r\n\r\n".encode())
+        try:
+            if status.startswith("200"):
+                host, _, port = head.split(b" ")[1].decode().rpartition(":")
+                there, back = await asyncio.open_connection(host, int(port))
+                try:
+                    await asyncio.gather(pump(reader, back), pump(there, writer))
+                finally:
+                    back.close()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], heads
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+async def test_a_proxy_makes_a_tunnel_to_the_server(secure: bool, ca: Pair, server_pair: Pair) -> None:
+    async with serving(OBJECT, tls=server_side(server_pair) if secure else None) as peer, tunnelling() as (port, heads):
+        config = ApiConfig(peer.url, trusting(ca.cert), proxy=Proxy("127.0.0.1", port, "Basic eDp5"))
+        async with KubeClient(config) as client:
+            for _ in range(3):
+                assert await get(client) == {"kind": "X"}
+            await asyncio.gather(*(get(client) for _ in range(4)))
+        assert 1 <= len(heads) <= 4
+        assert heads[0].startswith(f"CONNECT 127.0.0.1:{peer.port} HTTP/1.1\r\n".encode())
+        assert b"Proxy-Authorization: Basic eDp5" in heads[0]
+
+
+async def test_a_proxy_that_refuses_is_named(ca: Pair) -> None:
+    async with tunnelling("407 Proxy Authentication Required") as (port, _):
+        config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
+        async with KubeClient(config) as client:
+            with pytest.raises(ApiError, match=f"proxy 127.0.0.1:{port} answers 407") as e:
+                await get(client)
+            assert e.value.unreachable
+
+
+async def test_a_proxy_that_hangs_up_without_an_answer_is_a_fault_at_once(ca: Pair) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    proxy = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    async with proxy:
+        config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
+        async with KubeClient(config) as client:
+            with pytest.raises(ApiError, match="the proxy closed the connection"):
+                await get(client)
+
+
+# --- answers that are none ----------------------------------------------------------------------------------
+
+PAGE = b"<html>Gateway</html>"
+HTML = "Content-Type: text/html\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "status", "text"),
+    [
+        (answer(PAGE, "200 OK", HTML), 0, "no JSON.*Gateway"),
+        (answer(PAGE, "403 Forbidden", HTML), 0, "403 <html>Gateway"),
+        (answer(PAGE, "404 Not Found", HTML), 0, "404"),
+        (answer(PAGE, "502 Bad Gateway", HTML), 502, "502 <html>Gateway"),
+        (answer(b"404 page not found\n", "404 Not Found"), 404, "404 page not found"),
+        (answer(b"", "302 Found", "Location: https://login.example.com/\r\n"), 0, "302, a redirect to 'https://login"),
+        (answer([1, 2]), 0, "no JSON object: \\[1, 2\\]"),
+        (answer(b'"text"'), 0, "no JSON object"),
+        (answer(b'{"a":'), 0, "no JSON"),
+        (answer(b'{"a":"\xff"}'), 0, "no JSON|cannot be used"),
+        (answer(b"[" * 100_000), 0, "no JSON"),
+        (answer({"message": "\ud800\x1b[31m", "code": 409}, "409 Conflict"), 409, "409"),
+        (answer({"message": ["odd"]}, "422 Unprocessable Entity"), 422, "odd"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of an answer|cannot be reached|no HTTP"),
+        (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 0, "no HTTP"),
+        (CHUNKED + b"2\r\n{}", 0, "no HTTP|cannot be reached"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", 0, "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: \xc3\xa4\r\nContent-Length: 2\r\n\r\n[]", 0, "no JSON object"),
+        (b"HTTP/1.1 200 OK\r\n\xc3\xa4: x\r\nContent-Length: 2\r\n\r\n{}", 0, "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 0, "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n{}", 0, "cannot be reached|no HTTP"),
+        (None, 0, "cannot be reached"),
+    ],
+)
+async def test_an_answer_that_is_none_is_an_api_error(bytes_: bytes | None, status: int, text: str) -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes | None:
+        asyncio.get_running_loop().call_later(0.05, peer.cut)
+        return bytes_
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match=text) as e:
+            await get(client, timeout=30)
+        assert e.value.status == status
+        assert str(e.value).replace("\n", " ").isprintable()
+        assert str(e.value).startswith("GET /x: ")
+        assert e.value.unreachable == (status == 0 or status >= 500)
+
+
+async def test_an_answer_over_the_limit_is_refused_before_it_fills_the_memory() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return CHUNKED + (b"100000\r\n" + b" " * 2**20 + b"\r\n") * 4
+
+    async with Peer(reply) as peer:
+        transport = Transport(peer.url, max_body=2**20)
+        with pytest.raises(MalformedResponseError, match="1048576"):
+            await transport.request("GET", "/x", {})
+        await transport.close()
+
+
+async def test_text_that_fits_in_no_header_is_an_api_error(tmp_path: Path) -> None:
+    from dra_kubeletplugin.kube.credentials import TokenFile
+
+    token = tmp_path / "token"
+    async with serving(OBJECT) as peer:
+        async with KubeClient(ApiConfig(peer.url, credentials=TokenFile(token))) as client:
+            for text, said in (
+                (None, "No such file"),
+                (b"", "is empty"),
+                (b"a\nb", "no token has"),
+                ("ä".encode(), "no token has"),
+                (b"\xff", "cannot be read"),
+            ):
+                if text is not None:
+                    token.write_bytes(text)
+                with pytest.raises(ApiError, match=said) as e:
+                    await get(client)
+                assert e.value.unreachable
+                assert str(token) in str(e.value)
+            token.write_text("good\n")
+            await get(client)
+        assert len(peer.requests) == 1
+        assert b"Authorization: Bearer good\r\n" in peer.requests[0].replace(b"authorization", b"Authorization")
+
+
+GOOD = answer({"kind": "X", "metadata": {}, "items": []}, headers="Content-Type: application/json\r\n")
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A good answer with some bytes changed, cut or repeated; or noise."""
+    data = bytearray(draw(st.sampled_from([GOOD, CHUNKED + b"2\r\n{}\r\n0\r\n\r\n", answer(PAGE, "302 Found")])))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        match draw(st.sampled_from(["set", "cut", "insert", "twice"])):
+            case "set":
+                data[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "cut":
+                del data[at : at + draw(st.integers(0, 20))]
+            case "insert":
+                data[at:at] = draw(st.binary(max_size=8))
+            case "twice":
+                data += data[at:]
+    return draw(st.just(bytes(data)) | st.binary(max_size=200))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(first=mutated(), second=mutated())
+def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: bytes) -> None:
+    async def one() -> None:
+        async def reply(peer: Peer, request: bytes) -> bytes:
+            asyncio.get_running_loop().call_later(0.01, peer.cut)
+            return first if len(peer.requests) % 2 else second
+
+        async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+            for _ in range(2):
+                started = time.monotonic()
+                try:
+                    assert isinstance(await get(client, timeout=1), dict)
+                except ApiError as e:
+                    assert str(e) == printable(e)
+                assert time.monotonic() - started < 20
+
+    asyncio.run(one())
+
+
+# --- waits ----------------------------------------------------------------------------------------------
+
+
+async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> None:
+    later = answer({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
+    async with serving(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        started = time.monotonic()
+        with pytest.raises(ApiError, match="429 slow down") as e:
+            await get(client, timeout=19)
+        assert e.value.unreachable
+        assert time.monotonic() - started < 20
+        assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("asked", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
+async def test_an_odd_retry_after_is_a_second(asked: str) -> None:
+    odd = answer({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
+    async with serving(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        started = time.monotonic()
+        assert await get(client, timeout=60) == {"kind": "X"}
+        assert 0.9 < time.monotonic() - started < 30
+
+
+async def test_a_401_reads_the_token_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Pair, server_pair: Pair
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
+    (tmp_path / "token").write_text("old")
+
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        return OBJECT if b"Bearer new" in request else answer({}, "401 Unauthorized")
+
+    async with Peer(reply, server_side(server_pair)) as peer:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(peer.port))
+        async with KubeClient(load_config(service_account=tmp_path)) as client:
+            with pytest.raises(ApiError) as e:
+                await get(client)
+            assert e.value.status == 401
+            (tmp_path / "token").write_text("new")
+            await get(client)
+
+
+# --- which version there is ---------------------------------------------------------------------------------
+
+
+async def test_one_question_for_versions_serves_all_who_wait() -> None:
+    async def reply(peer: Peer, request: bytes) -> bytes:
+        await asyncio.sleep(0.05)
+        return answer({"versions": [{"version": "v1beta1"}, {"version": "v1"}, "odd", {}]})
+
+    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        found = await asyncio.gather(*(client.dra("resourceslices") for _ in range(32)))
+        assert {f.version for f in found} == {"v1"}
+        assert len(peer.requests) == 1
+
+
+async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
+    async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        started = time.monotonic()
+        tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(64)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # who asked first may leave
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(r, ApiError) and r.unreachable for r in results[1:]), results
+        assert len({id(r) for r in results}) == 64
+        assert time.monotonic() - started < 64 * 0.3, "not one after the other"
+        assert len(peer.requests) <= 1, "all wait for one question, which may have been given up before it left"
+
+
+@pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": "v1"}, {"versions": {"v1": 1}}])
+async def test_odd_answers_about_versions_are_api_errors(body: Any) -> None:
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match="lists no versions") as e:
+            await client.dra_version()
+        assert e.value.unreachable
+
+
+async def test_only_a_404_of_the_whole_resource_forgets_the_version() -> None:
+    about_object = answer({"details": {"name": "c", "kind": "resourceclaims"}}, "404 Not Found")
+    whole = answer(b"404 page not found\n", "404 Not Found")
+    versions = [answer({"versions": [{"version": v}]}) for v in ("v1beta1", "v1")]
+    async with (
+        serving(versions[0], about_object, whole, versions[1]) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+    ):
+        assert await client.dra_version() == "v1beta1"
+        for left in ("v1beta1", "v1"):
+            with pytest.raises(ApiError):
+                await client.get(CLAIMS, "c", "default")
+            assert await client.dra_version() == left
+        assert len(peer.requests) == 4
+
+
+NO_OBJECTS: list[Any] = [
+    {},
+    {"metadata": None},
+    {"metadata": {"name": "c", "uid": "", "resourceVersion": "1"}},
+    {"metadata": {"name": 7, "uid": "u", "resourceVersion": "1"}},
+    {"metadata": {"name": "c", "uid": "u", "resourceVersion": 1}},
+]
+
+
+@pytest.mark.parametrize("body", NO_OBJECTS)
+async def test_an_object_without_its_identity_is_none(body: Any) -> None:
+    claim = {"metadata": {"name": "c", "namespace": "default"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        for asked in (
+            client.get(CLAIMS, "c", "default"),
+            client.create(CLAIMS, claim),
+            client.update(CLAIMS, claim),
+            client.patch(CLAIMS, "c", {}, "default"),
+        ):
+            with pytest.raises(ApiError, match="no object with name, UID and resourceVersion") as e:
+                await asked
+            assert e.value.unreachable
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"items": [], "metadata": {"resourceVersion": 1}},
+        {"items": [], "metadata": {"resourceVersion": "1", "continue": 1}},
+        {"items": {}, "metadata": "x"},
+        {"items": {"a": 1}, "metadata": {"resourceVersion": "1"}},
+        *({"items": [o], "metadata": {"resourceVersion": "1"}} for o in (*NO_OBJECTS, None, "x")),
+    ],
+)
+async def test_a_list_of_no_objects_is_none(body: Any) -> None:
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        with pytest.raises(ApiError, match=r"GET /apis.*: the answer is no") as e:
+            await client.list(CLAIMS)
+        assert e.value.unreachable
+
+
+async def test_a_list_of_nothing_may_be_null() -> None:
+    body = {"items": None, "metadata": {"resourceVersion": "1"}}
+    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        assert (await client.list(CLAIMS))["items"] == []
+
+
+async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_time(ca: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, nobody accepts
+        port = server.getsockname()[1]
+        for config in (
+            ApiConfig(f"https://127.0.0.1:{port}", trusting(ca.cert)),
+            ApiConfig("https://10.0.0.1", trusting(ca.cert), proxy=Proxy("127.0.0.1", port)),
+        ):
+            async with KubeClient(config, timeout=0.3) as client:
+                started = time.monotonic()
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    await get(client)
+                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                    async with client.stream("/x", {}, 5, lambda: None):
+                        pass
+                assert time.monotonic() - started < 30

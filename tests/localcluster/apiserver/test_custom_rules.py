@@ -1,0 +1,190 @@
+"""Rules of custom resources (x-kubernetes-validations) and their subresources, as a real server enforces them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.helpers.api_server import Curl, serving
+
+JSON = dict[str, Any]
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FOOS = "/apis/example.com/v1/foos"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+@pytest.fixture
+async def curl() -> AsyncIterator[Curl]:
+    async with serving() as curl:
+        yield curl
+
+
+def definition(spec: JSON, rules: list[JSON] | None = None, **version: Any) -> JSON:
+    """``spec`` is the schema of an object's spec, ``rules`` are the root's."""
+    schema = {
+        "type": "object",
+        "properties": {"spec": spec, "status": {"type": "object", "properties": {"replicas": {"type": "integer"}}}},
+    }
+    if rules:
+        schema["x-kubernetes-validations"] = rules
+    one = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
+    names = {"plural": "foos", "kind": "Foo"}
+    return {
+        "metadata": {"name": "foos.example.com"},
+        "spec": {"group": "example.com", "scope": "Cluster", "names": names, "versions": [one]},
+    }
+
+
+def ruled(type_: JSON, *rules: str | JSON, **others: JSON) -> JSON:
+    """A spec with field ``x`` of a type, with rules of its own."""
+    given = [{"rule": r} if isinstance(r, str) else r for r in rules]
+    return {"type": "object", "properties": {"x": {**type_, "x-kubernetes-validations": given}, **others}}
+
+
+def foo(name: str = "f", **spec: Any) -> JSON:
+    return {"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("type_", "rule", "good", "bad"),
+    [
+        ({"type": "integer"}, "self > 5", 6, 5),
+        ({"type": "number"}, "self > 0.5", 1, 0),
+        ({"type": "string", "format": "date-time"}, "self > timestamp('2026-01-01T00:00:00Z')", "2026-06-01T00:00:00Z", "2025-01-01T00:00:00Z"),
+        ({"type": "string", "format": "duration"}, "self < duration('1h')", "30m", "2h"),
+        ({"type": "string", "format": "byte"}, "size(self) == 2", "aGk=", "aGlo"),
+        ({"x-kubernetes-int-or-string": True}, "type(self) == int || self == 'all'", "all", "some"),
+        ({"type": "array", "items": {"type": "string"}}, "self.all(i, i.startsWith('a'))", ["a"], ["b"]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, "self.all(k, self[k] > 1)", {"k": 2}, {"k": 1}),
+        (
+            {"type": "object", "properties": {"a-b": {"type": "integer"}, "in": {"type": "integer"}, "a__c.d/e": {"type": "integer"}}},
+            "self.a__dash__b + self.__in__ + self.a__underscores__c__dot__d__slash__e == 6",
+            {"a-b": 1, "in": 2, "a__c.d/e": 3},
+            {"a-b": 1, "in": 2, "a__c.d/e": 4},
+        ),
+        ({"type": "object", "properties": {"n": {"type": "integer"}}}, "!has(self.n) || self.n == 1", {}, {"n": 2}),
+    ],
+)  # fmt: skip
+async def test_a_value_is_judged_as_its_schemas_type(curl: Curl, type_: JSON, rule: str, good: Any, bad: Any) -> None:
+    await curl.make(DEFINITIONS, definition(ruled(type_, rule)))
+    await curl.make(FOOS, foo(x=good))
+    refused = await curl("POST", FOOS, foo("g", x=bad))
+    assert (refused.status, refused.causes) == (422, [("FieldValueInvalid", "spec.x")])
+    assert f"failed rule: {rule}" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "field", "said"),
+    [
+        ({"message": "too small"}, "FieldValueInvalid", "spec.x", 'Invalid value: "object": too small'),
+        ({"messageExpression": "'n is ' + string(self.n)"}, "FieldValueInvalid", "spec.x", "n is 1"),
+        ({"messageExpression": "string(1 / (self.n - 1))", "message": "no"}, "FieldValueInvalid", "spec.x", "no"),
+        ({"reason": "FieldValueForbidden", "message": "no"}, "FieldValueForbidden", "spec.x", "Forbidden: no"),
+        ({"reason": "FieldValueRequired", "message": "yes"}, "FieldValueRequired", "spec.x", "Required value: yes"),
+        ({"fieldPath": ".n"}, "FieldValueInvalid", "spec.x.n", "failed rule"),
+    ],
+)
+async def test_a_rule_says_what_where_and_why(curl: Curl, rule: JSON, reason: str, field: str, said: str) -> None:
+    type_ = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    await curl.make(DEFINITIONS, definition(ruled(type_, {"rule": "self.n > 5", **rule})))
+    refused = await curl("POST", FOOS, foo(x={"n": 1}))
+    assert refused.causes == [(reason, field)]
+    assert said in refused.message
+
+
+async def test_rules_of_the_root_see_names_and_fields_that_have_rules_of_their_own(curl: Curl) -> None:
+    rules = [{"rule": "self.metadata.name == self.spec.x && self.kind == 'Foo'"}]
+    await curl.make(DEFINITIONS, definition(ruled({"type": "string"}, "self != 'never'"), rules))
+    await curl.make(FOOS, foo("f", x="f"))
+    refused = await curl("POST", FOOS, foo("g", x="f"))
+    assert refused.causes == [("FieldValueInvalid", "<nil>")]
+
+
+async def test_a_rule_that_names_what_was_there_is_for_updates(curl: Curl) -> None:
+    rules: list[str | JSON] = ["self >= oldSelf", {"rule": "oldSelf.hasValue() || self < 5", "optionalOldSelf": True}]
+    await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, *rules)))
+    assert (await curl("POST", FOOS, foo(x=7))).status == 422, "the optional one is for new objects too"
+    await curl.make(FOOS, foo(x=2))
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 9}}, headers=MERGE)).status == 200
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 8}}, headers=MERGE)).status == 422
+
+
+async def test_items_of_lists_with_keys_are_known_again(curl: Curl) -> None:
+    item = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
+    }
+    item["x-kubernetes-validations"] = [{"rule": "self.n >= oldSelf.n"}]
+    keyed = {"type": "array", "items": item, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    await curl.make(DEFINITIONS, definition({"type": "object", "properties": {"x": keyed}}))
+    await curl.make(FOOS, foo(x=[{"name": "a", "n": 3}, {"name": "b", "n": 1}]))
+    turned = [{"name": "b", "n": 1}, {"name": "a", "n": 3}, {"name": "c", "n": 0}]
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": turned}}, headers=MERGE)).status == 200
+    refused = await curl("PATCH", f"{FOOS}/f", {"spec": {"x": [{"name": "a", "n": 2}]}}, headers=MERGE)
+    assert refused.causes == [("FieldValueInvalid", "spec.x[0]")]
+
+
+async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: Curl) -> None:
+    made = await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, "self > 0", y={"type": "integer"})))
+    await curl.make(FOOS, foo(x=1, y=1))
+    stricter = definition(ruled({"type": "integer"}, "self > 5", y={"type": "integer"}))
+    stricter["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
+    stored = (await curl("GET", f"{DEFINITIONS}/foos.example.com")).json["metadata"]["resourceVersion"]
+    stricter["metadata"]["resourceVersion"] = stored
+    assert (await curl("PUT", f"{DEFINITIONS}/foos.example.com", stricter)).status == 200
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"y": 2}}, headers=MERGE)).status == 200
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 2}}, headers=MERGE)).status == 422
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("self.", "Syntax error"),
+        ("self + 1", "must evaluate to bool"),
+        ("self.nothing", "does not support field selection"),
+        ("object.x == 1", "undeclared reference to 'object'"),
+        ("self == 'text'", "no matching overload"),
+    ],
+)
+async def test_a_rule_that_does_not_compile_is_not_kept(curl: Curl, rule: str, said: str) -> None:
+    refused = await curl("POST", DEFINITIONS, definition(ruled({"type": "integer"}, rule)))
+    assert refused.status == 422
+    where = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x].x-kubernetes-validations[0].rule"
+    assert where in [f for _, f in refused.causes]
+    assert said in refused.message
+
+
+@pytest.mark.parametrize(
+    ("format_", "bad"), [("date-time", "today"), ("duration", "long"), ("date", "2026-13-01"), ("byte", "!")]
+)
+async def test_a_text_that_is_not_of_its_format_is_refused(curl: Curl, format_: str, bad: str) -> None:
+    await curl.make(
+        DEFINITIONS, definition({"type": "object", "properties": {"x": {"type": "string", "format": format_}}})
+    )
+    refused = await curl("POST", FOOS, foo(x=bad))
+    assert (refused.status, f"must be of type {format_}" in refused.message) == (422, True)
+
+
+async def test_the_scale_of_a_custom_resource_is_where_its_definition_says(curl: Curl) -> None:
+    fields = {"size": {"type": "integer"}, "selector": {"type": "string"}}
+    scale = {
+        "specReplicasPath": ".spec.size",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".spec.selector",
+    }
+    subresources = {"status": {}, "scale": scale}
+    await curl.make(DEFINITIONS, definition({"type": "object", "properties": fields}, subresources=subresources))
+    await curl.make(FOOS, foo(size=2, selector="a=b"))
+    await curl("PATCH", f"{FOOS}/f/status", {"status": {"replicas": 1}}, headers=MERGE)
+    found = (await curl("GET", f"{FOOS}/f/scale")).json
+    assert (found["spec"], found["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "a=b"})
+    changed = await curl("PATCH", f"{FOOS}/f/scale", {"spec": {"replicas": 5}}, headers=MERGE)
+    assert changed.json["spec"] == {"replicas": 5}
+    assert (await curl("GET", f"{FOOS}/f")).json["spec"]["size"] == 5
+    wrong = {**scale, "specReplicasPath": ".size"}
+    await curl("DELETE", f"{DEFINITIONS}/foos.example.com")
+    refused = await curl("POST", DEFINITIONS, definition({"type": "object"}, subresources={"scale": wrong}))
+    assert refused.status == 422

@@ -1,0 +1,110 @@
+"""NoExecute on a device deletes the pods that have it (KEP-5055); behaviours 20 and 21 of scheduler-behaviour.md."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.defaulting import now
+from tests.helpers.objects import DRIVER, claim, device_class, pod, slice_of
+
+JSON = dict[str, Any]
+BAD = {"key": "toy.example.com/bad", "value": "v", "effect": "NoExecute"}
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(()) as cluster:
+        await cluster.apply(device_class(), slice_of("node-1", ["d0", "d1"]))
+        yield cluster
+
+
+async def allocated(cluster: LocalCluster, device: str, *pods: str, **result: Any) -> list[JSON]:
+    """A claim that holds a device, by hand, for pods that are bound by hand: nothing here depends on the scheduler."""
+    made = await cluster.apply(claim(), *(pod(name, claims=["c"], nodeName="node-1") for name in pods))
+    results = [{"request": "device", "driver": DRIVER, "pool": "node-1", "device": device, **result}]
+    consumers = [{"resource": "pods", "name": p["metadata"]["name"], "uid": p["metadata"]["uid"]} for p in made[1:]]
+    status = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}, "reservedFor": consumers}
+    await cluster.client.update(CLAIMS, {**made[0], "status": status}, "status")
+    return made[1:]
+
+
+async def also(cluster: LocalCluster, device: str, name: str) -> None:
+    """Another claim for the same device, and a pod of that name with it."""
+    made = await cluster.apply(claim(name), pod(name, claims=[name], nodeName="node-1"))
+    consumer = {"resource": "pods", "name": name, "uid": made[1]["metadata"]["uid"]}
+    result = {"request": "device", "driver": DRIVER, "pool": "node-1", "device": device}
+    status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
+    await cluster.client.update(CLAIMS, {**made[0], "status": status}, "status")
+
+
+async def taint(cluster: LocalCluster, *taints: JSON) -> None:
+    spec = {"devices": [{"name": "d0"} | ({"taints": list(taints)} if taints else {}), {"name": "d1"}]}
+    await cluster.client.patch(SLICES, "s-node-1", {"spec": spec})
+
+
+async def deleting(cluster: LocalCluster, *names: str) -> None:
+    async def check() -> bool:
+        found = [await cluster.pod(name) for name in names]
+        return all(p is None or bool(p["metadata"].get("deletionTimestamp")) for p in found)
+
+    await cluster.wait(f"{names} to be deleted", check)
+
+
+async def test_all_pods_of_a_claim_with_a_tainted_device_are_deleted_with_a_reason(cluster: LocalCluster) -> None:
+    await allocated(cluster, "d0", "one", "two")
+    await taint(cluster, BAD)
+    await deleting(cluster, "one", "two")
+    for name in ("one", "two"):
+
+        async def told(name: str = name) -> bool:
+            return "DeviceTaintManagerEviction: Marking for deletion" in cluster.events(name)
+
+        await cluster.wait("the event", told)
+        found = await cluster.client.get(PODS, name, "default")
+        conditions = {c["type"]: (c["status"], c.get("reason")) for c in found["status"]["conditions"]}
+        assert conditions["DisruptionTarget"] == ("True", "DeletionByDeviceTaintManager")
+
+
+async def test_another_device_another_effect_and_a_toleration_leave_pods_alone(cluster: LocalCluster) -> None:
+    await allocated(cluster, "d0", "stays", tolerations=[{"operator": "Exists", "key": BAD["key"]}])
+    await taint(cluster, BAD, {**BAD, "key": "toy.example.com/new", "effect": "NoSchedule"})
+    await also(cluster, "d0", "goes")
+    await deleting(cluster, "goes")
+    assert cluster.events("stays") == []
+
+
+async def test_a_tolerance_that_ends_deletes_the_pod(cluster: LocalCluster) -> None:
+    await allocated(cluster, "d0", "p", tolerations=[{"operator": "Exists", "tolerationSeconds": 2}])
+    began = time.monotonic()
+    await taint(cluster, BAD)
+    await deleting(cluster, "p")
+    assert time.monotonic() - began >= 0.9  # stamps are whole seconds
+
+
+async def test_a_taint_that_goes_in_time_cancels_the_deletion(cluster: LocalCluster) -> None:
+    await allocated(cluster, "d0", "lucky", tolerations=[{"operator": "Exists", "tolerationSeconds": 3600}])
+    await taint(cluster, BAD)
+    await also(cluster, "d0", "unlucky")
+    await deleting(cluster, "unlucky")  # so the taint is known
+    await taint(cluster)
+
+    async def cancelled() -> bool:
+        return cluster.events("lucky") == ["DeviceTaintManagerEviction: Cancelling deletion"]
+
+    await cluster.wait("the end of the deletion", cancelled)
+
+
+async def test_a_pod_that_has_finished_is_left_alone(cluster: LocalCluster) -> None:
+    await allocated(cluster, "d0", "done", "runs")
+    await cluster.client.patch(PODS, "done", {"status": {"phase": "Succeeded"}}, "default", "status")
+    await taint(cluster, BAD)
+    await deleting(cluster, "runs")
+    found = await cluster.pod("done")
+    assert found is not None
+    assert not found["metadata"].get("deletionTimestamp")

@@ -1,0 +1,117 @@
+"""Kills `dra dev` before each of its steps that others see, on one state folder all the while: run by test_process_lifetimes.
+
+``python -m tests.localcluster.dev.killed_dev FOLDER EVENTS ARGUMENTS...`` prints a line for each start: its step, how it ended, and what was left
+of it; the last is one that came up, was asked to stop and did: it leaves no file of the others' either. EVENTS are of Python's audit table, with commas.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra_kubeletplugin.cli import dev, main
+
+_LONG = 90.0  # seconds; a step that takes longer is a fault
+_MARK = "KILLED_DEV"
+assert dev  # imported once, for all starts
+
+
+def killed_at(step: int, state: Path, events: frozenset[str]) -> None:
+    """For the rest of this process."""
+    left = step
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in events or not (event == "subprocess.Popen" or str(state) in str(given)):
+            return
+        if left == 0:
+            print(f"at {event} {given[0] if event != 'socket.bind' else ''}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    sys.addaudithook(hook)
+
+
+def left_of(state: Path, mark: str) -> list[str]:
+    """Processes that we started and those that they started, their mounts, and cgroups of the containers."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            started_here = mark.encode() in (folder / "environ").read_bytes().split(b"\0")
+            if int(folder.name) != os.getpid() and (started_here or str(state) in (folder / "mountinfo").read_text()):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has just ended
+    specs = [json.loads(p.read_bytes()) for p in state.glob("*/containers/*/*/config.json")]
+    own = {spec["linux"]["cgroupsPath"].lstrip("/") for spec in specs}
+    # Directly below a controller, or the root: folders of other containers vanish while one looks through all.
+    cgroups = (p for pattern in ("dra-dev-*", "*/dra-dev-*") for p in Path("/sys/fs/cgroup").glob(pattern))
+    return found + [str(p) for p in cgroups if p.name in own]
+
+
+def until(check: Callable[[], Any]) -> Any:
+    end = time.monotonic() + _LONG
+    while not (found := check()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def pods_run(state: Path) -> bool:
+    """All that there are, as the kept objects say."""
+    pods = {}
+    for line in (state / "objects.jsonl").read_bytes().split(b"\n")[:-1]:
+        _version, kind, namespace, name, obj = json.loads(line)
+        if kind == "pods":
+            pods[namespace, name] = obj
+    return all((pod.get("status") or {}).get("phase") == "Running" for pod in pods.values() if pod)
+
+
+def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
+    mark = f"{_MARK}={os.environ[_MARK]}"
+    step, code = 0, -signal.SIGKILL
+    while code == -signal.SIGKILL:
+        log = state.with_name("log")
+        log.unlink(missing_ok=True)
+        child = os.fork()
+        if not child:
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            killed_at(step, state, events)
+            os._exit(main(["dev", *arguments, "--state", str(state)]))
+        ended: list[int] = []
+
+        def over(child: int = child, ended: list[int] = ended) -> bool:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
+            return bool(ended)
+
+        def up(log: Path = log) -> bool:
+            return log.exists() and "Ctrl-C ends it" in log.read_text() and pods_run(state)
+
+        until(lambda over=over, up=up: over() or up())
+        if not ended:
+            os.kill(child, signal.SIGINT)
+            until(over)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            raise RuntimeError(f"step {step}: neither up nor ended:\n{log.read_text()}")
+        code = ended[0]
+        until(lambda: not left_of(state, mark))
+        at = log.read_text().strip().rpartition("\n")[2] if code else ""
+        print(json.dumps({"step": step, "code": code, "at": at, "left": left_of(state, mark)}), flush=True)
+        if code not in {0, -signal.SIGKILL}:
+            print(log.read_text(), file=sys.stderr)
+        step += 1
+    print(json.dumps([str(p) for p in [*state.glob(".*"), *state.glob("*/.*")]]))
+
+
+if __name__ == "__main__":
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    sweep(Path(sys.argv[1]), frozenset(sys.argv[2].split(",")), sys.argv[3:])

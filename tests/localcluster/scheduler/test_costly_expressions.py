@@ -1,0 +1,56 @@
+"""Expressions that never ended, in the local cluster: the scheduler says why the pod waits, and goes on with the next pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from tests.helpers.objects import claim_spec, device_class, slice_of
+from tests.localcluster.scheduler.test_loop import claim, node, node_of, pod, told
+
+BACKTRACKS = '"' + "a" * 40 + '!".matches("^(a+)+$")'
+DOUBLED = (
+    "cel.bind(x0, [1], " + "".join(f"cel.bind(x{i + 1}, x{i} + x{i}, " for i in range(40)) + "size(x40) > 0" + ")" * 41
+)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(()) as cluster:
+        await cluster.apply(node("node-a"), device_class(), slice_of("node-a", [f"d{i}" for i in range(8)]))
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [(BACKTRACKS, "cannot allocate all claims"), (DOUBLED, "actual cost limit exceeded")],
+    ids=["a pattern", "a list"],
+)
+async def test_the_scheduler_goes_on_to_the_next_pod(
+    cluster: LocalCluster, expression: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costly = device_class("costly")
+    costly["spec"]["selectors"] = [{"cel": {"expression": expression}}]
+    asked = {**claim("hard"), "spec": claim_spec(device_class="costly")}
+    usual = {**claim("easy"), "spec": claim_spec()}
+    await cluster.apply(costly, asked, usual, pod("waits", claim="hard"))
+    await told(cluster, "waits", words)
+    await cluster.apply(pod("runs", claim="easy"))
+    assert await node_of(cluster, "runs") == "node-a"
+    assert await asyncio.to_thread(main, ["explain", "--kubeconfig", str(cluster.kubeconfig), "waits"]) == 1
+    printed = capsys.readouterr().out
+    assert "waits" in printed
+    assert "Traceback" not in printed
+
+
+async def test_the_api_server_refuses_a_selector_that_nests_too_deep(cluster: LocalCluster) -> None:
+    deep = device_class("deep")
+    deep["spec"]["selectors"] = [{"cel": {"expression": "1" + "+1" * 2000 + " > 0"}}]
+    with pytest.raises(ApiError, match="is invalid") as raised:
+        await cluster.apply(deep)
+    assert raised.value.status == 422

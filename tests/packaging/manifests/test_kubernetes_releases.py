@@ -1,0 +1,112 @@
+"""Each rendered manifest against the types of each release it is for, from Kubernetes 1.32 to 1.37."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.packaging.manifests.values import merged
+from tests.packaging.manifests.rendering import (
+    ALL,
+    DRIVERS,
+    JSON,
+    SOURCE,
+    container,
+    one,
+    plain,
+    values_of,
+    with_features,
+)
+
+TYPES = json.loads((Path(__file__).parent / "release_fields.json").read_text())
+"""Of the official clients, whose models come from each release's OpenAPI: see tests/tools/release_fields.py."""
+RELEASES = range(32, 38)
+PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
+
+
+def faults(value: Any, kind: str, release: int, where: str) -> Iterator[str]:
+    """What that release would refuse under strict validation."""
+    if match := re.fullmatch(r"list\[(.*)\]", kind):
+        for i, item in enumerate(value):
+            yield from faults(item, match[1], release, f"{where}[{i}]")
+    elif match := re.fullmatch(r"dict[\[(](.*), (.*)[\])]", kind):
+        for key, item in value.items():
+            yield from faults(item, match[2], release, f"{where}[{key}]")
+    elif kind in PLAIN:
+        if not isinstance(value, PLAIN[kind]):
+            yield f"{where}: {value!r} is no {kind}"
+    else:
+        fields = {name: f for name, f in TYPES[kind].items() if f[1] <= release <= f[2]}
+        for name, inner in value.items():
+            if name not in fields:
+                yield f"{where}.{name}: no field of 1.{release}"
+            elif isinstance(inner, str) and fields[name][0] == "IntOrString":
+                continue
+            else:
+                yield from faults(inner, fields[name][0], release, f"{where}.{name}")
+
+
+def of_release(given: JSON, release: int) -> JSON:
+    found = SOURCE.distributions.get(f"kubernetes-1.{release}")
+    return merged(given, found.values) if found else given
+
+
+def model(manifest: JSON) -> str:
+    version = manifest["apiVersion"].rpartition("/")[2]
+    return f"{version[0].upper()}{version[1:]}{manifest['kind']}"
+
+
+EVERYTHING = with_features(*ALL)
+ON_NODE = with_features("probes", "hostNetwork")
+FORMS: dict[str, JSON] = {
+    "everything": EVERYTHING,
+    "on-the-node's-network": ON_NODE,
+    **{name: values_of(name) for name in DRIVERS},
+    "a-CA-of-ones-own": with_features("webhook", "webhookCABundle"),
+    **{d.name: merged(EVERYTHING, d.values) for d in SOURCE.distributions.values() if "resourceAPI" not in d.values},
+}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_release_knows_every_field_that_is_written_for_it(form: str, release: int) -> None:
+    for manifest in plain(of_release(FORMS[form], release)):
+        kind = model(manifest)
+        if manifest["apiVersion"] == "cert-manager.io/v1":
+            continue  # none of Kubernetes' own
+        assert kind in TYPES, kind
+        (first, last) = TYPES[kind]["kind"][1:]
+        assert first <= release <= last, f"{manifest['apiVersion']} {manifest['kind']} is not served by 1.{release}"
+        assert list(faults(manifest, kind, release, manifest["kind"])) == []
+
+
+def test_the_check_notices_what_a_release_does_not_know() -> None:
+    gpu = one(plain(merged(values_of("gpu_example"), {"resourceAPI": "v1"})), "DeviceClass")
+    assert list(faults(gpu, "V1DeviceClass", 34, "c")) == []
+    assert list(faults(gpu, "V1beta2DeviceClass", 33, "c")) == ["c.spec.extendedResourceName: no field of 1.33"]
+    daemonset = one(plain(EVERYTHING), "DaemonSet")
+    daemonset["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] = "8080"
+    (fault,) = faults(daemonset, "V1DaemonSet", 36, "d")
+    assert fault == "d.spec.template.spec.containers[0].ports[0].containerPort: '8080' is no int"
+
+
+def test_a_release_without_seamless_updates_gets_one_instance_at_a_time() -> None:
+    """Before 1.33 a second instance of a driver replaces the first at the kubelet, and takes its slices along when it goes."""
+    daemonset = one(plain(of_release(values_of("pci"), 32)), "DaemonSet")
+    assert "updateStrategy" not in daemonset["spec"]  # the default: maxSurge 0, maxUnavailable 1
+    assert "POD_UID" not in {e["name"] for e in container(daemonset)["env"]}
+
+
+def test_rules_for_later_releases_grant_nothing_before() -> None:
+    """A subresource and verbs of 1.36 on their own, so that older servers match no request by them."""
+    for manifest in plain(EVERYTHING):
+        for rule in manifest.get("rules", []):
+            if "resourceclaims/driver" in rule["resources"]:
+                assert rule["resources"] == ["resourceclaims/driver"]
+                assert all(re.match("(associated|arbitrary)-node:", verb) for verb in rule["verbs"])
+                assert rule["resourceNames"] == ["npu.example.com"]

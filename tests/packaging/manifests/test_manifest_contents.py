@@ -1,0 +1,186 @@
+"""What is in the manifests: the least that the plugin and the controller need, and what an operator relies on."""
+
+from __future__ import annotations
+
+import pytest
+
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
+from tests.packaging.manifests.rendering import ALL, DRIVERS, JSON, container, one, plain, values_of, with_features
+
+EVERYTHING = plain(with_features(*(f for f in ALL if f != "privileged")))
+NOTHING = plain(with_features())
+SLICES = {"list", "watch", "create", "update", "delete"}
+
+
+def options_of(kind: type[Settings]) -> set[str]:
+    """Environment variables that a role knows."""
+    return {f.metadata["env"] for f in kind.options()}
+
+
+def rules(manifests: list[JSON], account: str) -> dict[tuple[str, str, str], set[str]]:
+    """(scope, group, resource) → verbs that a service account has."""
+    roles = {(m["kind"], m["metadata"]["name"]): m["rules"] for m in manifests if m["kind"] in {"Role", "ClusterRole"}}
+    out: dict[tuple[str, str, str], set[str]] = {}
+    for binding in manifests:
+        if binding["kind"] in {"RoleBinding", "ClusterRoleBinding"} and binding["subjects"][0]["name"] == account:
+            scope = "cluster" if binding["kind"] == "ClusterRoleBinding" else binding["metadata"]["namespace"]
+            for rule in roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]), []):
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        out.setdefault((scope, group, resource), set()).update(rule["verbs"])
+    return out
+
+
+def test_the_plugin_may_do_what_it_does_and_no_more() -> None:
+    least = {
+        ("cluster", "resource.k8s.io", "resourceclaims"): {"get"},
+        ("cluster", "", "nodes"): {"get"},
+        ("cluster", "resource.k8s.io", "resourceslices"): SLICES,
+    }
+    assert rules(NOTHING, "npu") == least
+    assert rules(EVERYTHING, "npu") == least | {
+        ("cluster", "", "events"): {"create", "patch"},
+        ("cluster", "resource.k8s.io", "resourceclaims/status"): {"patch"},
+        ("cluster", "resource.k8s.io", "resourceclaims/driver"): {"associated-node:patch"},
+    }
+
+
+def test_the_controller_may_do_what_it_does_and_no_more() -> None:
+    assert rules(NOTHING, "npu-controller") == {}
+    assert rules(EVERYTHING, "npu-controller") == {
+        ("cluster", "resource.k8s.io", "resourceclaims"): {"get", "list", "watch"},
+        ("cluster", "resource.k8s.io", "resourceclaims/status"): {"patch"},
+        ("cluster", "resource.k8s.io", "resourceclaims/driver"): {"arbitrary-node:patch"},
+        ("cluster", "resource.k8s.io", "resourceslices"): SLICES,
+        ("npu-system", "coordination.k8s.io", "leases"): {"get", "create", "update"},
+        ("npu-system", "", "configmaps"): {"list", "create", "delete"},
+    }
+
+
+WORKLOADS = pytest.mark.parametrize(
+    ("kind", "name"), [("DaemonSet", "npu"), ("Deployment", "npu-controller"), ("Deployment", "npu-webhook")]
+)
+
+
+@WORKLOADS
+def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str, name: str) -> None:
+    spec = one(EVERYTHING, kind, name)["spec"]["template"]["spec"]
+    context = container(one(EVERYTHING, kind, name))["securityContext"]
+    assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "privileged" not in context
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+
+
+def test_a_privileged_container_says_nothing_that_contradicts_it() -> None:
+    context = container(one(plain(values_of("pci")), "DaemonSet"))["securityContext"]
+    assert context == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
+
+
+@pytest.mark.parametrize(("name", "mounted"), [("npu-controller", []), ("npu-webhook", ["tls"])])
+def test_the_controller_and_the_webhook_need_nothing_of_the_host(name: str, mounted: list[str]) -> None:
+    deployment = one(EVERYTHING, "Deployment", name)
+    spec = deployment["spec"]["template"]["spec"]
+    assert [v["name"] for v in spec["volumes"] if "emptyDir" not in v] == mounted
+    assert not [v for v in spec["volumes"] if "hostPath" in v]
+    assert container(deployment)["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_webhook_may_do_nothing_and_has_no_token() -> None:
+    assert rules(EVERYTHING, "npu-webhook") == {}
+    assert (
+        one(EVERYTHING, "Deployment", "npu-webhook")["spec"]["template"]["spec"]["automountServiceAccountToken"]
+        is False
+    )
+
+
+def test_what_the_api_server_is_told_of_the_webhook_leads_to_its_pods() -> None:
+    service, deployment = one(EVERYTHING, "Service"), one(EVERYTHING, "Deployment", "npu-webhook")
+    (hook,) = one(EVERYTHING, "ValidatingWebhookConfiguration")["webhooks"]
+    where = hook["clientConfig"]["service"]
+    assert (where["namespace"], where["name"]) == (service["metadata"]["namespace"], service["metadata"]["name"])
+    (port,) = service["spec"]["ports"]
+    assert where["port"] == port["port"]
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    env = {e["name"]: e["value"] for e in container(deployment)["env"]}
+    (named,) = container(deployment)["ports"]
+    assert (port["targetPort"], f":{named['containerPort']}") == (named["name"], env["WEBHOOK_ADDRESS"])
+    certificate = one(EVERYTHING, "Certificate")["spec"]
+    assert certificate["dnsNames"] == [f"{where['name']}.{where['namespace']}.svc"]
+    (tls,) = (v["secret"]["secretName"] for v in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in v)
+    assert certificate["secretName"] == tls
+    budget = one(EVERYTHING, "PodDisruptionBudget")["spec"]
+    assert budget["selector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
+    spec = one(EVERYTHING, "DaemonSet")["spec"]["template"]["spec"]
+    host = {v["hostPath"]["path"]: v["hostPath"]["type"] for v in spec["volumes"] if "hostPath" in v}
+    assert host == {
+        # Directory: made by the kubelet, so that another --root-dir is a pod that says so.
+        "/var/lib/kubelet/plugins_registry": "Directory",
+        "/var/lib/kubelet/plugins": "Directory",
+        "/var/run/cdi": "DirectoryOrCreate",
+        "/dev": "Directory",
+    }
+    mounts = {m["name"]: m for m in container(one(EVERYTHING, "DaemonSet"))["volumeMounts"]}
+    assert mounts["dev"]["readOnly"] is True
+    assert not [m for m in mounts.values() if "mountPropagation" in m]  # sockets and files, no mounts
+
+
+def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
+    spec = one(EVERYTHING, "DaemonSet")["spec"]["template"]["spec"]
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert one(EVERYTHING, "DaemonSet")["spec"]["updateStrategy"] == {
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "known", "needed"),
+    [
+        ("DaemonSet", "npu", options_of(Settings), {"NODE_NAME", "POD_UID", "DRIVER_NAME"}),
+        (
+            "Deployment",
+            "npu-controller",
+            options_of(ControllerSettings),
+            {"POD_NAMESPACE", "POD_NAME", "DRIVER_NAME"},
+        ),
+        (
+            "Deployment",
+            "npu-webhook",
+            options_of(WebhookSettings),
+            {"DRIVER_NAME", "TLS_CERT", "TLS_KEY"},
+        ),
+    ],
+)
+def test_every_variable_is_an_option_of_that_role(kind: str, name: str, known: set[str], needed: set[str]) -> None:
+    given = {e["name"] for e in container(one(EVERYTHING, kind, name))["env"]}
+    assert needed <= given <= known
+
+
+def test_a_token_is_mounted_where_a_pod_asks_for_it_and_nowhere_else() -> None:
+    accounts = [m for m in EVERYTHING if m["kind"] == "ServiceAccount"]
+    assert [a["automountServiceAccountToken"] for a in accounts] == [False, False, False]
+    for kind, name in (("DaemonSet", "npu"), ("Deployment", "npu-controller")):
+        assert one(EVERYTHING, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("name", ["", *DRIVERS])
+def test_manifests_are_objects_of_the_official_models(name: str) -> None:
+    import kubernetes.client as models
+
+    for manifest in plain(values_of(name)) if name else EVERYTHING:
+        if manifest["apiVersion"] == "cert-manager.io/v1":
+            continue  # none of Kubernetes' own
+        getattr(models, f"V1{manifest['kind']}").model_validate(manifest)
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_driver_is_named_in_its_values_and_nowhere_else(name: str) -> None:
+    """What names it in the manifests comes from there."""
+    given = values_of(name)
+    text = str(plain(given | {"driverName": "other.example.com", "deviceClasses": {}, "options": {}}))
+    assert given["driverName"] not in text.replace(given["image"], "")

@@ -1,0 +1,261 @@
+"""deploy/monitoring: what its rules and its dashboard ask is what the code measures; each alert fires for its fault, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from dra_kubeletplugin import Health, RetryableError
+from dra_kubeletplugin.base.telemetry import metrics
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import Sick, Toy
+from tests.helpers.ports import free_port
+from tests.packaging.manifests.prometheus import (
+    FOLDER,
+    PROMTOOL,
+    becomes,
+    needs_prometheus,
+    needs_promtool,
+    prometheus,
+    rules,
+    scraping,
+    selects,
+)
+
+JSON = dict[str, Any]
+# What a scrape adds: Prometheus itself, and relabel_configs of scrape.yaml.
+SCRAPED = {"job", "instance", "node", "driver", "namespace", "pod"}
+_WORDS = {
+    "sum", "by", "rate", "increase", "max", "min", "min_over_time", "absent", "and", "or", "on", "without", "count", "time",
+    "histogram_quantile", "label_values", "vector", "unless", "ignoring",
+}  # fmt: skip
+_RANGE = re.compile(r"\[[^\]]*\]")
+_SELECTOR = re.compile(r"([a-z_]+)\{([^}]*)\}")
+_GROUP = re.compile(r"\bby \(([^)]*)\)")
+
+
+def measured() -> dict[str, set[str]]:
+    """Labels by series, of all that the code measures."""
+    out: dict[str, set[str]] = {"up": set()}
+    for line in metrics.page().splitlines():
+        if match := re.match(r"\| `(dra_\w+)` \| (\w+) \| (.*?) \|", line):
+            name, kind, labels = match[1], match[2], set(re.findall(r"`(\w+)`", match[3]))
+            if kind == "histogram":
+                out |= {f"{name}_bucket": {*labels, "le"}, f"{name}_sum": labels, f"{name}_count": labels}
+            else:
+                out[name] = labels
+    return out
+
+
+def unknown(expression: str) -> list[str]:
+    """Names and labels of an expression that nothing has."""
+    known, wrong = measured(), []
+    text = _RANGE.sub("", expression)
+    labels_of = {name: labels | SCRAPED for name, labels in known.items()}
+    for name, inside in _SELECTOR.findall(text):
+        for label in re.findall(r"(\w+)\s*[=!]~?", re.sub(r'"[^"]*"', '""', inside)):
+            if label not in labels_of.get(name, set()):
+                wrong.append(f"{label} of {name}")
+    bare = re.sub(r'"[^"]*"', "", re.sub(r"\{[^}]*\}", "", text))
+    named = {w for w in re.findall(r"[a-z_]{2,}", bare) if w.startswith("dra_") or w == "up"}
+    wrong += sorted(named - known.keys())
+    has = set().union(*(labels_of[n] for n in named & known.keys()))
+    grouped = {label.strip() for group in _GROUP.findall(bare) for label in group.split(",")}
+    if "label_values" in bare:
+        grouped |= set(re.findall(r", (\w+)\)", bare))
+    wrong += sorted(grouped - has)
+    wrong += sorted(set(re.findall(r"[a-z_]{2,}", bare)) - named - grouped - _WORDS)
+    return wrong
+
+
+def dashboard() -> JSON:
+    found: JSON = json.loads((FOLDER / "dashboard.json").read_text())
+    return found
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """Title and expression of what the dashboard asks."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda r: r["alert"])
+def test_a_rule_asks_for_what_is_measured_and_says_what_to_do(rule: JSON) -> None:
+    assert unknown(rule["expr"]) == []
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    notes = rule["annotations"]
+    assert notes.keys() == {"summary", "description", "runbook_url"}
+    # What a summary names is left of the labels by the expression.
+    if groups := _GROUP.findall(rule["expr"]):
+        kept = {label.strip() for label in groups[-1].split(",")}
+        assert set(re.findall(r"\$labels\.(\w+)", notes["summary"] + notes["description"])) <= kept
+
+
+def test_the_check_finds_what_nobody_measures() -> None:
+    assert unknown("dra_device > 0") == ["dra_device"]
+    assert unknown('dra_devices{healthy="x"}') == ["healthy of dra_devices"]
+    assert unknown("sum by (operation) (dra_devices)") == ["operation"]
+    assert unknown("sun(dra_devices)") == ["sun"]
+
+
+@pytest.mark.parametrize(("title", "expression"), list(shown()))
+def test_the_dashboard_asks_for_what_is_measured(title: str, expression: str) -> None:
+    assert unknown(expression.replace("$__rate_interval", "5m")) == []
+
+
+def test_the_dashboard_shows_every_metric_and_takes_its_place_from_variables() -> None:
+    asked = " ".join(e for _, e in shown())
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in measured()} - {"up"}
+    # Who publishes and what was dropped are steps to dra_publish_fault and dra_gate_off, which are shown.
+    hidden = {"dra_scan_hanging", "dra_publisher", "dra_dropped_fields_total", "dra_records_damaged_total"}
+    assert {f for f in families if f not in asked} == hidden
+    board = dashboard()
+    assert board["schemaVersion"] >= 39
+    assert [v["name"] for v in board["templating"]["list"]] == ["datasource", "driver", "node"]
+    for variable in board["templating"]["list"][1:]:
+        assert unknown(variable["definition"]) == []
+    for panel in board["panels"]:
+        if panel["type"] != "row":
+            assert panel["datasource"]["uid"] == "${datasource}"
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(set(places)) == len(places)
+    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in board["panels"])
+    assert len({p["id"] for p in board["panels"]}) == len(places)
+
+
+def test_the_operators_files_say_the_same_as_the_plain_ones() -> None:
+    rule = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())
+    assert rule["spec"] == yaml.safe_load((FOLDER / "alerts.yaml").read_text()), "run `make docs`"
+
+    def plain(relabeling: JSON) -> JSON:
+        return {"source_labels": relabeling["sourceLabels"], "target_label": relabeling["targetLabel"]} | {
+            k: v for k, v in relabeling.items() if k in {"regex", "replacement"}
+        }
+
+    monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    ours = [plain(r) for r in endpoint["relabelings"]]
+    # What the operator does by itself: which pods and ports, their namespace and name.
+    theirs = [
+        r
+        for r in scraping()["relabel_configs"]
+        if r.get("action") != "keep" and r["target_label"] not in {"namespace", "pod"}
+    ]
+    assert ours == theirs
+
+
+# --- promtool ---------------------------------------------------------------------------------------
+
+
+def tool(*arguments: str | Path) -> None:
+    assert PROMTOOL
+    done = subprocess.run([PROMTOOL, *arguments], check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_prometheus_takes_the_rules() -> None:
+    tool("check", "rules", FOLDER / "alerts.yaml")
+
+
+@needs_promtool
+def test_each_alert_fires_and_is_quiet_when_it_should(tmp_path: Path) -> None:
+    cases = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
+    fires, quiet = set(), set()
+    for group in cases["tests"]:
+        for case in group["alert_rule_test"]:
+            (fires if case["exp_alerts"] else quiet).add(case["alertname"])
+    assert fires == quiet == {r["alert"] for r in rules()}
+    source = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
+    for group in source["groups"]:
+        for rule in group["rules"]:
+            del rule["annotations"]  # which would have to be written again for each case
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(source))
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({**cases, "rule_files": ["rules.yaml"]}))
+    tool("test", "rules", tmp_path / "test.yaml")
+
+
+# --- a real Prometheus beside a plugin that is broken -----------------------------------------------
+
+
+@needs_prometheus
+@pytest.mark.timeout(400)
+async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tmp_path: Path) -> None:
+    class Broken(Sick):
+        report: ClassVar[dict[str, Health]] = {}
+
+    async with node_with(Broken, http_address="127.0.0.1:0", rescan_interval=0.3, health_interval=0.2) as node:
+        cluster = node.cluster
+        async with prometheus(tmp_path, [(node.plugin.http_url, {})]) as asked:
+            # scrape.yaml gives the labels that the rules use
+            registered = 'dra_registered{job="dra-plugin", driver="npu", node="node-1", pod="npu-x"} == 1'
+            await selects(cluster, asked, registered)
+            for _, expression in shown():
+                text = expression.replace("$__rate_interval", "1m").replace("$driver", ".*").replace("$node", ".*")
+                await asked.ask(text)  # it parses
+            await selects(cluster, asked, 'sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
+
+            async def none_fires() -> bool:
+                return not [r["alert"] for r in rules() if await asked.ask(r["expr"])]
+
+            await cluster.wait("no alert of a plugin that is well", none_fires, timeout=60)
+
+            Broken.report = {"toy-3": Health(False, "hot")}
+            await becomes(cluster, asked, "DraDevicesUnhealthy")
+            Broken.report = {}
+            await becomes(cluster, asked, "DraDevicesUnhealthy", true=False)
+
+            Broken.fail = RetryableError("the board is busy")
+            await node.apply_pod()
+            (found,) = await becomes(cluster, asked, "DraPrepareErrors")
+            assert (found["node"], found["result"]) == ("node-1", "RETRYABLE")
+            Broken.fail, Broken.fail_unprepare = None, RetryableError("stuck")
+            await node.api.wait_running("pod")
+            deleting = asyncio.create_task(node.api.delete_pod("pod", timeout=100))
+            (found,) = await becomes(cluster, asked, "DraUnprepareErrors")
+            assert found["result"] == "UNDO_FAILED"
+            Broken.fail_unprepare = None
+            await deleting
+
+            async with node.api.away():
+                Broken.report = {"toy-2": Health(False, "hot")}  # something to publish
+                await becomes(cluster, asked, "DraSlicesNotPublished")
+                await becomes(cluster, asked, "DraApiUnavailable")
+            Broken.report = {}
+            await becomes(cluster, asked, "DraSlicesNotPublished", true=False)
+
+            node.settings.records_path.write_bytes(b"nonsense" * 1000)
+            await becomes(cluster, asked, "DraRecordsSetAside")
+
+            await node.kubelet.stop()
+            node.plugin.paths.registration.unlink()
+            await becomes(cluster, asked, "DraPluginNotRegistered")
+            await node.kubelet.start()
+            await becomes(cluster, asked, "DraPluginNotRegistered", true=False)
+
+            await node.stop()
+            await becomes(cluster, asked, "DraPluginDown")
+
+
+@needs_prometheus
+async def test_a_prometheus_sees_a_plugin_that_is_killed_and_the_next_one(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        node_with(Toy, process=True, http_address=address) as node,
+        prometheus(tmp_path, [(f"http://{address}", {})]) as asked,
+    ):
+        await becomes(node.cluster, asked, "DraPluginDown", true=False)
+        await node.kill()
+        (found,) = await becomes(node.cluster, asked, "DraPluginDown")
+        assert (found["driver"], found["node"]) == ("npu", "node-1")
+        await node.start()
+        await becomes(node.cluster, asked, "DraPluginDown", true=False)

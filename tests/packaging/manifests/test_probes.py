@@ -1,0 +1,167 @@
+"""Probes as the manifests have them, from a node to its pod's network: of both families, or of one alone; and in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.base.settings import Settings, load
+from tests.packaging.manifests.rendering import JSON, LEAST, ROOT, container, one, plain, with_features
+
+SERVES = """
+import asyncio, sys
+from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Response
+async def main():
+    async def answer(request):
+        return Response(200, b"ok", "text/plain")
+    await HttpServer(answer, sys.argv[1], limits=PROBES).start()
+    print("serving", flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+DAEMONSET = one(plain(LEAST), "DaemonSet")
+DEPLOYMENT = one(plain(with_features("controller", "probes")), "Deployment")
+WORKLOADS = pytest.mark.parametrize("workload", [DAEMONSET, DEPLOYMENT], ids=lambda w: w["kind"])
+V4, V6 = ("10.253.77.1/30", "10.253.77.2/30"), ("fd00:253::1/126", "fd00:253::2/126")
+
+
+def address(workload: JSON) -> str:
+    (found,) = (e["value"] for e in container(workload)["env"] if e["name"] == "HTTP_ADDRESS")
+    return str(found)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A pod's: addresses of the node's end and of the pod's, for each family that it has."""
+
+    v4: bool
+    v6: bool
+    kernel_v6: bool = True
+
+
+NETWORKS = {
+    "dual-stack": Network(v4=True, v6=True),
+    "IPv4": Network(v4=True, v6=False),
+    "IPv6": Network(v4=False, v6=True),
+    "IPv6-switched-off": Network(v4=True, v6=False, kernel_v6=False),
+}
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """The addresses are the same in every run of the tests on this machine."""
+    with (Path(tempfile.gettempdir()) / "dra-tests-network.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def pod_network(network: Network) -> Iterator[str]:
+    """A network namespace, joined to this one by a pair of interfaces. Answers its name."""
+    with _alone():
+        yield from _joined(network)
+
+
+def _joined(network: Network) -> Iterator[str]:
+    name = f"dra-{secrets.token_hex(4)}"
+    inside = ["ip", "netns", "exec", name]
+    ours, theirs = f"{name}a", f"{name}b"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        if not network.kernel_v6:
+            subprocess.run([*inside, "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1"], check=True)
+        subprocess.run(["ip", "link", "add", ours, "type", "veth", "peer", theirs, "netns", name], check=True)
+        families = ([V4] if network.v4 else []) + ([V6] if network.v6 else [])
+        for node_end, pod_end in families:
+            subprocess.run(
+                ["ip", "address", "add", node_end, "dev", ours, *(["nodad"] if ":" in node_end else [])], check=True
+            )
+            subprocess.run(
+                [*inside, "ip", "address", "add", pod_end, "dev", theirs, *(["nodad"] if ":" in pod_end else [])],
+                check=True,
+            )
+        subprocess.run(["ip", "link", "set", ours, "up"], check=True)
+        subprocess.run([*inside, "ip", "link", "set", theirs, "up"], check=True)
+        yield name
+    finally:
+        # With its network it would go too, but later, and the next test has the same addresses. It may not have been made.
+        subprocess.run(["ip", "link", "delete", ours], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.mark.netns
+@WORKLOADS
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_kubelet_reaches_the_pod_by_each_address_that_it_has(kind: str, workload: JSON) -> None:
+    network = NETWORKS[kind]
+    port = container(workload)["ports"][0]["containerPort"]
+    with pod_network(network) as name:
+        command = ["ip", "netns", "exec", name, sys.executable, "-c", SERVES, address(workload)]
+        env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
+            try:
+                assert server.stdout
+                assert server.stdout.readline() == "serving\n"
+                for has, (_, pod_end) in ((network.v4, V4), (network.v6, V6)):
+                    if has:
+                        assert probe(pod_end.partition("/")[0], port) == b"HTTP/1.1 200 "
+            finally:
+                server.terminate()
+
+
+def probe(host: str, port: int) -> bytes:
+    with socket.create_connection((host, port), timeout=60) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")
+        return connection.recv(13)
+
+
+@WORKLOADS
+def test_probes_name_no_host_and_an_address_of_no_family(workload: JSON) -> None:
+    """``httpGet.host`` is looked up on the node: the loopback there is the node's own, and a family in it is the wrong one somewhere."""
+    assert load({}, {"HTTP_ADDRESS": address(workload)}).http_address.startswith(":")
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container(workload)[name]
+        assert set(probe["httpGet"]) == {"path", "port"}
+        assert probe["timeoutSeconds"] > 1  # of the default, a loaded node makes a restart
+
+
+@WORKLOADS
+def test_a_slow_vendor_library_outlives_no_restart_and_a_hung_one_gets_none(workload: JSON) -> None:
+    """The startup probe waits for longer than all that a start may wait for."""
+    settings = Settings()
+    startup = container(workload)["startupProbe"]
+    waits = startup["periodSeconds"] * startup["failureThreshold"]
+    assert waits > settings.start_timeout + settings.scan_timeout + settings.lock_wait
+    assert startup["httpGet"]["path"] == container(workload)["livenessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+@WORKLOADS
+def test_a_pod_is_killed_only_after_the_stop_has_had_its_time(workload: JSON) -> None:
+    assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= Settings().stop_grace + 10
+
+
+def test_on_the_nodes_network_no_two_pods_of_one_driver_want_one_port() -> None:
+    """A port of a pod there is the node's: the scheduler would never place the second pod of a rolling update."""
+    daemonset = one(plain(with_features("probes", "hostNetwork")), "DaemonSet")
+    assert daemonset["spec"]["template"]["spec"]["hostNetwork"] is True
+    assert "updateStrategy" not in daemonset["spec"]
+    other = one(plain(with_features("probes", "hostNetwork", httpPort=9555)), "DaemonSet")
+    assert (container(other)["ports"][0]["containerPort"], address(other)) == (9555, ":9555")
+
+
+def test_without_probes_nothing_listens() -> None:
+    bare = container(one(plain(with_features()), "DaemonSet"))
+    assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & set(bare)
+    assert "HTTP_ADDRESS" not in {e["name"] for e in bare["env"]}
+    assert Settings().http_address == ""

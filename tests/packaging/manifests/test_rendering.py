@@ -1,0 +1,628 @@
+"""One source, two forms: kustomize and Helm come to the same objects, whatever a driver wants."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.packaging.manifests.patches import patch
+from dra_kubeletplugin.packaging.manifests.replacements import places
+from dra_kubeletplugin.packaging.manifests.source import Distribution, Manifest, SourceError
+from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.packaging.manifests.values_validation import faults
+from tests.packaging.manifests.rendering import (
+    ALL,
+    CHART,
+    DRIVERS,
+    JSON,
+    LEAST,
+    NEEDS,
+    ROOT,
+    SOURCE,
+    built,
+    by_id,
+    container,
+    helmed,
+    kustomized,
+    one,
+    plain,
+    values_of,
+    with_features,
+)
+
+FEATURES = tuple(SOURCE.features)
+FIELDS: JSON = {
+    "annotations": {"example.com/note": "a: b", "number": "1"},
+    "labels": {"team": "devices"},
+    "nodeSelector": {"example.com/npu": "true"},
+    "tolerations": [{"key": "npu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3000000}],
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["1", "no"]}]}]
+            }
+        }
+    },
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"a": "b"}},
+        }
+    ],
+    "priorityClassName": "high",
+    "imagePullSecrets": [{"name": "other"}],
+    "volumes": [
+        {"name": "firmware", "hostPath": {"path": "/lib/firmware", "type": "Directory"}},
+        {"name": "secret", "secret": {"secretName": "s", "defaultMode": 256}},
+    ],
+    "imagePullPolicy": "Always",
+    "resources": {"limits": {"memory": "512Mi"}, "requests": {"cpu": "100m", "memory": "512Mi"}},
+    "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}],
+    "volumeMounts": [
+        {"name": "firmware", "mountPath": "/lib/firmware", "readOnly": True},
+        {"name": "secret", "mountPath": "/s"},
+    ],
+}
+"""A value for each field of pods."""
+WANTED: dict[str, JSON] = {
+    "nothing": with_features(),
+    "odd-options": with_features(
+        options={"A": "a=b, c", "B": "", "C": "1\n2", "D": "{{ x }} ${y} $(z)", "E": "it's: #1"}
+    ),
+    "everything": with_features(*ALL),
+    "on-the-node's-network": with_features("probes", "hostNetwork", "controller"),
+    "a-CA-of-ones-own": with_features(*(f for f in ALL if f != "certManager"), "webhookCABundle"),
+    **{f"only-{f}": with_features(*NEEDS.get(f, (f,))) for f in FEATURES},
+    **{f"all-but-{f}": with_features(*(x for x in ALL if x != f)) for f in ("probes", "privileged", "controller")},
+    "every-parameter": with_features(
+        *ALL,
+        driverFile="npu.plugin:Npu",
+        kubeletRoot="/data/kubelet",
+        cdiRoot="/data/cdi",
+        logLevel="debug",
+        httpPort=9100,
+        controllerReplicas=3,
+        webhookReplicas=4,
+        webhookFailurePolicy="Fail",
+        seLinuxType="npu_t",
+        resourceAPI="v1beta1",
+    ),
+    "every-field-of-every-pod": with_features(
+        *(f for f in ALL if f != "nodeLabel"),
+        pods={
+            "all": {
+                **FIELDS,
+                "imagePullSecrets": [{"name": "registry"}],
+                "env": [{"name": "HTTPS_PROXY", "value": "http://p:3128"}],
+            },
+            "plugin": {"tolerations": [], "env": [{"name": "SIZE", "value": "1.5"}], "labels": {"on": "true"}},
+            "controller": {
+                "affinity": {},
+                "priorityClassName": "",
+                "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+            },
+            "webhook": {"resources": None, "volumes": [], "volumeMounts": []},
+        },
+    ),
+    "a-field-of-one-pod": with_features(
+        "probes", "controller", pods={"controller": {"resources": {"limits": {"memory": "1Gi"}}}}
+    ),
+    "fields-in-place-of-a-feature-s": with_features(
+        pods={"plugin": {"affinity": FIELDS["affinity"]}, "webhook": {"env": []}}
+    ),
+    **{name: values_of(name) for name in DRIVERS},
+}
+
+
+@pytest.mark.cases(8)
+@pytest.mark.kubectl
+@pytest.mark.parametrize("wanted", WANTED)
+def test_kustomize_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+    assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
+
+
+@pytest.mark.cases(8)
+@pytest.mark.helm
+@pytest.mark.parametrize("wanted", WANTED)
+def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+    expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
+    assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
+
+
+@pytest.mark.cases(2)
+@pytest.mark.helm
+@pytest.mark.kubectl
+@pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
+def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tmp_path: Path) -> None:
+    below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
+    expected = by_id(plain(merged(below, distribution.values)))
+    assert (
+        by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"))
+        == expected
+    )
+    assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
+
+
+@pytest.mark.cases(2)
+@pytest.mark.kubectl
+@pytest.mark.parametrize("name", [d.name for d in SOURCE.distributions.values() if set(d.values) - {"features"}])
+def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_path: Path) -> None:
+    values = SOURCE.distributions[name].values
+    without = {k: v for k, v in values.items() if k != "features"}
+    folder = tmp_path / "driver"
+    expected = by_id(plain(merged(values_of("gpu_example"), without)))
+    kustomized(values_of("gpu_example"), folder)
+    file = folder / "kustomization.yaml"
+    first = file.read_text().partition("components:\n")[2].partition("\n")[0]
+    listed = first.rpartition("/")[0] + f"/{name}\n"
+    file.write_text(file.read_text().replace("components:\n", f"components:\n{listed}"))
+    assert by_id(built(folder)) == expected
+
+
+def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
+    assert main(["deploy", "--shared", str(tmp_path / "deploy")]) == 0
+    for name in DRIVERS:
+        values = f"drivers/{name}/deploy"
+        assert (
+            main(["deploy", str(ROOT / values), "-C", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
+            == 0
+        )
+    fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    committed = {
+        p.relative_to(ROOT): p.read_text()
+        for folder in ("deploy/kustomize", "deploy/helm", "deploy/monitoring")
+        for p in (ROOT / folder).rglob("*")
+        if p.is_file()
+    }
+    committed |= {p: (ROOT / p).read_text() for p in fresh if p.parts[0] == "drivers"}
+    assert set(committed) == set(fresh), "run `make deploy`"
+    for path, text in fresh.items():
+        assert committed[path] == text, f"{path}: run `make deploy`"
+
+
+def test_options_of_one_driver_are_refused_beside_what_all_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "--shared", str(tmp_path / "deploy"), "-C", str(tmp_path), "--base", "../x"]) == 2
+    said = capsys.readouterr().err
+    assert "--directory is of one driver's VALUES" in said
+    assert "--base is of one driver's VALUES" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.kubectl
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_committed_overlay_builds_as_its_values_say(name: str) -> None:
+    assert by_id(built(ROOT / f"drivers/{name}/deploy")) == by_id(plain(values_of(name)))
+
+
+@pytest.mark.kubectl
+def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
+    """Capitals stand where parameters belong: an API server refuses them all."""
+    names = {"NAME", "NAME-resourceslices", "NAME-resourceclaims"}
+    assert {m["metadata"]["name"] for m in built(ROOT / "deploy/kustomize/base")} == names
+
+
+@pytest.mark.kubectl
+@pytest.mark.helm
+def test_changed_options_change_the_pods(tmp_path: Path) -> None:
+    changed = merged(LEAST, {"options": {"NPU_COUNT": "9"}})
+    for render in (kustomized, helmed):
+        before, after = (
+            one(render(v, tmp_path / f"{render.__name__}{i}"), "DaemonSet")["spec"]["template"]
+            for i, v in enumerate((LEAST, changed))
+        )
+        assert before != after
+
+
+def test_no_overlay_patches_by_place() -> None:
+    """A list of operations names places, which move; and a second entry of a variable's name makes an update fail."""
+    for path in (ROOT / "deploy/kustomize").rglob("kustomization.yaml"):
+        for change in yaml.safe_load(path.read_text()).get("patches", []):
+            assert isinstance(yaml.safe_load(change["patch"]), dict), path
+    for wanted in WANTED.values():
+        for manifest in plain(wanted):
+            if manifest["kind"] in {"DaemonSet", "Deployment"}:
+                names = [e["name"] for e in container(manifest)["env"]]
+                assert len(names) == len(set(names))
+
+
+# --- what an author gets wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"driverName": None}, "driverName: must be given"),
+        ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
+        ({"driverName": "npu..example.com"}, "driverName: 'npu..example.com' does not match"),
+        ({"driverName": "a." * 32 + "a"}, "a' has more than 63 characters"),
+        ({"features": {"nodeLabel": True}, "nodeLabel": "a/b/c"}, "nodeLabel: 'a/b/c' does not match"),
+        ({"features": {"nodeLabel": True}, "nodeLabel": "-x"}, "nodeLabel: '-x' does not match"),
+        ({"options": {"A": "\x7f"}}, "options.A: '\ufffd' has a character that may not stand in YAML"),
+        ({"kubeletroot": "/x"}, "values.yaml:8: kubeletroot: no such value, did you mean 'kubeletRoot'?"),
+        ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
+        ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
+        ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
+        ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        (
+            {"features": {"webhook": True}},
+            "the webhook's certificate is not trusted: switch certManager on",
+        ),
+        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
+        ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
+        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
+        ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
+        ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize takes away"),
+        ({"options": ["A"]}, "options: a list, not a mapping of names to values"),
+        ({"features": ["probes"]}, "features: a list, not a mapping of names to values"),
+        ({"options": {"STOP_GRACE": "5x"}}, "options.STOP_GRACE: '5x' is not a duration; write it like 500ms, 45s"),
+        (
+            {"options": {"API_TIMEOUT": "1ms"}},
+            "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
+        ),
+        ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
+        ({"options": {"ON": True}}, 'options.ON: true is no text: write it in quotes, "true"'),
+        ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is no spec of a DeviceClass"),
+        (
+            {"deviceClasses": {"a": {"selector": []}}},
+            "deviceClasses.a.selector: unknown field, did you mean 'selectors'?",
+        ),
+        ({"deviceClasses": {"A": {}}}, 'deviceClasses.A: Invalid value: "A": a lowercase RFC 1123 subdomain'),
+        (
+            {"deviceClasses": {"a.b": {"selectors": [{"cel": {"expression": "device.drivr == 'x'"}}]}}},
+            "values.yaml:5: deviceClasses.a.b.selectors[0].cel.expression: Invalid value: \"device.drivr == 'x'\": compilation failed",
+        ),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
+        ({"logLevel": "inof"}, "logLevel: 'inof' is none of debug, info, warning, error, did you mean 'info'?"),
+        ({"webhookFailurePolicy": "ignore"}, "'ignore' is none of Ignore, Fail, did you mean 'Ignore'?"),
+        ({"webhookCABundle": "abcd"}, "webhookCABundle: no certificate, PEM in base64: take `base64 -w0 ca.crt`"),
+        ({"httpPort": "8080"}, "httpPort: '8080' is no number from 1 to 65535: without quotes"),
+        ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
+        *(
+            ({"namespace": text}, f"namespace: '{text}' is no text to kustomize")
+            for text in ("123", "0x1f", "1e3", "null", "on")
+        ),
+        ({"name": "true"}, "name: 'true' is no text to kustomize"),
+        ({"logLevel": 5}, "logLevel: 5 is no text"),
+        ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
+        ({"pods": ["plugin"]}, "pods: a list, not a mapping of names to values"),
+        ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, controller, webhook"),
+        ({"pods": {"pluginn": {}}}, "pods.pluginn: no such pod, did you mean 'plugin'?"),
+        ({"pods": {"plugin": "x"}}, "pods.plugin: no fields with values"),
+        (
+            {"pods": {"plugin": {"toleration": []}}},
+            "pods.plugin.toleration: no such field, did you mean 'tolerations'?",
+        ),
+        ({"pods": {"plugin": {"x": 1}}}, "pods.plugin.x: no such field; there are annotations, labels, nodeSelector,"),
+        (
+            {"pods": {"plugin": {"resources": {"limit": {}}}}},
+            "pods.plugin.resources.limit: unknown field, did you mean 'limits'?",
+        ),
+        (
+            {"pods": {"all": {"resources": {"limits": {"memory": "64Mib"}}}}},
+            "pods.all.resources.limits.memory: '64Mib' is not a quantity",
+        ),
+        (
+            {"pods": {"webhook": {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}}},
+            'pods.webhook.resources.requests: Invalid value: "2": must be less than or equal to cpu limit of 1',
+        ),
+        (
+            {"pods": {"controller": {"nodeSelector": {"a": True}}}},
+            "pods.controller.nodeSelector.a: true in place of text",
+        ),
+        ({"pods": {"plugin": {"tolerations": {"a": 1}}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": ""}}}, "pods.plugin.tolerations: "),
+        ({"pods": {"plugin": {"tolerations": [{"operator": "Exist"}]}}}, "did you mean 'Exists'?"),
+        ({"pods": {"plugin": {"labels": {"a b": ""}}}}, 'pods.plugin.labels: Invalid value: "a b"'),
+        ({"pods": {"plugin": {"labels": {"app.kubernetes.io/name": "x"}}}}, "by it a driver's pods are found"),
+        (
+            {"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}},
+            "pods.all.env[1].name: NODE_NAME is set by the manifests",
+        ),
+        ({"pods": {"plugin": {"env": [{"name": "X", "value": 1}]}}}, "pods.plugin.env[0].value: 1 in place of text"),
+        ({"pods": {"plugin": {"volumes": [{"name": "tmp"}]}}}, 'pods.plugin.volumes[0].name: Duplicate value: "tmp"'),
+        (
+            {"pods": {"plugin": {"volumeMounts": [{"name": "fw", "mountPath": "/fw"}]}}},
+            'pods.plugin.volumeMounts[0].name: Not found: "fw"',
+        ),
+        ({"pods": {"plugin": {"imagePullPolicy": "always"}}}, "did you mean 'Always'?"),
+        (
+            {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
+            "pods.all.affinity: it would take the place of nodeLabel's",
+        ),
+    ],
+)
+def test_wrong_values_are_told_in_a_sentence(
+    given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
+    (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # a number to Kubernetes, a text to PyYAML
+    assert main(["deploy", str(tmp_path), "--base", "../x"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert not (tmp_path / "kustomization.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: [", "values.yaml:2:1: no YAML: "),
+        ("name: a\n\tnamespace: b\n", "values.yaml:2:1: no YAML: a tab: YAML is indented with spaces"),
+        ("name: a\nname: b\n", "values.yaml:2: the key 'name' stands here again, first in line 1"),
+        ("- name\n", "values.yaml:1: not a mapping of names to values"),
+        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: all values stand in one"),
+        ("", "values.yaml: name: must be given"),
+    ],
+)
+def test_a_file_of_values_that_cannot_be_read_is_told_with_its_line(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(text)
+    assert main(["deploy", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_with_the_file_that_says_so_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
+    (tmp_path / "more.yaml").write_text("# of the cluster\nhttpPort: 0\n")
+    assert main(["deploy", str(tmp_path), "-f", str(tmp_path / "more.yaml")]) == 2
+    assert f"{tmp_path}/more.yaml:2: httpPort: 0 is no number" in capsys.readouterr().err
+
+
+def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"STOP_GRAC": "5s", "NPU_MODE": "x"}}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "options.STOP_GRAC: no option of the framework, did you mean 'STOP_GRACE'?" in said
+    assert "options: the driver's own, NPU_MODE, STOP_GRAC, are not judged: give the driver with --driver" in said
+    assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
+
+
+NPU = """
+from dataclasses import dataclass
+from typing import Literal
+
+from dra_kubeletplugin import Driver
+
+
+@dataclass(frozen=True)
+class NpuOptions:
+    npu_mode: Literal["fast", "safe"] = "fast"
+    npu_count: int = 1
+
+    def __post_init__(self):
+        if self.npu_count > 8:
+            raise ValueError(f"npu_count is {self.npu_count}: give 8 at most")
+
+
+class Npu(Driver):
+    name = "npu.example.com"
+    options = NpuOptions()
+"""
+
+
+@pytest.mark.cases(6)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"NPU_MODE": "fsat"}, "values.yaml:6: options.NPU_MODE: 'fsat' is not one of fast, safe, did you mean 'fast'?"),
+        ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: no option of Npu or the framework, did you mean 'NPU_MODE'?"),
+        ({"STOP_GRAC": "5s"}, "options.STOP_GRAC: no option of Npu or the framework, did you mean 'STOP_GRACE'?"),
+        ({"HTTPS_PROXY": "x"}, "options.HTTPS_PROXY: no option of Npu or the framework: set variables for other programs in pods.all.env"),
+        ({"NPU_COUNT": "9"}, "values.yaml:5: options: the options of Npu: npu_count is 9: give 8 at most"),
+        ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is no text: write it in quotes, "3"'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "elsewhere.py"])
+def test_a_driver_s_own_options_are_judged_by_the_driver(
+    tmp_path: Path, place: str, options: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver, values = tmp_path / place, tmp_path / "npu/deploy/values.yaml"
+    for path in (driver, values):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    driver.write_text(NPU)
+    given = ["--driver", str(driver)] if place == "elsewhere.py" else []
+    values.write_text(yaml.safe_dump(LEAST | {"options": options}, sort_keys=False))
+    assert main(["deploy", str(values), *given]) == 2
+    assert says in capsys.readouterr().err
+    values.write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "STOP_GRACE": "5s"}}))
+    assert main(["deploy", str(values), *given]) == 0
+    assert capsys.readouterr().err == ""
+    assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
+
+
+def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "driver.py").write_text("import vendor_library\n")
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "x"}}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "the driver cannot be asked: importing" in said
+    assert "No module named 'vendor_library'" in said
+    assert "options: the driver's own, NPU_MODE, are not judged" in said
+    assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
+
+
+def test_fields_of_a_pod_that_there_is_not_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pods = {"controller": {"priorityClassName": "high"}, "webhook": {}, "plugin": {"priorityClassName": "high"}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"pods": pods}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "pods.controller: features.controller is off, so there is no such pod" in said
+    assert "pods.webhook" not in said and "pods.plugin" not in said
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_typo_in_a_field_of_a_pod_names_the_one_that_was_meant(data: st.DataObject) -> None:
+    word, pod = (
+        data.draw(st.sampled_from([*FIELDS])),
+        data.draw(st.sampled_from(["all", "plugin", "controller", "webhook"])),
+    )
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
+    assume(typo not in FIELDS)
+    (said,) = faults(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
+    assert said == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
+
+
+def test_a_class_that_selects_a_driver_of_nearly_this_name_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = {"npu": {"selectors": [{"cel": {"expression": 'device.driver == "npu.exmple.com"'}}]}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"deviceClasses": classes}))
+    assert main(["deploy", str(tmp_path)]) == 0
+    wanted = "deviceClasses.npu.selectors[0].cel.expression: 'npu.exmple.com' is not driverName, did you mean 'npu.example.com'?"
+    assert wanted in capsys.readouterr().err
+
+
+def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
+    assert main(["deploy", str(tmp_path), "--base", str(tmp_path / "shared/kustomize")]) == 2
+    assert f"give shared/kustomize, as seen from {tmp_path}" in capsys.readouterr().err
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(data: st.DataObject) -> None:
+    word = data.draw(st.sampled_from([*SOURCE.parameters, *SOURCE.features]))
+    at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
+    typo = data.draw(
+        st.sampled_from(
+            [word[:at] + word[at + 1 :], word[:at] + letter + word[at + 1 :], word[:at] + letter + word[at:]]
+        )
+    )
+    known = (
+        SOURCE.features
+        if word in SOURCE.features
+        else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1, "pods": 1}
+    )
+    assume(typo not in known)
+    given = with_features(*ALL)
+    if word in SOURCE.features:
+        given["features"][typo] = True
+    else:
+        given[typo] = given.pop(word, "x")
+    said = [text for text in faults(SOURCE, given) if f"{typo}: no such" in text]
+    assert len(said) == 1 and f"did you mean '{word}'?" in said[0], said
+
+
+@pytest.mark.helm
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"logLevel": "inof"}, "'debug', 'info', 'warning', 'error'"),
+        ({"httpPort": "8080"}, "/httpPort': got string, want integer"),
+        ({"deviceClasses": {"a": {"selector": []}}}, "additional properties 'selector' not allowed"),
+        ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": 1}}]}}}, "want null or string"),
+        ({"driverName": ""}, "driverName: The driver's name"),
+        ({"driverName": "NPU"}, "match pattern"),
+        ({"driverName": "a." * 32 + "a"}, "maxLength"),
+        ({"features": {"probe": True}}, "probe"),
+        ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
+        ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
+        (
+            {"features": {"webhook": True}},
+            "the webhook's certificate is not trusted: switch certManager on",
+        ),
+        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
+        ({"options": {"COUNT": 8}}, "string"),
+        ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
+        ({"pods": {"node": {}}}, "additional properties 'node' not allowed"),
+        ({"pods": {"plugin": {"toleration": []}}}, "additional properties 'toleration' not allowed"),
+        ({"pods": {"plugin": {"resources": {"limit": {}}}}}, "additional properties 'limit' not allowed"),
+        ({"pods": {"plugin": {"nodeSelector": {"a": True}}}}, "want null or string"),
+        ({"pods": {"all": {"labels": {"app.kubernetes.io/name": "x"}}}}, "app.kubernetes.io/name"),
+        ({"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}}, "/pods/all/env/1/name"),
+        (
+            {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
+            "the place of nodeLabel's",
+        ),
+    ],
+)
+def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(yaml.safe_dump(LEAST | given))
+    done = subprocess.run(
+        ["helm", "template", "x", str(CHART), "-f", str(path)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+@pytest.mark.helm
+def test_the_chart_passes_helms_own_lint() -> None:
+    values = ROOT / "drivers/pci/deploy/values.yaml"
+    done = subprocess.run(
+        ["helm", "lint", "--strict", str(CHART), "-f", str(values)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- how it is rendered -------------------------------------------------------------------------------
+
+
+def test_a_mark_covers_a_line_and_what_is_indented_below_it_or_its_list() -> None:
+    text = "a: 1\nports: #? on\n- x\n- y\nb: #? on\n  c: 1\n# stays\nd: 2 #? !on\n"
+    manifest = Manifest(text, "")
+    assert manifest.with_features(frozenset()) == "a: 1\n# stays\nd: 2\n"
+    assert manifest.with_features(frozenset({"on"})) == "a: 1\nports:\n- x\n- y\nb:\n  c: 1\n# stays\n"
+
+
+def test_a_field_s_mark_covers_what_stands_there_or_is_a_place_for_what_is_given() -> None:
+    text = "a: 1 #? x #= one\n  b: 2\n#= two\nc:\n- d\n#+ three\ne: 3\n"
+    manifest = Manifest(text, "")
+    assert manifest.with_features(frozenset({"x"})) == "a: 1\n  b: 2\nc:\n- d\ne: 3\n"
+    steps = [(step, line) for step, line in manifest.as_template()]
+    assert [step for step, _ in steps if step] == [
+        "given one",
+        "if x",
+        "end",
+        "else one",
+        "end",
+        "set two",
+        "add three",
+    ]
+    assert [line for step, line in steps if not step] == ["a: 1", "  b: 2", "c:", "- d", "e: 3"]
+
+
+def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"spec\.x: \$\{name\} does not stand between two of"):
+        list(places({"spec": {"x": "a${name}b"}}))
+
+
+def test_a_patch_of_a_list_without_names_is_refused() -> None:
+    with pytest.raises(SourceError, match="items have no names"):
+        patch({"rules": [1]}, {"rules": [2]})
+
+
+def test_a_patch_adds_changes_and_removes_by_name() -> None:
+    before = {"a": 1, "b": 2, "env": [{"name": "X", "value": "1"}, {"name": "Y"}]}
+    after = {"a": 3, "env": [{"name": "X", "value": "2"}, {"name": "Z"}]}
+    assert patch(before, after) == {
+        "a": 3,
+        "b": None,
+        "env": [{"name": "Y", "$patch": "delete"}, {"name": "X", "value": "2"}, {"name": "Z"}],
+    }

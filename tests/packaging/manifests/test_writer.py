@@ -1,0 +1,139 @@
+"""What `dra deploy` writes takes the place of what it wrote before: whole, alone, and of nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.packaging.manifests import helm, kustomize
+from dra_kubeletplugin.packaging.manifests.source import SourceError
+from dra_kubeletplugin.packaging.manifests.values import read
+from dra_kubeletplugin.packaging.manifests.writer import write_driver, write_shared
+from tests.packaging.manifests.rendering import SOURCE
+
+CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
+GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
+RENDERED = {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
+VALUES = read(SOURCE, {**GIVEN, "deviceClasses": CLASS})
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
+    "shared": lambda folder: write_shared(SOURCE, folder),
+}
+
+
+@pytest.fixture(autouse=True)
+def _rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written stays the same, and takes its time to be made."""
+    for form, files in RENDERED.items():
+        monkeypatch.setattr(form, "files", lambda *_, files=files: iter(files))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("writer", "place"),
+    [
+        ("driver", "kustomization.yaml"),
+        ("driver", "deviceclass.yaml"),
+        ("driver", "kustomize/mine.yaml"),
+        ("driver", "kustomize/base/.hidden"),
+        ("shared", "helm/mine/Chart.yaml"),
+        ("shared", "monitoring/mine.yaml"),
+        ("shared", "kustomize/components/mine/kustomization.yaml"),
+    ],
+)
+@pytest.mark.parametrize("linked", [False, True], ids=["a file", "a link"])
+def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, place: str, linked: bool) -> None:
+    folder = tmp_path / "deploy"
+    for again in (False, True):  # also amid what was rendered before
+        if again:
+            WRITERS[writer](folder)
+        mine = folder / place
+        mine.unlink(missing_ok=True)
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        if linked:
+            (tmp_path / "own").write_text("my: own\n")
+            mine.symlink_to(tmp_path / "own")
+        else:
+            mine.write_text("my: own\n")
+        before = tree(folder)
+        with pytest.raises(SourceError, match=rf"{place} was not made by `dra deploy`"):
+            WRITERS[writer](folder)
+        assert tree(folder) == before
+        mine.unlink()
+
+
+def test_what_is_lost_otherwise_is_told_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "helm").mkdir()
+    (tmp_path / "helm/mine").write_text("x")
+    assert main(["deploy", "--shared", str(tmp_path)]) == 2
+    assert f"{tmp_path}/helm/mine was not made by `dra deploy`, and would be lost" in capsys.readouterr().err
+
+
+def test_a_fault_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deploy"
+    WRITERS["driver"](folder)
+    changed = [p for p in folder.rglob("*") if p.is_file()]
+    for path in changed:  # to be told from what is rendered
+        path.write_text(path.read_text() + "\n")
+    before = tree(folder)
+    left = 0
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            return real(*args, **options)
+
+        return step
+
+    for at, name in ((Path, "write_text"), (Path, "rename"), (Path, "replace"), (shutil, "copy2")):
+        monkeypatch.setattr(at, name, failing(getattr(at, name)))
+    steps = 0
+    while True:
+        steps += 1
+        left = steps
+        try:
+            WRITERS["driver"](folder)
+        except OSError:
+            assert tree(folder) == before, f"step {steps}"
+        else:
+            break
+    assert steps > len(changed)
+    assert tree(folder) != before
+
+
+def test_several_at_once_make_what_one_makes(tmp_path: Path) -> None:
+    WRITERS["driver"](tmp_path / "one")
+    faults = []
+
+    def write() -> None:
+        try:
+            for _ in range(3):
+                WRITERS["driver"](tmp_path / "many")
+        except Exception as e:
+            faults.append(e)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
+
+
+def test_classes_that_are_no_more_go(tmp_path: Path) -> None:
+    WRITERS["driver"](tmp_path)
+    write_driver(SOURCE, read(SOURCE, GIVEN), tmp_path)
+    assert not (tmp_path / "deviceclass.yaml").exists()

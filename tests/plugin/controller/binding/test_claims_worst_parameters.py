@@ -1,0 +1,152 @@
+"""A controller follows claims with the worst parameters: no step of its event loop is long, and it keeps little of each claim."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from dra_kubeletplugin.kube import ApiConfig, KubeClient
+from dra_kubeletplugin.plugin.controller.binding import ClaimWatch
+from dra_kubeletplugin.resourceapi.encoded import from_json
+from tests.helpers import worst_parameters
+from tests.helpers.worst_parameters import DRIVER, ENTRIES, LIMIT, MACHINE, SHAPES, Plain
+
+JSON = dict[str, Any]
+VERSIONS = {"versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]}
+KIB, MIB = 1024, 1024 * 1024
+
+
+class Server:
+    """An API server in threads of its own, so that its work is not part of the measured event loop.
+
+    Args:
+        claims: encoded claims, made again for each request.
+        changes: lines of each watch.
+    """
+
+    def __init__(self, claims: Callable[[int], bytes | None], changes: Sequence[bytes] = ()) -> None:
+        self.largest_page = 0
+        self.stopped = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                query = {k: v[0] for k, v in parse_qs(url.query).items()}
+                if not url.path.endswith("/resourceclaims"):
+                    self._send(json.dumps(VERSIONS).encode())
+                elif "watch" in query:
+                    self.send_response(200)
+                    self.send_header("Connection", "close")
+                    self.end_headers()
+                    for change in changes:
+                        self.wfile.write(change + b"\n")
+                    outer.stopped.wait()
+                else:
+                    self._send(outer.page(claims, int(query.get("limit", 0)), int(query.get("continue", 0))))
+
+            def _send(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def page(self, claims: Callable[[int], bytes | None], limit: int, start: int) -> bytes:
+        found = list(itertools.takewhile(bool, map(claims, range(start, start + limit))))
+        self.largest_page = max(self.largest_page, len(found))
+        goes_on = {"continue": str(start + limit)} if len(found) == limit else {}
+        head = json.dumps({"resourceVersion": "1", **goes_on}).encode()
+        return b'{"metadata":%b,"items":[%b]}' % (head, b",".join(filter(None, found)))
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stopped.set()
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+def encoded(name: str, config: list[JSON], *, version: str = "1", waits: bool = True) -> bytes:
+    """A claim with one device of the driver, which waits for its binding condition or has none."""
+    claim = worst_parameters.allocated(worst_parameters.claim(config, name), config)
+    claim["metadata"]["resourceVersion"] = version
+    if waits:
+        claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"] = ["attached"]
+    return json.dumps(claim, separators=(",", ":")).encode()
+
+
+@contextlib.asynccontextmanager
+async def followed(server: Server) -> AsyncIterator[tuple[ClaimWatch, asyncio.Queue[str]]]:
+    changed: asyncio.Queue[str] = asyncio.Queue()
+    with server.running():
+        async with KubeClient(ApiConfig(server.url), timeout=120) as client:
+            watch = ClaimWatch(client, DRIVER, changed.put_nowait)
+            task = asyncio.create_task(watch.run())
+            try:
+                yield watch, changed
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+
+
+async def test_no_step_of_the_event_loop_is_long() -> None:
+    """In the finding, a page of such claims was decoded in one step, and one claim took 55 ms."""
+    bodies = {name: encoded(name, worst_parameters.entries(Plain, name)) for name in SHAPES}
+    lines = [b'{"type":"MODIFIED","object":%b}' % b.replace(b'"resourceVersion":"1"', b'"resourceVersion":"2"') for b in bodies.values()]  # fmt: skip
+    listed = list(bodies.values())
+    server = Server(lambda i: listed[i] if i < len(listed) else None, lines)
+    async with followed(server) as (watch, changed):
+        with worst_parameters.steps_of_the_loop() as steps:
+            async with asyncio.timeout(120):
+                seen = [await changed.get() for _ in range(2 * len(SHAPES))]
+        assert sorted(seen) == sorted([*SHAPES, *SHAPES])
+        assert max(steps) < LIMIT * MACHINE, sorted(steps)[-3:]
+        for claim in watch:
+            assert len(claim.config) == 2 * ENTRIES, claim.claim
+            assert from_json(claim.encoded)["spec"]["devices"]["config"]
+
+
+async def test_claims_that_wait_for_no_binding_are_not_kept() -> None:
+    """3,000 claims of 40 KiB each, which decoded and kept took more than 1 GB."""
+    count, kept = 3000, 3 * KIB
+    template = encoded("NAME", worst_parameters.entries(Plain, "same", 2), waits=False)
+    assert len(template) > 35 * KIB
+
+    def claim(i: int) -> bytes | None:
+        return template.replace(b"NAME", b"c%d" % i) if i < count else None
+
+    server = Server(claim)
+    tracemalloc.start()
+    try:
+        async with followed(server) as (watch, _):
+            async with asyncio.timeout(120):
+                await watch.synced.wait()
+            size, peak = tracemalloc.get_traced_memory()
+            assert len(list(watch)) == len(await watch.held()) + count - 1 == count  # one device in all
+    finally:
+        tracemalloc.stop()
+    assert server.largest_page < 50
+    assert size < count * kept, size / count
+    assert peak < size + 32 * MIB, peak

@@ -1,0 +1,51 @@
+"""A kubelet that restarts again and again: the plugin registers each time, and keeps no descriptors, threads, files or memory of before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import Sick
+from tests.helpers.publisher import until
+
+RESTARTS = 40
+KEPT = 8  # connections
+WARM = 10
+GROWTH = 8192  # KiB; a channel with its buffers would cost more than this in 30 restarts
+
+
+class OftenSick(Sick):
+    """With a health stream, which every kubelet opens again."""
+
+
+def used(pid: int) -> tuple[int, int, int]:
+    """Open descriptors, threads, and resident KiB of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return descriptors, int(status["Threads"]), int(status["VmRSS"].split()[0])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.db"))
+
+
+async def test_forty_restarts_leave_no_descriptors_threads_memory_nor_files() -> None:
+    async with node_with(OftenSick, process=True) as node:
+        await node.run_pod("stays")
+        process = node._running._process  # type: ignore[union-attr]
+        assert process is not None
+        files = names(node.settings.plugin_dir)
+        counts = []
+        for _ in range(RESTARTS):
+            await node.kubelet.restart()
+            await until(lambda: node.kubelet.plugins.newest(OftenSick.name) is not None)
+            await until(lambda: bool(node.cluster.slices()))
+            counts.append(used(process.pid))
+        descriptors, threads, memory = zip(*counts[WARM:], strict=True)
+        # A leak adds one per restart. Connections to the API server that are kept (at most 8) come and go with the machine's load.
+        assert min(descriptors[-10:]) <= max(descriptors[:10]) + KEPT, descriptors
+        assert min(threads[-10:]) <= max(threads[:10]) + KEPT, threads
+        assert min(memory[-10:]) <= max(memory[:10]) + GROWTH, memory
+        assert names(node.settings.plugin_dir) == files
+        await node.run_pod("works")
+        print(counts[0], counts[WARM], counts[-1])

@@ -1,0 +1,356 @@
+"""Real processes: two at once, stopped ones, reboots, SIGTERM, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
+
+from dra_kubeletplugin.kube.resource import CLAIMS, PODS
+from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
+
+pytestmark = pytest.mark.crash
+OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+
+
+def dra(b: Box, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "KUBELET_ROOT": str(b.node.kubelet_root),
+        "CDI_ROOT": str(b.node.cdi_root),
+    }
+    command = [sys.executable, "-m", "dra_kubeletplugin.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+
+def all_prepared(b: Box) -> int:
+    """How many claims have a record, where nothing is under way with any of them; else 0."""
+    states = list(b.records().values())
+    return len(states) if set(states) <= {"Prepared"} else 0
+
+
+@pytest.mark.full
+async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_new_one_alone(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start("old", POD_UID=OLD)
+        await b.apply_pod("before")
+        await b.cluster.wait_running("before")
+        slices = [s["metadata"]["name"] for s in b.cluster.slices()]
+        await b.start("new", POD_UID=NEW)
+        await b.apply_pod("during")
+        await b.cluster.wait_running("during")
+        await b.cluster.delete_pod("before")
+        assert await b.kill("old", signal.SIGTERM) == 0
+        await b.apply_pod("after")
+        await b.cluster.wait_running("after")
+        assert [s["metadata"]["name"] for s in b.cluster.slices()] == slices
+        assert not [e for e in b.cluster.events() if "Failed" in e and "Scheduling" not in e]
+        for name in ("during", "after"):
+            await b.cluster.delete_pod(name)
+        assert b.is_empty()
+        assert await b.kill("new", signal.SIGTERM) == 0
+        assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
+        assert not list((b.node.kubelet_root / "plugins" / DRIVER).glob("*.sock"))
+
+
+@pytest.mark.full
+async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bounded_wait(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        old = await b.start("old", POD_UID=OLD)
+        held = b.hold_prepare()
+        await b.apply_pod("stuck")
+        await b.until("a claim in work", lambda: "Preparing" in b.records().values())
+        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        old.send_signal(signal.SIGSTOP)
+        held.unlink()
+        await b.start("new", POD_UID=NEW)
+        b.node.kubelet.manager.timeout = 20
+        await b.apply_pod("free")
+        await b.cluster.wait_running("free")
+        # The kubelet still waits for the old one's answer; it gives up, and asks the new one.
+        (stuck,) = [u for u, s in b.records().items() if s == "Preparing"]
+        claim = next(c for c in b.cluster.claims() if c["metadata"]["uid"] == stuck)
+        from bench.node import Kubelet
+
+        kubelet = Kubelet(b.node.kubelet.plugins.newest(DRIVER).endpoint)
+        with pytest.raises(RuntimeError, match=rf"CLAIM_BUSY: claim default/.*process {old.pid}\)"):
+            await kubelet.prepare([("default", claim["metadata"]["name"], stuck)])
+        await kubelet.close()
+        await b.kill("old")
+        await b.cluster.wait_running("stuck")
+        b.check_quiet()
+
+
+async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_not_a_hang(tmp_path: Path) -> None:
+    """The old instance is stopped in the middle of a transaction."""
+    async with box(tmp_path) as b:
+        await b.start()
+        await b.apply_pod("one")
+        await b.cluster.wait_running("one")
+        path = b.node.kubelet_root / "plugins" / DRIVER / "records.db"
+        script = f"import sqlite3,time; db=sqlite3.connect({str(path)!r}, isolation_level=None); db.execute('BEGIN IMMEDIATE'); print('locked', flush=True); time.sleep(600)"
+        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        assert holder.stdout
+        await holder.stdout.readline()
+        await b.apply_pod("two")
+        event = await b.until(
+            "the pod's event", lambda: next((e for e in b.cluster.events("two") if "RECORDS_BUSY" in e), None)
+        )
+        assert "is locked by another instance of the plugin for too long: delete its pod if it hangs" in event
+        holder.kill()
+        await holder.wait()
+        await b.cluster.wait_running("two")
+        b.check_quiet()
+
+
+async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start("first")
+        second = await b.start("second", ready=False)
+        assert await second.wait() == 2
+        b.plugins.pop("second")
+        assert "is served by another process: stop that plugin, or give each its POD_UID" in b.log.read_text()
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+
+
+@pytest.mark.full
+async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_from_memory(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start()
+        await b.apply_pod("stays")
+        await b.apply_pod("goes")
+        await b.cluster.wait_running("stays")
+        await b.cluster.wait_running("goes")
+        await b.kill()
+        for path in b.hardware.iterdir():  # what lived in the device is gone with the power
+            path.unlink()
+        await b.cluster.client.delete(PODS, "goes", "default", grace=0)
+        await b.cluster.reboot(sysfs=b.sysfs)
+        await b.start()
+        # In this order: a device is held again only after its record said "Preparing", and that became the first again.
+        await b.until("only the pod that stays to be prepared", lambda: len(b.holders()) == 1 and all_prepared(b) == 1)
+        b.check_quiet()
+        await b.apply_pod("next", count=3)
+        await b.cluster.wait_running("next")
+        b.check_quiet()
+
+
+@pytest.mark.full
+async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Path) -> None:
+    """Nobody tells the plugin that the old claim is gone: the kubelet lost its memory too."""
+    async with box(tmp_path) as b:
+        await b.start(RECONCILE_INTERVAL="1h")
+        await b.apply_pod("old", count=4)
+        await b.cluster.wait_running("old")
+        await b.kill()
+        for path in b.hardware.iterdir():
+            path.unlink()
+        await b.node.kubelet.stop()
+        (b.node.kubelet.root / "dra_manager_state").unlink()
+        await b.cluster.client.delete(PODS, "old", "default", grace=0)
+        await b.until("the claim to go", lambda: not b.cluster.claims())
+        await b.cluster.reboot(sysfs=b.sysfs)
+        await b.start(RECONCILE_INTERVAL="1h")
+        await b.apply_pod("new", count=4)
+        await b.cluster.wait_running("new")
+        b.check_quiet()
+
+
+async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        process = await b.start()
+        held = b.hold_prepare()
+        await b.apply_pod("pod")
+        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        process.send_signal(signal.SIGTERM)
+        await b.until("the signal to be heard", lambda: "SIGTERM: stopping" in b.logged)
+        held.unlink()
+        assert await process.wait() == 0
+        b.plugins.clear()
+        assert set(b.records().values()) == {"Prepared"}
+        assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
+        assert not list((b.node.kubelet_root / "plugins" / DRIVER).glob("*.sock"))
+        assert not list((b.node.kubelet_root / "plugins" / DRIVER / "processes").iterdir())
+        await b.start()
+        await b.cluster.wait_running("pod")
+        b.check_quiet()
+
+
+@pytest.mark.full
+async def test_a_call_longer_than_the_grace_is_left_and_undone_at_the_next_start(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        process = await b.start(STOP_GRACE="300ms")
+        held = b.hold_prepare()
+        await b.apply_pod("pod")
+        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        held.unlink()
+        b.plugins.clear()
+        await b.start()
+        await b.cluster.wait_running("pod")
+        b.check_quiet()
+
+
+async def test_a_background_task_that_fails_ends_the_process_with_its_reason_last(tmp_path: Path) -> None:
+    module = tmp_path / "failing.py"
+    module.write_text(
+        "from tests.helpers.crash.driver import Crash\n"
+        "from dra_kubeletplugin.devices.slices import Publisher\n"
+        "import asyncio\n"
+        "async def run(self):\n"
+        "    await asyncio.sleep(1)\n"
+        "    raise RuntimeError('the publisher broke')\n"
+        "Publisher.run = run\n"
+        "class Failing(Crash):\n"
+        "    pass\n"
+    )
+    async with box(tmp_path) as b:
+        env = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "POD_UID"}}
+        env |= {
+            "NODE_NAME": b.node.name, "KUBECONFIG": str(b.cluster.kubeconfig), "KUBELET_ROOT": str(b.node.kubelet_root),
+            "CDI_ROOT": str(b.node.cdi_root), "CRASH_HARDWARE": str(b.hardware), "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        }  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "dra_kubeletplugin.cli", "run", f"{module}:Failing",
+            env=env, cwd=ROOT, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            _, err = await process.communicate()
+        assert process.returncode == 1
+        lines = err.decode().strip().splitlines()
+        assert any("background task 'publisher' failed" in line for line in lines)
+        assert "RuntimeError: the publisher broke" in lines[-1]
+        assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
+
+
+async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_told(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start()
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        await b.node.kubelet.stop()  # nobody will ask for the unprepare
+        (claim,) = b.cluster.claims()
+        await b.cluster.client.delete(PODS, "pod", "default", grace=0)
+        await b.until("the claim to go", lambda: not b.cluster.claims())
+        await b.until("everything to be free", b.is_empty)
+        assert (
+            f"claim default/{claim['metadata']['name']} (UID {claim['metadata']['uid']}) is gone from the API server"
+            in b.log.read_text()
+        )
+
+
+async def test_orphan_files_of_ours_go_and_nobody_else_s_are_touched(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start()
+        ours = b.node.cdi_root / f"k8s.{DRIVER}-claim_orphan.json"
+        others = b.node.cdi_root / "k8s.other.example.com-claim_x.json"
+        for path in (ours, others):
+            path.write_text("{}")
+            os.utime(path, (1, 1))
+        await b.until("the orphan to go", lambda: not ours.exists())
+        assert others.exists()
+
+
+async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start()
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        (name,) = [n for n in b.files() if n.endswith(".json")]
+        file = b.node.cdi_root / name
+        content = file.read_text()
+        file.unlink()
+        await b.until("the file to come back", file.exists)
+        assert file.read_text() == content
+        assert file.stat().st_mode & 0o777 == 0o644
+
+
+async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start(RECONCILE_INTERVAL="1h")
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        (uid,) = b.records()
+        table = dra(b, "claims")
+        assert table.returncode == 0, table.stderr
+        assert "UID" in table.stdout.splitlines()[0]
+        assert uid in table.stdout
+        assert "Prepared" in table.stdout
+        listed = json.loads(dra(b, "claims", "-o", "json").stdout)
+        assert listed["claims"][0]["devices"][0]["device"] == "c-0"
+        unsure = dra(b, "claims", "forget", uid)
+        assert unsure.returncode == 1
+        assert (unsure.stdout, "Nothing was changed" in unsure.stderr) == ("", True)
+        assert list(b.records()) == [uid]
+        sure = dra(b, "claims", "forget", uid, "--yes")
+        assert sure.returncode == 0, sure.stderr
+        assert (b.records(), b.files()) == ({}, [])
+        assert dra(b, "claims", "forget", "nobody", "--yes").returncode == 2
+
+
+async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_its_new_device(tmp_path: Path) -> None:
+    from bench.node import Kubelet, allocate
+
+    async with box(tmp_path) as b:
+        await b.start(RECONCILE_INTERVAL="1h")
+        ref = await allocate(b.cluster, DRIVER, "moved", "c-0")
+        kubelet = Kubelet(b.node.kubelet.plugins.newest(DRIVER).endpoint)
+        await kubelet.prepare([ref])
+        claim = await b.cluster.client.get(CLAIMS, "moved", "default")
+        status = claim["status"]
+        cleared = await b.cluster.client.update(CLAIMS, {**claim, "status": {}}, "status")
+        status["allocation"]["devices"]["results"][0]["device"] = "c-2"
+        await b.cluster.client.update(CLAIMS, {**cleared, "status": status}, "status")
+        await kubelet.prepare([ref])
+        assert b.holders() == {"c-2": ref[2]}
+        await kubelet.unprepare([ref])
+        await kubelet.close()
+        assert b.is_empty()
+
+
+@pytest.mark.full
+async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_a_living_one_s(tmp_path: Path) -> None:
+    async with box(tmp_path) as b:
+        await b.start(POD_UID=OLD)
+        await b.apply_pod("pod")
+        await b.cluster.wait_running("pod")
+        options = (
+            "cleanup",
+            "--driver-name",
+            DRIVER,
+            "--node-name",
+            b.node.name,
+            "--kubeconfig",
+            str(b.cluster.kubeconfig),
+        )
+
+        async def clean(*more: str) -> subprocess.CompletedProcess[str]:
+            return await asyncio.to_thread(dra, b, *options, *more)
+
+        living = await clean()
+        assert living.returncode == 2
+        assert "is served by a living plugin: delete its DaemonSet first" in living.stderr
+        await b.node.kubelet.stop()  # or it would wipe the slices some time after the plugin's end
+        await b.kill()  # leaves both sockets, the slices, a record and a CDI file
+        holding = await clean()
+        assert holding.returncode == 2
+        assert "1 claim still prepared (default/pod-t0-" in holding.stderr
+        done = await clean("--force")
+        assert done.returncode == 0, done.stderr
+        assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in done.stdout
+        assert b.cluster.slices() == []
+        assert b.files() == []
+        assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
+        assert not (b.node.kubelet_root / "plugins" / DRIVER).exists()
+        assert (await clean()).returncode == 0

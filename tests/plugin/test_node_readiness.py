@@ -1,0 +1,103 @@
+"""What readiness, metrics and errors say is so at that moment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Device
+from dra_kubeletplugin.errors import NotReadyError
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import Sick, Toy, toy
+
+
+async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(Toy):
+        async def devices(self) -> list[Device]:
+            raise OSError("the bus is gone")
+
+    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PATIENCE", 0.2)
+    with pytest.raises(
+        NotReadyError,
+        match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no device",
+    ):
+        async with node_with(Broken):
+            pass
+
+
+async def test_a_database_that_is_overwritten_is_noticed_and_mended_without_a_call() -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        path = node.settings.records_path
+        path.write_bytes(os.urandom(path.stat().st_size))
+
+        async def mended() -> bool:
+            return any("set aside" in note for note in await node.plugin.notes())
+
+        await node.cluster.wait("the database to be set aside", mended)
+        assert (await node.leftovers())["held"] == ["toy-0"]
+        assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
+        await node.delete_pod()
+
+
+async def test_a_plugin_that_stops_is_neither_ready_nor_registered() -> None:
+    cls = toy()
+    cls.block = asyncio.Event()
+    async with node_with(cls) as node:
+        await node.apply_pod()
+        await node.cluster.wait("a prepare", _true(lambda: cls.calls))
+        stop = asyncio.create_task(node.stop())
+        await node.cluster.wait("the stop", _true(lambda: node.plugin.stopping))
+        assert await node.plugin.not_ready() == ["stopping"]
+        assert b"dra_registered 0.0" in node.plugin.metrics.text()
+        cls.block.set()
+        await stop
+
+
+async def test_a_failed_prepare_and_its_unprepare_tell_of_no_missing_note(caplog: pytest.LogCaptureFixture) -> None:
+    cls = toy()
+    cls.fail = OSError("the toy broke")
+    async with node_with(cls) as node:
+        await node.apply_pod()
+        await node.cluster.wait("a prepare", _true(lambda: cls.calls))
+        await node.delete_pod()
+    assert not [r for r in caplog.records if "note" in r.getMessage() and r.levelno >= logging.WARNING]
+
+
+async def test_health_of_a_device_that_is_none_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    from dra_kubeletplugin import Health
+
+    class Misspelt(Sick):
+        def health(self) -> dict[str, Health]:
+            return {"toy_0": Health(False, "hot")}
+
+    async with node_with(Misspelt, health_interval=0.1) as node:
+        before = node.plugin.inventory.health_version
+        await node.cluster.wait("three reports", _true(lambda: node.plugin.inventory.health_version > before + 2))
+    assert sum("toy_0, which is no device of this node" in r.getMessage() for r in caplog.records) == 1
+
+
+def _true(check: Any) -> Any:
+    async def ask() -> Any:
+        return check()
+
+    return ask
+
+
+async def test_a_pass_of_the_reconciler_that_meets_the_stop_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with node_with(toy()) as node:
+        await node.run_pod()
+        uid = (await node.claim_of("pod"))["metadata"]["uid"]
+        claims = node.plugin.claims
+        claims.files.specs.path(uid).unlink()
+        await claims.stop(1)
+        report = await claims.reconciler.once(ask_server=False)
+        assert report.still_working == [uid]
+        assert not report.undo_failed
+    assert "fault" not in caplog.text

@@ -1,0 +1,81 @@
+"""A plugin whose API server, or what proves who it is, is broken: it serves its sockets, says why it is not ready, and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.kube import ApiConfig, load_config
+from dra_kubeletplugin.kube.credentials import TokenFile
+from dra_kubeletplugin.plugin.node import Plugin
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import toy
+from tests.helpers.raw_server import answer, serving
+from tests.kube.test_config import API, config_of, written
+
+PAGE = answer(b"<html>maintenance</html>", "200 OK", "Content-Type: text/html\r\n")
+REDIRECT = answer(b"", "307 Temporary Redirect", "Location: https://login.example.com/\r\n")
+
+
+async def until(what: str, check: Any) -> None:
+    try:
+        async with asyncio.timeout(30):
+            while not check():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for {what}") from None
+
+
+@contextlib.asynccontextmanager
+async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
+    """A second life of the node's plugin, with another way to the API server."""
+    await node.stop()
+    plugin = Plugin(type(node.plugin.driver)(), node.settings, config)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(plugin.running())
+        await asyncio.wait_for(plugin.registration.registered.wait(), 30)
+        yield plugin
+
+
+@pytest.mark.parametrize("reply", [PAGE, REDIRECT, answer([]), answer({}), answer({"versions": 7}), b"garbage", None])
+async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) -> None:
+    async with node_with(toy()) as node, serving(reply) as peer, running(node, ApiConfig(peer.url)) as plugin:
+        await until("the publisher to fail", lambda: plugin.publisher.fault)
+        await until("several tries", lambda: len(peer.requests) > 6)
+        assert any("slices are not published" in line for line in await plugin.not_ready())
+
+
+async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    async with node_with(toy()) as node:
+        config = dataclasses.replace(node.plugin.client.config, credentials=TokenFile(token))
+        async with running(node, config) as plugin:
+            await until("a fault", lambda: str(token) in plugin.publisher.fault)
+            token.write_text("")
+            await until("another fault", lambda: "empty" in plugin.publisher.fault)
+            token.write_text(node.cluster.api.token)
+            await until("the slices", plugin.publisher.published.is_set)
+            await until("no fault any more", lambda: not plugin.publisher.fault)
+
+
+async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
+    command = tmp_path / "login"
+    user = {"exec": {"apiVersion": API, "command": str(command), "interactiveMode": "Never"}}
+    async with node_with(toy()) as node:
+        path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
+        async with running(node, load_config(path)) as plugin:
+            await until("a fault", lambda: "exec plugin" in plugin.publisher.fault)
+            answer_ = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
+            command.write_text(f"#!{sys.executable}\nprint('''{answer_}''')\n")
+            command.chmod(0o755)
+            await until("the slices", plugin.publisher.published.is_set)

@@ -1,0 +1,327 @@
+"""The pages of `dra dev` and of a plugin's --http-address, in a real browser: what they show, their keys, and who gets nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.dev_process import GPU, Dev, running, until
+
+pytest.importorskip("selenium", reason="selenium is not installed: make test installs it")
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"),
+    pytest.mark.timeout(240),
+]
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1400,1000",
+)  # fmt: skip
+SCRIPT = "<img src=x onerror=document.title='owned'>"
+MANIFEST: list[dict[str, Any]] = [
+    {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "odd"},
+        "spec": {
+            "driver": "odd.example.com", "allNodes": True, "pool": {"name": "odd", "generation": 1, "resourceSliceCount": 1},
+            "devices": [{
+                "name": "odd-0", "attributes": {"model": {"string": SCRIPT}, "numa": {"string": SCRIPT}},
+                "taints": [{"key": "odd.example.com/sick", "value": "yes", "effect": "NoSchedule"}],
+            }],
+        },
+    },
+    {
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.example.com'"}}]},
+    },
+    {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "nine"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu", "count": 9}}]}}},
+    },
+    {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}},
+    },
+]  # fmt: skip
+
+
+def pod(name: str, template: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": template}],
+            "containers": [{
+                "name": "main", "image": "busybox", "command": ["sleep", "infinity"], "resources": {"claims": [{"name": "gpu"}]},
+            }],
+        },
+    }  # fmt: skip
+
+
+@dataclass
+class Browser:
+    """A browser of its own, with a profile that nobody had before."""
+
+    driver: webdriver.Chrome
+
+    def text(self, css: str = "body") -> str:
+        """As it is shown; empty where nothing is, or what was found is being replaced."""
+        script = "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''"
+        return str(self.driver.execute_script(script, css))
+
+    def shows(self, text: str, css: str = "body") -> None:
+        until(lambda: text in self.text(css), 60)
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def errors(self) -> list[str]:
+        """What the browser complained of: a broken policy, a script that fails."""
+        return [str(e["message"]) for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (*_FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.set_script_timeout(60)
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    """One node with eight GPUs whose plugin serves its own page; a slice of a driver that means no good; a pod that waits."""
+    folder = tmp_path_factory.mktemp("dev")
+    file = folder / "manifest.yaml"
+    file.write_text("\n---\n".join(json.dumps(o) for o in [*MANIFEST, pod("greedy", "nine")]))
+    serves = (
+        "--http-address",
+        "127.0.0.1:0",
+        "--log-level",
+        "info",
+        "--no-reload",
+    )  # at one address, whoever edits the driver
+    with running(folder, GPU, *serves, "--apply", str(file)) as found:
+        yield found
+
+
+def link(dev: Dev) -> str:
+    return str(dev.verb("page")["url"])
+
+
+def own_page(dev: Dev) -> str:
+    """Where the plugin serves."""
+    found = until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
+    return str(found[1]) + "/"
+
+
+def asked(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> tuple[int, str]:
+    given = {k.replace("_", "-"): v for k, v in headers.items()}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, given, method=method), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.code, e.read().decode()
+
+
+def apply(dev: Dev, folder: Path, *objects: dict[str, Any]) -> None:
+    file = folder / "more.yaml"
+    file.write_text("\n---\n".join(map(json.dumps, objects)))
+    dev.kubectl("apply", "-f", str(file))
+
+
+# --- dra dev --------------------------------------------------------------------------------------
+
+
+@pytest.mark.kubectl
+def test_the_page_of_dra_dev_follows_the_cluster(dev: Dev, browser: Browser, tmp_path: Path) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("0 of 8 held", "#groups")
+    apply(dev, tmp_path, pod("train", "one"))
+    browser.shows("default/train", "#groups")
+    browser.shows("1 of 8 held", "#groups")
+    browser.shows("1\n● held", "#tiles")
+    dev.kubectl("delete", "pod", "train", "--grace-period=1")
+    browser.shows("0 of 8 held", "#groups")
+    assert browser.errors() == []
+
+
+def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(dev: Dev, browser: Browser) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("the only node does not take it", "#waiting")
+    click = "document.querySelector('#waiting .row').click()"  # in one step: rows are made anew with each change
+    browser.driver.execute_script(click)
+    browser.shows("9 devices of class gpu", "#sheet")
+    script = "const end = arguments[0], p = explain(shown.waiting[0]); at('sheet').close(); p.then(() => end(at('sheet').open))"
+    assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"
+
+
+def test_names_and_attributes_are_text_whatever_they_say(dev: Dev, browser: Browser) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("odd-0", "#groups")
+    browser.shows(SCRIPT, "#groups")  # the NUMA node is a column
+    browser.driver.execute_script("[...document.querySelectorAll('.row')].find(e => e.innerText === 'odd-0').click()")
+    browser.shows(SCRIPT, "#sheet")
+    assert browser.driver.title == "cluster"
+    assert browser.driver.execute_script("return document.querySelectorAll('img, main script').length") == 0
+    assert browser.errors() == []
+
+
+def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev: Dev, browser: Browser) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("live", "#state")
+    tried = browser.driver.execute_async_script(
+        "const done = arguments[0], out = [];"
+        "try { document.body.innerHTML = '<b>x</b>'; out.push('html') } catch { out.push('no html') }"
+        "const s = document.createElement('script'); try { s.text = 'window.ran = 1'; document.body.append(s) } catch {}"
+        "out.push(window.ran ? 'ran' : 'no script');"
+        "fetch('http://127.0.0.1:9/').then(() => out.push('asked'), () => out.push('no request')).then(() => done(out))"
+    )
+    assert tried == ["no html", "no script", "no request"]
+    until(lambda: any("Content Security Policy" in e for e in browser.errors()))
+
+
+def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser: Browser) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("gpu-7", "#groups")
+    browser.press("/")
+    browser.press("index=3", Keys.ENTER)
+    browser.shows("0 of 1 held", "#groups")
+    assert "gpu-7" not in browser.text("#groups")
+    browser.press("/")
+    browser.press(Keys.ESCAPE)
+    browser.shows("gpu-7", "#groups")
+    browser.press("g")
+    browser.shows("odd.example.com\n", "#groups")
+    browser.press("c")
+    until(lambda: "gpu-7" not in browser.text("#groups"))
+    browser.press("c")
+    browser.shows("gpu-7", "#groups")
+    browser.press("j", "j", "j", Keys.ENTER)
+    browser.shows("attributes", "#sheet")
+    browser.press(Keys.ESCAPE)
+    until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
+    browser.press("p")
+    browser.shows("paused at", "#state")
+    browser.press("p", "?")
+    browser.shows("Keys and signs", "#sheet")
+
+
+def test_it_is_dark_where_the_reader_wants_that(dev: Dev, browser: Browser) -> None:
+    colours = []
+    browser.driver.get(link(dev))
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        script = "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color].map(c => c.match(/\\d+/g).map(Number))"
+        colours.append(browser.driver.execute_script(script))
+    (light, ink), (dark, chalk) = ((sum(b[:3]), sum(t[:3])) for b, t in colours)
+    assert min(light, chalk) > 600
+    assert max(dark, ink) < 150
+
+
+def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) -> None:
+    url = link(dev)
+    browser.driver.get(url)
+    browser.shows("live", "#state")
+    assert "key=" not in browser.driver.current_url
+    browser.driver.refresh()
+    browser.shows("live", "#state")
+    browser.driver.switch_to.new_window("tab")
+    browser.driver.get(url)
+    browser.shows("`dra dev page` prints another", "#groups")
+    until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
+    assert browser.driver.get_cookies() == []
+
+
+def test_nobody_else_gets_anything_of_dra_dev(dev: Dev) -> None:
+    url, _, key = link(dev).partition("#key=")
+    data = url + "overview.json"
+    assert asked(data)[0] == 401
+    assert asked(data, Authorization="Bearer x")[0] == 401
+    assert asked(url + "explanation?namespace=default&pod=greedy")[0] == 401
+    assert asked(url + "session", "POST", b"wrong")[0] == 401
+    assert asked(url + "session", "POST", key.encode(), Origin="http://evil.example.com")[0] == 403
+    assert asked(url + "session", "POST", key.encode(), Host="evil.example.com")[0] == 403
+    status, body = asked(url + "session", "POST", key.encode())
+    assert status == 200
+    token = json.loads(body)["token"]
+    assert asked(url + "session", "POST", key.encode())[0] == 401, "once"
+    assert asked(data, Authorization=f"Bearer {token}")[0] == 200
+    assert asked(data, Authorization=f"Bearer {token}", Origin="http://evil.example.com")[0] == 403
+    assert asked(data, Authorization=f"Bearer {token}", Sec_Fetch_Site="cross-site")[0] == 403
+    assert asked(data, "DELETE", Authorization=f"Bearer {token}")[0] == 405
+    assert "greedy" not in asked(url)[1], "the page itself holds nothing"
+
+
+@pytest.mark.full
+def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: Browser) -> None:
+    browser.driver.get(link(dev))
+    browser.shows("live", "#state")
+    seen = threading.Event()
+
+    def away() -> None:
+        while not seen.is_set():
+            dev.verb("away", "1")
+
+    with ThreadPoolExecutor(1) as aside:
+        going = aside.submit(away)
+        try:
+            browser.shows("the API server is away", "#state")
+        finally:
+            seen.set()
+        going.result()
+    browser.shows("live", "#state")
+
+
+# --- a plugin's own -------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.kubectl
+def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: Dev, browser: Browser, tmp_path: Path) -> None:
+    browser.driver.get(own_page(dev))
+    browser.shows("gpu.example.com on node-1", "#title")
+    browser.shows("gpu-7", "#groups")
+    browser.shows("✓ healthy", "#groups")
+    assert "odd-0" not in browser.text(), "another driver's devices are not its own"
+    apply(dev, tmp_path, pod("held", "one"))
+    browser.shows("1 of 8 held", "#groups")
+    browser.shows("prepared", "#groups")
+    dev.verb("health", "gpu-5", "unhealthy", "--message", "ECC <b>errors</b>")
+    browser.shows("▲ ECC <b>errors</b>", "#groups")
+    dev.verb("health", "gpu-5", "reported")
+    dev.kubectl("delete", "pod", "held", "--grace-period=1")
+    browser.shows("0 of 8 held", "#groups")
+    assert browser.errors() == []
+
+
+def test_the_page_of_a_plugin_only_reads_and_is_for_no_other_page(dev: Dev) -> None:
+    url = own_page(dev)
+    until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
+    assert asked(url + "overview.json", Host="evil.example.com")[0] == 403
+    assert asked(url + "overview.json", Origin="http://evil.example.com")[0] == 403
+    assert asked(url + "overview.json", "POST", b"{}")[0] == 405
+    assert asked(url + "session", "POST", b"x")[0] == 404
+    assert asked(url + "metrics", Host="evil.example.com")[0] == 200, "a scraper comes by whatever name"

@@ -1,0 +1,511 @@
+"""The admission webhook over HTTPS: what it refuses, what it lets pass, and its certificate as it is renewed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import pty
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from dra_kubeletplugin import Config
+from dra_kubeletplugin.base.settings import WebhookSettings
+from dra_kubeletplugin.driver.checks import ParameterChecks
+from dra_kubeletplugin.driver.config.objects import ConfigReader
+from dra_kubeletplugin.errors import DriverFailedError, SettingsError
+from dra_kubeletplugin.localcluster.apiserver import certificate
+from dra_kubeletplugin.plugin import lifecycle
+from dra_kubeletplugin.plugin import webhook as webhook_module
+from dra_kubeletplugin.plugin.webhook import LIMITS, Webhook
+from dra_kubeletplugin.resourceapi.conversion import convert
+from tests.helpers.api_server import Curl
+from tests.helpers.api_server import serving as api_server
+
+DRIVER = "gpu.example.com"
+ROOT = Path(__file__).parents[2]
+JSON = dict[str, Any]
+
+
+class GpuConfig(Config):
+    KIND = "GpuConfig"
+    API_VERSION = "gpu.example.com/v1"
+    count: int = 1
+
+    def check(self) -> None:
+        if self.count > 8:
+            raise RuntimeError("boom") if self.count > 100 else ValueError("count must be at most 8")
+
+
+READER = ConfigReader(DRIVER, [GpuConfig])
+
+
+def claim(*entries: Any, kind: str = "ResourceClaim") -> JSON:
+    config = [{"opaque": {"driver": DRIVER, "parameters": p}} for p in entries]
+    spec: JSON = {"devices": {"requests": [], "config": config}}
+    match kind:
+        case "ResourceClaimTemplate":
+            spec = {"spec": spec}
+        case "DeviceClass":
+            spec = {"config": config}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": "c"}, "spec": spec}
+
+
+def parameters(**fields: Any) -> JSON:
+    return {"apiVersion": GpuConfig.API_VERSION, "kind": GpuConfig.KIND, **fields}
+
+
+def review(obj: object, old: object = None) -> JSON:
+    kind = obj.get("kind", "") if isinstance(obj, dict) else ""
+    request = {"uid": "u-1", "kind": {"kind": kind}, "operation": "UPDATE" if old else "CREATE", "object": obj}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": request | ({"oldObject": old} if old else {}),
+    }
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, look: float = 10.0, readers: Sequence[ConfigReader] = (READER,)
+) -> AsyncIterator[tuple[Webhook, Path]]:
+    cert, key = certificate.write(folder, ["127.0.0.1"])
+    settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    async with Webhook(readers, settings, look).running() as webhook:
+        yield webhook, cert
+
+
+async def post(url: str, ca: Path, body: bytes, path: str = "/validate") -> tuple[int, bytes]:
+    host, port = url.removeprefix("https://").split(":")
+    context = ssl.create_default_context(cafile=str(ca))
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    )
+    writer.write(body)
+    raw = await reader.read()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return int(raw.split()[1]), raw.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
+async def test_wrong_parameters_are_refused_in_every_kind_that_has_them_with_path_and_nearest_name(
+    tmp_path: Path, kind: str
+) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        obj = claim(parameters(), parameters(cuont=2), kind=kind)
+        status, body = await post(webhook.url, ca, json.dumps(review(obj)).encode())
+        said = json.loads(body)
+        assert (status, said["response"]["uid"], said["response"]["allowed"]) == (200, "u-1", False)
+        message = said["response"]["status"]["message"]
+        assert "config[1].opaque: parameters: unknown field 'cuont', did you mean 'count'?" in message
+        assert message.startswith("spec.")
+
+
+async def test_right_parameters_and_those_of_other_drivers_pass(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        other = claim(parameters())
+        other["spec"]["devices"]["config"].append({"opaque": {"driver": "other.example.com", "parameters": {"x": 1}}})
+        for obj in (claim(parameters(count=8)), other, {"kind": "Pod", "spec": {}}, claim()):
+            assert (await webhook.review(review(obj)))["response"] == {"uid": "u-1", "allowed": True}
+
+
+async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        bad, worse = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
+        assert (await webhook.review(review(bad, bad)))["response"]["allowed"]
+        assert not (await webhook.review(review(worse, bad)))["response"]["allowed"]
+
+
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
+async def test_an_update_is_judged_by_what_its_entries_say_wherever_they_stand(tmp_path: Path, kind: str) -> None:
+    bad, worse, good = parameters(count=9), parameters(count=10), parameters(count=2)
+    reordered = dict(reversed(bad.items()))
+
+    async with serving(tmp_path) as (webhook, _):
+
+        async def allowed(before: list[JSON], after: list[JSON]) -> bool:
+            response = (await webhook.review(review(claim(*after, kind=kind), claim(*before, kind=kind))))["response"]
+            return bool(response["allowed"])
+
+        assert await allowed([bad], [good, bad])  # the old fault has moved
+        assert await allowed([good, bad], [reordered])
+        assert await allowed([bad, bad], [bad])
+        assert not await allowed([bad], [worse])  # another fault in the same place
+        assert not await allowed([bad], [bad, bad])  # and one more of the kind
+        assert not await allowed([bad, good], [good, worse])
+        assert await allowed([worse, bad], [good])
+
+
+async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        obj = claim(parameters())
+        obj["metadata"]["annotations"] = {"x": "y" * 3 * 1024 * 1024}
+        status, _ = await post(webhook.url, ca, json.dumps(review(obj)).encode())
+        assert status == 200  # the largest that an API server reads
+        status, said = await post(webhook.url, ca, b"x" * (LIMITS.body_bytes + 1))
+        assert (status, said) == (413, b"the body is larger than 6291456 bytes, the limit\n")
+
+
+async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        response = (await webhook.review(review(claim(parameters(count=101)))))["response"]
+        assert "the checks of GpuConfig raised RuntimeError: boom" in response["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no json", b"[]", b"{}", b'{"request": 1}', b'{"apiVersion": "admission.k8s.io/v1beta1", "request": {}}', b"\xff",
+             b"[" * 100_000 + b"]" * 100_000]
+)  # fmt: skip
+async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path: Path, body: bytes) -> None:
+    async with serving(tmp_path) as (webhook, ca):
+        status, said = await post(webhook.url, ca, body)
+        assert status == 400
+        assert b"no AdmissionReview" in said
+        assert (await post(webhook.url, ca, b"", "/elsewhere"))[0] == 404
+
+
+async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (webhook, _):
+        for spec in (
+            None,
+            [],
+            {"devices": []},
+            {"devices": {"config": {}}},
+            {"devices": {"config": [1, {"opaque": 2}]}},
+        ):
+            obj = {"kind": "ResourceClaim", "spec": spec}
+            assert (await webhook.review(review(obj)))["response"]["allowed"]
+        odd = review(claim(parameters(no_such_field=1)))
+        odd["request"]["kind"] = "ResourceClaim"
+        assert not (await webhook.review(odd))["response"]["allowed"]
+
+
+async def test_a_review_that_arrives_while_the_webhook_stops_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_module, "_FINISH", 60.0)
+    monkeypatch.setattr(lifecycle, "STOP", 60.0)
+    body = json.dumps(review(claim(parameters(cuont=2)))).encode()
+
+    async def the_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            while True:  # until nobody listens there any more
+                _, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+                other.close()
+                await asyncio.sleep(0.01)
+        writer.write(body)
+        return await reader.readuntil(b"did you mean 'count'")
+
+    async with asyncio.timeout(60):
+        async with serving(tmp_path) as (webhook, ca):
+            host, port = webhook.url.removeprefix("https://").split(":")
+            context = ssl.create_default_context(cafile=str(ca))
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            head = f"POST /validate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode())
+            assert b"100" in await reader.readuntil(b"\r\n\r\n")
+            answer = asyncio.create_task(the_rest(reader, writer))
+        assert (await answer).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:
+    async with serving(tmp_path, look=0.01) as (webhook, ca):
+        first = ca.read_text()
+        fresh, key = certificate.make(["127.0.0.1"])
+        ca.write_text(fresh)  # its key is not there yet
+        while not webhook.certificate.fault:
+            await asyncio.sleep(0.005)
+        (tmp_path / "before.crt").write_text(first)
+        assert (await post(webhook.url, tmp_path / "before.crt", b""))[0] == 400
+        (tmp_path / "server.key").write_text(key)
+        while webhook.certificate.fault:
+            await asyncio.sleep(0.005)
+        assert (await post(webhook.url, ca, b""))[0] == 400
+
+
+async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ssl.SSLContext.load_cert_chain
+    async with serving(tmp_path, look=0.01) as (webhook, ca):
+        (second, key), (third, _) = (certificate.make(["127.0.0.1"]) for _ in range(2))
+
+        def and_changed(self: ssl.SSLContext, *args: Any, **options: Any) -> None:
+            read(self, *args, **options)
+            ca.write_text(third)  # its key is not there yet
+
+        (tmp_path / "second.crt").write_text(second)
+        with monkeypatch.context() as patched:
+            patched.setattr(ssl.SSLContext, "load_cert_chain", and_changed)
+            ca.write_text(second)
+            (tmp_path / "server.key").write_text(key)
+            while not webhook.certificate.fault:
+                await asyncio.sleep(0.005)
+        assert (await post(webhook.url, tmp_path / "second.crt", b""))[0] == 400
+
+
+async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
+    settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
+    with pytest.raises(SettingsError) as e:
+        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], settings).running():
+            pass
+    flags = {"--tls-cert (TLS_CERT)": settings.tls_cert, "--tls-key (TLS_KEY)": settings.tls_key}
+    for fault, (flag, path) in zip(e.value.faults, flags.items(), strict=True):
+        assert fault.startswith(f"{flag} {path} cannot be read: No such file or directory")
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    swapped = WebhookSettings(driver_name=DRIVER, tls_cert=key, tls_key=cert)
+    with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
+        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], swapped).running():
+            pass
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Where a check of the driver stands until it is let go on."""
+    made = threading.Event()
+    monkeypatch.setattr(GatedConfig, "GATE", made, raising=False)
+    yield made
+    made.set()
+
+
+class GatedConfig(Config):
+    KIND = "GatedConfig"
+    API_VERSION = "gpu.example.com/v1"
+    GATE: ClassVar[threading.Event]
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        if self.where == "post_init":
+            self.GATE.wait()
+
+    def check(self) -> None:
+        if self.where == "check":
+            self.GATE.wait()
+
+
+class NewerConfig(Config):
+    KIND = "GatedConfig"
+    API_VERSION = "gpu.example.com/v2"
+    OLDER = (GatedConfig,)
+
+    @classmethod
+    def convert_from(cls, older: GatedConfig, /) -> NewerConfig:
+        if older.where == "convert_from":
+            older.GATE.wait()
+        return cls()
+
+
+GATED = ConfigReader(DRIVER, [NewerConfig])
+
+
+def gated(where: str) -> bytes:
+    return json.dumps(
+        review(claim({"apiVersion": "gpu.example.com/v1", "kind": "GatedConfig", "where": where}))
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [
+        ("post_init", "GatedConfig.__post_init__"),
+        ("check", "GatedConfig.check"),
+        ("convert_from", "NewerConfig.convert_from"),
+    ],
+)
+async def test_a_check_that_never_returns_is_answered_in_time_and_named_while_all_else_goes_on(
+    tmp_path: Path, gate: threading.Event, where: str, method: str
+) -> None:
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
+        status, said = 0, b""
+        while b": it is at " not in said:  # until a thread has begun within the second
+            status, said = await post(webhook.url, ca, gated(where), "/validate?timeout=1s")
+        assert status == 500  # what follows is failurePolicy's to say
+        assert said.startswith(b"the check of these parameters has not returned within 0.8 s: it is at ")
+        assert said.decode().rstrip().endswith(f"in {method}")
+        assert not gate.is_set()
+        status, body = await post(webhook.url, ca, gated(""))
+        assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
+        assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
+
+
+async def keep_all(webhook: Webhook) -> None:
+    """Sends what does not return until every thread is kept by it."""
+    while not webhook.checks.stuck():
+        with pytest.raises(DriverFailedError):
+            await webhook.review(json.loads(gated("check")), 0.05)
+
+
+async def test_checks_that_never_return_keep_so_many_threads_and_then_the_process_asks_to_be_replaced(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
+        webhook.checks = ParameterChecks(threads=3)
+        await keep_all(webhook)
+        status, said = await post(webhook.url, ca, gated(""))
+        assert status == 500
+        assert said.startswith(
+            b"parameters cannot be judged: all 3 threads are in checks of the driver that do not return, one at "
+        )
+        assert b"GatedConfig.check" in said
+        for path in ("/readyz", "/healthz"):
+            assert await post(webhook.url, ca, b"", path) == (503, said)
+        gate.set()
+        while webhook.checks.stuck():
+            await asyncio.sleep(0.005)
+        status, said = await post(webhook.url, ca, gated(""))
+        assert (status, json.loads(said)["response"]["allowed"]) == (200, True)
+        assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
+
+
+async def test_a_check_that_waits_for_a_thread_in_vain_is_never_run(gate: threading.Event) -> None:
+    checks, begun, ran = ParameterChecks(threads=1), threading.Event(), list[int]()
+
+    def stands() -> bool:
+        begun.set()
+        return gate.wait()
+
+    first = asyncio.create_task(checks(stands, 60))
+    await asyncio.to_thread(begun.wait)
+    with pytest.raises(DriverFailedError, match=r"has not returned within 0\.05 s$"):
+        await checks(lambda: ran.append(1), 0.05)  # the one before it stands in the way, and may yet return
+    gate.set()
+    assert await first is True
+    assert await checks(lambda: list(ran), 60) == []
+
+
+@pytest.mark.parametrize("policy", ["Ignore", "Fail"])
+async def test_what_follows_from_a_check_that_never_returns_is_the_failure_policy_s(
+    tmp_path: Path, gate: threading.Event, policy: str
+) -> None:
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    async with serving(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
+        webhook.checks = ParameterChecks(threads=2)
+        await keep_all(webhook)
+        await configure(curl, webhook, ca, failurePolicy=policy)
+        sent = json.loads(gated(""))["request"]["object"]
+        sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+        answer = await curl("POST", claims, sent)
+        if policy == "Ignore":
+            assert answer.status == 201
+        else:
+            assert answer.status == 500
+            assert (
+                'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
+                in answer.message
+            )
+            assert "parameters cannot be judged: all 2 threads" in answer.message
+
+
+async def configure(curl: Curl, webhook: Webhook, ca: Path, **more: Any) -> None:
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims"],
+    }
+    client = {"url": f"{webhook.url}/validate", "caBundle": base64.b64encode(ca.read_bytes()).decode()}
+    hook = {
+        "name": "parameters.gpu.example.com",
+        "clientConfig": client,
+        "rules": [rule],
+        "sideEffects": "None",
+        **more,
+    }
+    configuration = {"metadata": {"name": "gpu"}, "webhooks": [{**hook, "admissionReviewVersions": ["v1"]}]}
+    await curl.make("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", configuration)
+
+
+def command(cert: Path, key: Path) -> list[str]:
+    return [
+        "webhook",
+        "drivers/gpu_example",
+        "--address",
+        "127.0.0.1:0",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+    ]
+
+
+async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(tmp_path: Path) -> None:
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:abcd", "-out", locked],
+        check=True,
+        capture_output=True,
+    )
+    argv = command(cert, locked)
+    terminal, shell = pty.openpty()  # OpenSSL asks whoever sits there
+    process = await asyncio.create_subprocess_exec(
+        "setsid", "--ctty", "--wait", sys.executable, "-m", "dra_kubeletplugin.cli", *argv,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdin=shell, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        os.close(terminal)
+        os.close(shell)
+    assert process.returncode == 2
+    assert f"{locked} is encrypted: give the key without a pass phrase" in said.decode()
+
+
+async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    argv = command(cert, key)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dra_kubeletplugin.cli", *argv, cwd=ROOT, env=env, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr
+    try:
+        async with asyncio.timeout(60):
+            line = ""
+            while "reviewing claims at " not in line:
+                line = (await process.stderr.readline()).decode()
+                assert line
+            url = line.partition("reviewing claims at ")[2].partition("/validate")[0]
+            obj = claim(parameters())
+            obj["spec"]["devices"]["config"][0]["opaque"]["parameters"]["apiVersion"] = "gpu.resource.example.com/v2"
+            status, body = await post(url, cert, json.dumps(review(obj)).encode())
+            assert "is not known to gpu.example.com" in json.loads(body)["response"]["status"]["message"]
+            process.send_signal(signal.SIGTERM)
+            assert (status, await process.wait()) == (200, 0)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_an_api_server_that_calls_it_refuses_the_claim_with_its_words(tmp_path: Path) -> None:
+    claims = "/apis/resource.k8s.io/{}/namespaces/default/resourceclaims"
+    async with serving(tmp_path) as (webhook, ca), api_server() as curl:
+        await configure(curl, webhook, ca)
+        for version in ("v1", "v1beta2", "v1beta1"):  # it asks for v1, and gets v1
+            sent = claim(parameters(cuont=2))
+            sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+            refused = await curl("POST", claims.format(version), convert(sent, version))
+            assert 400 <= refused.status < 500
+            assert "did you mean 'count'?" in refused.message
+            assert 'admission webhook "parameters.gpu.example.com" denied the request' in refused.message
+        sent["spec"]["devices"]["config"] = claim(parameters(count=2))["spec"]["devices"]["config"]
+        await curl.make(claims.format("v1"), sent)

@@ -1,0 +1,184 @@
+"""Reviews and files with the worst parameters: the webhook answers each and stays small, ``dra validate`` and ``dra explain`` end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.objects import ConfigReader
+from dra_kubeletplugin.localcluster.apiserver import certificate
+from tests.helpers import worst_parameters
+from tests.helpers.worst_parameters import DRIVER, KINDS, LIMIT, MACHINE, SHAPES, Layered, Plain
+from tests.plugin.test_webhook import post, review, serving
+
+JSON = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+READER = ConfigReader(DRIVER, KINDS)
+RESIDENT = 8 * 1024 * 1024
+NOISE = 2 * 1024 * 1024  # pages that the kernel counts late, and timers of closed connections
+WARM = 20  # ordinary reviews
+COMMAND = 30.0  # CPU seconds of a command for one file; each takes a second or two
+AUTHOR = f'''
+from dra_kubeletplugin import Driver
+from tests.helpers.worst_parameters import KINDS
+
+class Worst(Driver):
+    name = "{DRIVER}"
+    config = KINDS
+
+    async def devices(self):
+        return []
+
+    async def prepare(self, claim):
+        return []
+
+    async def unprepare(self, claim):
+        pass
+'''
+
+
+def body(kind: type[worst_parameters.Config], shape: str, count: int = worst_parameters.ENTRIES) -> bytes:
+    return json.dumps(review(worst_parameters.claim(worst_parameters.entries(kind, shape, count)))).encode()
+
+
+@pytest.mark.timeout(600)
+async def test_every_review_is_answered_and_no_step_of_the_loop_is_long(tmp_path: Path) -> None:
+    async with serving(tmp_path, readers=[READER]) as (webhook, ca):
+        await post(webhook.url, ca, body(Plain, "right numbers", 1))  # modules are imported
+        for kind in (Plain, Layered):
+            for shape in SHAPES:
+                sent = body(kind, shape)
+                with worst_parameters.steps_of_the_loop() as steps:
+                    status, answer = await post(webhook.url, ca, sent)
+                assert status == 200, (shape, answer[:300])
+                response = json.loads(answer)["response"]
+                assert response["allowed"] or len(response["status"]["message"]) <= 8 * 1024 + 200
+                assert max(steps) < LIMIT * MACHINE, (shape, sorted(steps)[-3:])
+
+
+@pytest.mark.timeout(600)
+async def test_ten_hostile_reviews_at_once_hold_up_no_other(tmp_path: Path) -> None:
+    """In the finding all ten ended in 500, and another review took 4.9 s."""
+    async with serving(tmp_path, readers=[READER]) as (webhook, ca):
+        hostile = [
+            asyncio.create_task(post(webhook.url, ca, body(kind, shape)))
+            for kind in (Plain, Layered)
+            for shape in ("many unknown keys", "near names", "last of a mapping", "last number", "right items")
+        ]
+        await asyncio.sleep(0.05)
+        innocent = json.loads((await post(webhook.url, ca, body(Plain, "right numbers", 1)))[1])
+        assert innocent["response"]["allowed"]
+        assert [status for status, _ in await asyncio.gather(*hostile)] == [200] * 10
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> str:
+    (tmp_path / "worst.py").write_text(AUTHOR)
+    return f"{tmp_path / 'worst.py'}:Worst"
+
+
+@pytest.mark.timeout(600)
+def test_validate_ends_with_at_most_ten_faults_of_an_object(
+    tmp_path: Path, author: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim of each shape, and a class whose parameters lie under those of each."""
+    config = worst_parameters.entries(Layered, "right numbers", 4)
+    below = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "c"},
+        "spec": {"config": config},
+    }
+    objects = [below]
+    for kind in (Plain, Layered):
+        for shape in SHAPES:
+            obj = worst_parameters.claim(
+                worst_parameters.entries(kind, shape), f"{kind.KIND}-{shape}".replace(" ", "-").lower(), requests=32
+            )
+            del obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]
+            objects.append(obj)
+    file = tmp_path / "worst.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    began = time.process_time()
+    assert main(["validate", str(file), "--driver", author, "-o", "json"]) == 1
+    assert time.process_time() - began < len(objects) * COMMAND / 10
+    found = json.loads(capsys.readouterr().out)["objects"]
+    assert len(found) == len(objects)
+    assert all(len(o["faults"]) <= 2 * (MOST_FAULTS + 1) for o in found)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", ["many unknown keys", "nested lists", "deep objects", "long integer"])
+def test_explain_ends(tmp_path: Path, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pod: JSON = {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "ns"},
+        "spec": {"containers": [{"name": "c", "image": "i"}], "resourceClaims": [{"name": "x", "resourceClaimName": "worst"}]},
+    }  # fmt: skip
+    objects = [pod, worst_parameters.claim(worst_parameters.entries(Plain, shape))]
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    began = time.process_time()
+    assert main(["explain", "-f", str(file), "-n", "ns", "pod/p"]) in {0, 1}
+    assert time.process_time() - began < COMMAND
+    assert "p" in capsys.readouterr().out
+
+
+def resident(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and malloc_trim is glibc's")
+@pytest.mark.timeout(600)
+async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: Path, author: str) -> None:
+    """120 reviews, ten at once.
+
+    The baseline is taken after 20 ordinary reviews, because a webhook that serves is warm: TLS connections, threads for checks and lazily
+    imported modules take about 2 MB. In the finding 100 MB stayed. While glibc raised its thresholds for
+    large blocks, 15 to 20 MB stayed free but resident at the ends of the threads' arenas: see ``host/memory.py``.
+    """
+    cert, key = certificate.write(tmp_path, ["127.0.0.1"])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dra_kubeletplugin", "webhook", author,
+        "--address", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key),
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr
+    url, lines = "", []
+    try:
+        while not url:
+            line = (await process.stderr.readline()).decode()
+            assert line, lines
+            lines.append(line)
+            if "reviewing claims at " in line:
+                url = line.partition("reviewing claims at ")[2].split("/validate")[0]
+        drain = asyncio.create_task(process.stderr.read())
+        for _ in range(WARM // 5):
+            await asyncio.gather(*(post(url, cert, body(Plain, "same", 2)) for _ in range(5)))
+        await asyncio.sleep(6)  # the first trim of the memory is over
+        before = resident(process.pid)
+        for _ in range(3):
+            hostile = [body(kind, shape) for kind in (Plain, Layered) for shape in SHAPES]
+            for i in range(0, len(hostile), 10):
+                answers = await asyncio.gather(*(post(url, cert, sent) for sent in hostile[i : i + 10]))
+                assert {status for status, _ in answers} == {200}
+        until = time.monotonic() + 120
+        while (grown := resident(process.pid) - before) > RESIDENT + NOISE and time.monotonic() < until:
+            await asyncio.sleep(1)
+        assert grown <= RESIDENT + NOISE
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        await process.wait()
+    await drain

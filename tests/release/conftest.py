@@ -1,0 +1,51 @@
+"""The wheel, and an environment outside this tree in which it is installed."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.shared_folders import once
+from tests.release import images
+from tests.release.installation import Environment, build
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives builds and installations more time, and leaves them to ``make test-all``."""
+    folder = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(folder):
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(600))
+            if isinstance(item, pytest.Function) and "dist" in item.fixturenames:
+                item.add_marker("full")
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist of this tree."""
+    return once(tmp_path_factory, "dist", build)
+
+
+@pytest.fixture(scope="session")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The name of an image that stands for python:3.13-slim."""
+    once(tmp_path_factory, "base", images.make_base)
+    return images.BASE
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Environment:
+    """The wheel in an environment of its own; what it depends on is lent by that of the tests, so that no index is asked."""
+    environment = Environment.make(tmp_path / "environment", lent=Path(sysconfig.get_path("purelib")))
+    environment.install(wheel)
+    return environment

@@ -1,0 +1,98 @@
+"""The image itself: built from this tree on a base of Debian's and CPython's parts, looked into, and run as its DaemonSet runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from tests.helpers.shared_folders import once
+from tests.packaging.manifests.deployed import Deployed
+from tests.packaging.manifests.rendering import kustomized, values_of
+from tests.release import images
+from tests.release.daemon import running
+from tests.release.installation import ROOT
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1500)]
+JSON = dict[str, Any]
+SBOM = "usr/share/sbom/image.cdx.json"
+
+
+@pytest.fixture(scope="session")
+def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image of the PCI driver. podman keeps it until the next run in this tree, because parallel workers share it."""
+    tag = f"localhost/dra-test/pci:{zlib.crc32(str(ROOT).encode()):08x}"
+
+    def build(_: Path) -> None:
+        images.remove(tag)
+        images.build(ROOT, tag, "--build-arg", "DRIVER=drivers/pci")
+
+    once(tmp_path_factory, "image", build)
+    return tag
+
+
+def test_it_adds_at_most_ninety_megabytes(image: str, base: str) -> None:
+    assert images.size(image) - images.size(base) < 90e6
+
+
+def test_it_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> None:
+    with images.mounted(image) as root:
+        files = {p.relative_to(root) for p in root.rglob("*") if p.is_file()}
+    commands = {p.name for p in files if p.parent.name in {"bin", "sbin"}}
+    packages = {p.parts[5] for p in files if p.match("*/lib/python3.13/site-packages/*/*")}
+    assert {"dash", "dra"} <= commands
+    assert not commands & {"pip", "pip3", "uv", "cyclonedx-py", "debsbom", "gcc", "cc", "ld", "make"}
+    assert {"dra_kubeletplugin", "pci", "grpc"} <= packages
+    assert not packages & {"pip", "hatchling", "cyclonedx", "debsbom", "kubernetes"}
+    assert not [p for p in files if p.is_relative_to("usr/local/lib/python3.13/ensurepip")]
+    assert not [
+        p for p in files if "site-packages" in p.parts and ({"tests", "test"} & set(p.parts) or p.match("test_*.py"))
+    ]
+    leftovers = ("root/.cache", "var/cache/apt/archives", "var/lib/apt/lists", "tmp", "src", "wheels", "driver")
+    assert not [p for p in files if any(p.is_relative_to(folder) for folder in leftovers)]
+
+
+def test_its_list_of_parts_is_whole_and_has_licences(image: str) -> None:
+    script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
+    installed = {tuple(d) for d in json.loads(images.inside(image, "python", "-c", script))}
+    dpkg = images.inside(image, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
+    with images.mounted(image) as root:
+        text = (root / SBOM).read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    listed: JSON = json.loads(text)
+    components = listed["components"]
+    have = {(c["name"], c.get("version", "")) for c in components}
+    assert {"dra-kubeletplugin", "pci", "grpcio"} < {name for name, _ in installed}
+    assert installed <= have
+    assert {tuple(line.split()) for line in dpkg.splitlines()} <= have
+    assert {"cpython", "pci.ids", images.BASE} <= {name for name, _ in have}
+    environment = [c for c in components if (c["name"], c.get("version", "")) in installed]
+    assert [c["name"] for c in environment if not c.get("licenses")] == []
+
+
+@pytest.mark.parametrize("privileged", [True, False], ids=["as for VFIO", "without capabilities"])
+async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(privileged: bool, image: str, tmp_path: Path) -> None:
+    async with LocalCluster() as cluster:
+        node = cluster.node
+        values = values_of("pci") | {"kubeletRoot": str(node.kubelet_root), "cdiRoot": str(node.cdi_root)}
+        values["features"] = {"privileged": privileged}
+        deployed = await Deployed.on(cluster, kustomized(values, tmp_path / "overlay"))
+        pod = await deployed.pod("DaemonSet", node.name)
+        async with running(deployed, pod, image, log := tmp_path / "log") as process:
+            for path in sorted((ROOT / "drivers/pci/examples").glob("*.yaml")):
+                await cluster.apply_file(path)
+            ended = asyncio.create_task(process.wait())
+            begun = asyncio.create_task(cluster.wait_running("pci-demo", timeout=200))
+            await asyncio.wait({ended, begun}, return_when=asyncio.FIRST_COMPLETED)
+            assert begun.done(), log.read_text()
+            await begun
+            (spec,) = node.cdi_root.glob("*.json")
+            assert json.loads(spec.read_text())["kind"] == "k8s.pci.dra-kubeletplugin.dev/claim"
+        assert process.returncode == 0, log.read_text()

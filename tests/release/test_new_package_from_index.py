@@ -1,0 +1,45 @@
+"""What a vendor does once this is published: installs from an index, makes a package, pins it, and builds its image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.release import images, index
+from tests.release.installation import Environment, run
+
+
+@pytest.mark.image
+@pytest.mark.timeout(1500)
+def test_its_image_is_made_of_what_the_index_has_and_the_lock_says(wheel: Path, base: str, tmp_path: Path) -> None:
+    digest = index.fill(tmp_path / "index", wheel)
+    with index.served(tmp_path / "index") as url:
+        tools = Environment.make(tmp_path / "tools")
+        tools.install_from_index("dra-kubeletplugin", url)
+        run(tools.path("dra"), "new", "acme-fpga", "--kind", "sdk", cwd=tmp_path)
+        package = tmp_path / "acme-fpga"
+        run("make", "lock", cwd=package, UV_INDEX=url)
+        (config := tmp_path / "pip.conf").write_text(f"[global]\nextra-index-url = {url}\n")
+        given = " ".join((*images.BUILD, "--volume", f"{config}:/etc/pip.conf:ro"))
+        image = images.tag("acme-fpga")
+        run("make", "image", "ENGINE=podman", f"IMAGE={image}", f"ARGS={given}", cwd=package, timeout=500)
+    try:
+        assert f"--hash=sha256:{digest}" in (package / "image/requirements.txt").read_text()
+        assert images.inside(image, "dra", "--version").startswith("dra ")
+        assert "card-a100" in images.inside(image, "dra", "inspect", "acme_fpga.driver")
+        with images.mounted(image) as root:
+            listed = json.loads((root / "usr/share/sbom/image.cdx.json").read_text())
+        assert {"acme-fpga", "dra-kubeletplugin", "cpython", "libc6"} <= {c["name"] for c in listed["components"]}
+    finally:
+        images.remove(image)
+
+
+@pytest.mark.image
+def test_a_wheel_that_is_not_the_one_of_the_lock_is_refused(wheel: Path, tmp_path: Path) -> None:
+    version = wheel.name.split("-")[1]
+    (lock := tmp_path / "requirements.txt").write_text(f"dra-kubeletplugin=={version} --hash=sha256:{'0' * 64}\n")
+    index.fill(tmp_path / "index", wheel)
+    with index.served(tmp_path / "index") as url, pytest.raises(AssertionError, match="DO NOT MATCH THE HASHES"):
+        Environment.make(tmp_path / "environment").install_from_index(f"--require-hashes -r {lock}", url)

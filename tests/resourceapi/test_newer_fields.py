@@ -1,0 +1,173 @@
+"""Fields of Kubernetes 1.36 and 1.37: what authors write, what becomes of it on servers that know it and on those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import CounterSet, Device, Gate, NodeResource, Nodes, Pool, Taint
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.driver import Role
+from dra_kubeletplugin.errors import InvalidObjectError
+from dra_kubeletplugin.kube.resource import CLAIMS
+from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
+from dra_kubeletplugin.resourceapi.decoding import read_device
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.publisher import Odd, api, publishing
+from tests.plugin.test_node import allocate, prepare_call, ref, toy
+
+GROUPED = [
+    Device("mig", consumes_counters={"card": {"c": 1}}, compatibility_groups={"card": ["mig"]}),
+    Device("plain"),
+]
+CARD = CounterSet("card", {"c": 2})
+ON = Features.of(
+    "1.37",
+    dict.fromkeys(("DRADeviceCompatibilityGroups", "DRAPartitionableDevicesType", "DRAOptionalNodeOperations"), True),
+)
+
+
+async def published(server: Odd, pool: Pool) -> tuple[Any, list[dict[str, Any]]]:
+    inventory = Inventory("node")
+    await inventory.update([pool])
+    async with publishing(server, inventory) as publisher:
+        status = await asyncio.wait_for(publisher.current(), 30)
+    return status, [s["spec"] for s in server.slices()]
+
+
+def devices_of(specs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {d["name"]: d for s in specs for d in s.get("devices") or []}
+
+
+async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_drops_them() -> None:
+    async with api(Features.of("1.37")) as server:
+        status, specs = await published(server, Pool("node", GROUPED, [CARD]))
+        assert set(devices_of(specs)) == {"plain"}
+        assert status.gates_off == {Gate.COMPATIBILITY}
+        assert "DRADeviceCompatibilityGroups is off" in status.left_out["mig"]
+    async with api(ON) as server:
+        status, specs = await published(server, Pool("node", GROUPED, [CARD]))
+        assert devices_of(specs)["mig"]["consumesCounters"][0]["compatibilityGroups"] == ["mig"]
+        assert (status.gates_off, dict(status.left_out)) == (frozenset(), {})
+
+
+@pytest.mark.parametrize("release", ["1.34", "1.36", "1.37"])
+async def test_what_a_pool_says_of_all_its_devices_is_sent_where_it_is_known_and_left_out_elsewhere(
+    release: str,
+) -> None:
+    pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
+    async with api(Features.of(release)) as server:
+        status, [spec] = await published(server, pool)
+        assert "partitionTypeAttribute" not in spec
+        assert "skipNodeOperations" not in spec
+        assert status.gates_off == {Gate.PARTITION_TYPES, Gate.NODE_OPERATIONS}
+        assert len(server.written) == 1, "the server was asked before"
+
+
+async def test_what_a_pool_says_of_all_its_devices_reaches_a_server_that_keeps_it() -> None:
+    pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
+    async with api(ON) as server:
+        status, [spec] = await published(server, pool)
+        assert (spec["partitionTypeAttribute"], spec["skipNodeOperations"]) == ("d.example.com/profile", ["*"])
+        assert status.gates_off == frozenset()
+
+
+async def test_a_pool_of_no_node_that_no_plugin_serves_is_not_published_where_one_would_be_waited_for() -> None:
+    inventory = Inventory("", role=Role.CONTROLLER)
+    await inventory.update([Pool("net", [Device("d")], nodes=Nodes.all(), skip_node_operations=["*"])])
+    assert [c.name for c in inventory.contents()] == ["net"]
+    await inventory.set_gates_off(frozenset({Gate.NODE_OPERATIONS}))
+    assert inventory.contents() == []
+    assert "wait on their nodes for a plugin" in inventory.left_out["pool net"]
+
+
+async def test_what_is_no_operation_is_a_fault_of_its_pool() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device("d")], skip_node_operations=["NodePrepareResources"])])
+    assert "only be skipped together with NodeUnprepareResources" in inventory.left_out["pool node"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "stays"),
+    [
+        (NodeResource(per_pod="64Mi"), True),
+        (NodeResource(per_device=2), False),
+        (NodeResource(capacity="cores", per_unit=2, per_container="1Mi"), False),
+    ],
+)
+async def test_a_device_that_is_part_of_its_node_is_withheld_where_the_node_would_be_given_away_twice(
+    resource: NodeResource, stays: bool
+) -> None:
+    async with api(Features.of("1.37")) as server:
+        device = Device("d", capacity={"cores": 4}, node_resources={"cpu": resource})
+        status, specs = await published(server, Pool("node", [device]))
+        assert ("d" in devices_of(specs)) == stays
+        assert status.gates_off == {Gate.NODE_RESOURCES}
+        assert all("nodeAllocatableResources" not in d for d in devices_of(specs).values())
+
+
+@pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
+async def test_a_taint_that_only_informs_never_keeps_a_device_back(release: str) -> None:
+    async with api(Features.of(release)) as server:
+        device = Device("d", taints=[Taint(key="example.com/note", effect="None")])
+        _, specs = await published(server, Pool("node", [device]))
+        assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
+
+
+def test_a_contradiction_is_said_where_it_is_written() -> None:
+    for given in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
+        with pytest.raises(InvalidObjectError, match="NodeResource"):
+            NodeResource(**given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidObjectError, match="draws from no counter set"):
+        Device("d", compatibility_groups={"x": ["a"]})
+    with pytest.raises(InvalidObjectError, match="must have at most 2 items"):
+        Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": ["a", "b", "c"]})
+    with pytest.raises(InvalidObjectError, match="must be a capacity of the device"):
+        Device("d", node_resources={"cpu": NodeResource(capacity="cores", per_unit=1)})
+    with pytest.raises(InvalidObjectError, match="no extended resource"):
+        Device("d", node_resources={"example.com/x": NodeResource(per_device=1)})
+    with pytest.raises(InvalidObjectError, match="give a list of str"):
+        Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": "ab"})
+
+
+def test_newer_fields_survive_every_version_and_a_record() -> None:
+    device = Device(
+        "d",
+        capacity={"cores": 4},
+        consumes_counters={"card": {"c": 1}},
+        compatibility_groups={"card": ["a", "b"]},
+        node_resources={"cpu": NodeResource(capacity="cores", per_unit=2, per_pod="100m")},
+    )
+    spec = {**Pool("p", [], partition_type="d/x", skip_node_operations=["*"]).options(), "devices": [device.json()]}
+    obj = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": spec}
+    for version in VERSIONS:
+        assert convert(convert(obj, version), "v1") == obj
+    assert read_device(device.json()).json() == device.json()
+    exactly = {"deviceClassName": "c", "derivedAttributes": [{"name": "d/n", "expression": "1"}]}
+    requests = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": requests}
+    for version in VERSIONS:
+        assert convert(convert(claim, version), "v1") == claim
+
+
+async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
+    """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
+    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace=0.2) as node:
+        group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
+        made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
+        changed = {**made, "status": {**made["status"], "reservedFor": [group]}}
+        made = await node.cluster.client.update(CLAIMS, changed, "status")
+        for _ in range(2):
+            answer = (await prepare_call(node, ref(made))).claims[ref(made)[2]]
+            assert (answer.error, len(answer.devices)) == ("", 1)
+            await node.restart()
+        assert (await node.leftovers())["held"] == ["toy-0"]
+        await node.cluster.client.delete(CLAIMS, "shared", "default")
+
+        async def given_back() -> bool:
+            return (await node.leftovers())["held"] == []
+
+        await node.cluster.wait("the claim to be given back", given_back)

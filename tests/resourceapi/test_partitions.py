@@ -1,0 +1,139 @@
+"""Partitions, against KEP-4815's own table, counter set and example devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import Device, Partitioned, Profile, Quantity, partitions
+from dra_kubeletplugin.errors import InvalidObjectError
+from dra_kubeletplugin.resourceapi.partitions import capacity_name, counter_name
+from dra_kubeletplugin.resourceapi.validation.names import C_IDENTIFIER, LABEL
+from tests.helpers.kep_4815 import COUNTERS, DEVICES, PLACES, RESOURCES, ROWS
+
+NAMES = ["gpu-0-mig-1g.5gb-0", "gpu-0-mig-1g.5gb-1", "gpu-0-mig-2g.10gb-0-1"]
+
+
+def kep_profiles() -> list[Profile]:
+    return [
+        Profile(name=name, takes=dict(zip(RESOURCES, [memory, *rest], strict=True)), slots=slots, at=PLACES[name])
+        for name, memory, slots, *rest in ROWS
+    ]
+
+
+def a100(*, whole: bool = False) -> Partitioned:
+    has = {name: value for name, value in COUNTERS.items() if not name.startswith("memorySlice")}
+    return partitions("gpu-0", kep_profiles(), has=has, slots=8, slot="memorySlice", kind="mig", whole=whole)
+
+
+def by_name(found: Partitioned) -> dict[str, Device]:
+    return {d.name: d for d in found.devices}
+
+
+def test_the_counters_are_those_of_the_kep_with_names_that_the_server_takes() -> None:
+    assert a100().counter_set.counters == {counter_name(k): Quantity(v) for k, v in COUNTERS.items()}
+    assert "memory-slice-7" in a100().counter_set.counters
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kep_s_devices_are_made_with_names_that_the_server_takes(name: str) -> None:
+    device = by_name(a100())[name.replace(".", "-")]
+    kep = DEVICES[name]
+    assert device.capacity == {capacity_name(k): Quantity(v) for k, v in kep.items()}
+    ((counter_set, taken),) = device.consumes_counters.items()
+    assert (counter_set, taken) == ("gpu-0", {counter_name(k): Quantity(v) for k, v in kep.items()})
+    assert device.attributes["profile"] == name.split("-")[3]
+
+
+def test_every_row_of_the_kep_s_table_is_a_profile_at_each_of_its_places() -> None:
+    found = a100()
+    assert len(found.devices) == sum(map(len, PLACES.values())) == 25
+    for name, memory, slots, *amounts in ROWS:
+        for first in PLACES[name]:
+            (device,) = [d for d in found.devices if d.data.profile.name == name and d.data.slots[0] == first]
+            wanted = dict(zip(RESOURCES, [memory, *amounts], strict=True))
+            wanted |= {f"memorySlice{i}": 1 for i in range(first, first + slots)}
+            assert device.consumes_counters["gpu-0"] == {counter_name(k): Quantity(v) for k, v in wanted.items()}
+
+
+def fits(devices: Iterable[Device], found: Partitioned) -> bool:
+    left = {name: Quantity(value) for name, value in found.counter_set.counters.items()}
+    for device in devices:
+        for taken in device.consumes_counters.values():
+            left = {name: amount - Quantity(taken.get(name, 0)) for name, amount in left.items()}
+    return all(amount >= Quantity(0) for amount in left.values())
+
+
+def test_the_first_two_of_the_kep_s_devices_go_together_and_neither_goes_with_the_third() -> None:
+    found = a100()
+    one, other, third = (by_name(found)[n.replace(".", "-")] for n in NAMES)
+    assert fits([one, other], found)
+    assert not fits([one, third], found)
+    assert not fits([other, third], found)
+
+
+@given(st.lists(st.integers(0, 24), unique=True, max_size=8))
+def test_partitions_that_fit_together_share_no_slot_and_leave_no_room_for_the_whole(picks: list[int]) -> None:
+    found = a100(whole=True)
+    chosen = [found.devices[i] for i in picks]
+    slots = [s for d in chosen for s in d.data.slots]
+    if fits(chosen, found):
+        assert len(slots) == len(set(slots))
+    if chosen:
+        assert not fits([*chosen, found.devices[-1]], found)
+    assert fits([found.devices[-1]], found)
+
+
+def test_the_whole_device_has_all_under_its_own_name_and_comes_last() -> None:
+    whole = a100(whole=True).devices[-1]
+    assert (whole.name, whole.data.profile, "profile" in whole.attributes) == ("gpu-0", None, False)
+    assert whole.consumes_counters["gpu-0"] == a100().counter_set.counters
+
+
+@given(st.text(min_size=1).filter(lambda t: any(c.isascii() and c.isalpha() for c in t)))
+def test_any_name_with_a_letter_first_becomes_a_counter_and_a_capacity(text: str) -> None:
+    assert LABEL.fullmatch(counter_name(text))
+    assert C_IDENTIFIER.fullmatch(capacity_name("a" + text))
+
+
+def test_names_are_mapped_as_the_kep_needs_them() -> None:
+    assert [counter_name(n) for n in ("copy-engines", "memorySlice0", "OFAEngines")] == [
+        "copy-engines",
+        "memory-slice-0",
+        "ofa-engines",
+    ]
+    assert [capacity_name(n) for n in ("copy-engines", "memorySlice0", "memory")] == [
+        "copyEngines",
+        "memorySlice0",
+        "memory",
+    ]
+
+
+def small(*profiles: Profile, **more: Any) -> Partitioned:
+    return partitions("gpu", profiles, **({"has": {"memory": "8Gi"}, "slots": 2} | more))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(Profile(name="p", takes={"cores": 1})), "profile 'p' takes 1 of 'cores', and the device has none: it has memory"),
+        (lambda: small(Profile(name="p", takes={"memory": "9Gi"})), "takes 9Gi of 'memory', and the device has 8Gi"),
+        (lambda: small(Profile(name="p", takes={"memory": "9GB"})), "gpu: profile 'p': memory: '9GB' is no quantity"),
+        (lambda: small(has={"memory": 1.5}), "gpu: memory: 1.5 is no quantity"),
+        (lambda: small(Profile(name="p", takes={}, at=[2])), "profile 'p' with 1 slots does not fit at 2: slots are 0 to 1"),
+        (lambda: small(Profile(name="p", takes={}, at=[-1])), "does not fit at -1"),
+        (lambda: small(Profile(name="p", takes={}, slots=0)), "does not fit at 0"),
+        (lambda: small(Profile(name="a.b", takes={}), Profile(name="a-b", takes={})), "two partitions are called 'gpu-part-a-b-0'"),
+        (lambda: small(has={}, slots=0), "counter set 'gpu': counters: Required value"),
+        (lambda: small(slots=40), "counter set 'gpu': counters: Too many: 41"),
+        (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources are the counter 'copy-engines'"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_right_is_refused_with_its_place(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(InvalidObjectError) as refused:
+        make()
+    assert says in str(refused.value)

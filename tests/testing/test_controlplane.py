@@ -1,0 +1,113 @@
+"""KUBEBUILDER_ASSETS: how etcd and kube-apiserver are started, waited for and ended, tried with stand-ins; see tests/helpers/fake_control_plane.py."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.testing import controlplane
+from dra_kubeletplugin.testing.controlplane import ControlPlane, ControlPlaneError
+from tests.helpers.fake_control_plane import install, told
+from tests.test_pytest_plugin import FUNCTIONS, author, run
+
+pytest_plugins = ["pytester"]
+__all__ = ["author"]
+
+
+@pytest.mark.full
+def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty(
+    author: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own process, HTTPS and a token: whatever the kit does, it does over HTTP."""
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(install(tmp_path / "assets")))
+    author.makepyfile(
+        test_a_functions=FUNCTIONS,
+        test_b_next="""
+        import pytest
+        from dra_kubeletplugin.testing import FaultError
+
+        def test_nothing_is_left_of_the_test_before(local_cluster, api):
+            kinds = ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event")
+            assert {kind: api.get_all(kind) for kind in kinds} == dict.fromkeys(kinds, [])
+
+        def test_a_pod_that_runs_is_taken_away_too(node):
+            node.run_pod()
+
+        def test_it_is_gone(local_cluster, api):
+            assert api.get_all("Pod") == api.get_all("ResourceClaim") == []
+            with pytest.raises(FaultError, match="unset KUBEBUILDER_ASSETS"):
+                api.conflict()
+        """,
+    )
+    result = run(author)
+    result.assert_outcomes(passed=4)
+    (lives,) = author.path.parent.rglob("lives")
+    assert told(lives.parent) == ["etcd serves", "kube-apiserver serves", "kube-apiserver has ended", "etcd has ended"]
+
+
+def test_a_program_that_ends_is_told_with_its_command_and_its_last_words(tmp_path: Path) -> None:
+    assets = install(tmp_path / "assets", kube_apiserver="echo 'unknown flag: --secure-port' >&2; exit 3")
+    with (
+        pytest.raises(
+            ControlPlaneError, match=r"kube-apiserver .*--secure-port=\d+.* has ended with 3: unknown flag"
+        ) as e,
+        ControlPlane(assets, tmp_path / "plane", "DRADeviceTaints=false"),
+    ):
+        pass
+    assert "--feature-gates=DRADeviceTaints=false" in str(e.value)
+
+
+def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controlplane, "START", 5.0)
+    monkeypatch.setattr(controlplane, "STOP", 0.2)
+    deaf = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
+    plane = ControlPlane(install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf), tmp_path / "plane")
+    with pytest.raises(ControlPlaneError, match=r"is not ready after 5 s: there is no .*apiserver.crt yet; waiting"):
+        plane.__enter__()
+    assert [p.returncode for p in plane.ended] == [-9, -9]
+
+
+def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ControlPlaneError, match="there is no etcd in it that can be run"):
+        ControlPlane(tmp_path, tmp_path / "plane").__enter__()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
+    """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
+    deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
+    assets = install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
+    command = [sys.executable, "-m", "tests.testing.killed_control_plane", str(assets), str(tmp_path / "plane")]
+    kills, most = 0, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout
+        for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last
+            most = max(most, int(line))
+            until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
+    assert session.returncode == 0
+    assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
+
+
+def alive(folder: Path) -> list[str]:
+    """The command lines of what has to do with that folder, but for the session's."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_text())
+    return [line for line in lines if str(folder) in line and "killed_while_starting" not in line]
+
+
+def until(check: Callable[[], bool], told: Callable[[], object] = lambda: "waited in vain") -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end, told()
+        time.sleep(0.01)

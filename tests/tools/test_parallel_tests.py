@@ -1,0 +1,118 @@
+"""What the tests of this tree rely on when they run in parallel: printable reports, hidden settings, short paths, shared folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.shared_folders import once
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs pytest with two workers on one test file that has this tree's conftest.py beside it."""
+
+    def run(source: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
+        (tmp_path / "test_it.py").write_text(source)
+        argv = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "2",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            os.devnull,
+            *args,
+            "test_it.py",
+        ]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | environment
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+    return run
+
+
+def test_a_worker_survives_lone_surrogates(run: Run) -> None:
+    done = run("""
+def test_it(tmp_path):
+    print("\\udcff", tmp_path)
+    assert "\\udcff" == 1, "\\ud800 in the message"
+""")
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    folder = re.search(r"/\w+/t-\w+", done.stdout)
+    assert folder, "the folder of a run that failed stays"
+    shutil.rmtree(folder[0])
+    assert "in the message" in done.stdout
+    assert "crashed" not in done.stdout
+
+
+def test_a_run_sees_neither_the_settings_of_the_machine_nor_a_long_temporary_folder(run: Run, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    source = """
+import os, tempfile
+def test_it(tmp_path):
+    assert not {"KUBECONFIG", "NODE_NAME", "LANG"} & set(os.environ)
+    assert os.environ["LC_ALL"] == "C.UTF-8"
+    assert "/x" not in os.environ["HOME"] + os.environ["KUBELET_ROOT"] + tempfile.gettempdir() + str(tmp_path)
+    assert len(str(tmp_path)) < 60
+"""
+    settings = {
+        "KUBECONFIG": "/k",
+        "NODE_NAME": "n",
+        "LANG": "de_DE.UTF-8",
+        "LC_ALL": "de_DE.UTF-8",
+        "KUBELET_ROOT": "/x",
+    }
+    done = run(source, **settings, HOME=str(long), TMPDIR=str(long))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(long.iterdir()) == []
+
+
+def test_the_tests_that_a_marker_leaves_out_are_counted(run: Run) -> None:
+    source = """
+import pytest
+@pytest.mark.full
+@pytest.mark.parametrize("i", range(3))
+def test_long(i): pass
+@pytest.mark.runc
+def test_container(): pass
+def test_short(): pass
+"""
+    done = run(source, "-m", "not (full or runc)", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out by marker (pyproject.toml says what each means): 1 runc, 3 full\n" in done.stdout
+
+
+def test_a_folder_is_made_once_for_all_workers_and_again_after_a_failure(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    name = f"once-{os.getpid()}"  # no other worker uses it
+    made: list[Path] = []
+
+    def fails(folder: Path) -> None:
+        (folder / "half").touch()
+        raise OSError("no space")
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        (folder / "whole").touch()
+
+    with pytest.raises(OSError, match="no space"):
+        once(tmp_path_factory, name, fails)
+    folders = {once(tmp_path_factory, name, make) for _ in range(2)}
+    assert len(made) == len(folders) == 1
+    assert [p.name for p in folders.pop().iterdir()] == ["whole"]
