@@ -1,7 +1,7 @@
-"""Writes what of the documentation comes from elsewhere in this tree: `make docs`. A test says when it is to be run.
+"""Writes the generated pages and tables of the documentation: `make docs`. A test fails if they are not current.
 
-What belongs to the package is there (`errors_page`, `settings.page`, `metrics.page()`); here is what comes from manifests and from tables
-that no program shows.
+The package contains the generators of its own pages (`errors_page`, `settings.page`, `metrics.page()`). This program calls them, and makes
+the tables that come from manifests and from the code of the local cluster.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files() -> dict[str, str]:
 
 
 def filled(path: str, **parts: str) -> str:
-    """A page that people write, with tables in it that they don't: between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    """Returns a page with its generated tables, which stand between ``<!-- NAME -->`` and ``<!-- end -->``; the rest is written by hand."""
     text = (ROOT / path).read_text()
     for name, table in parts.items():
         text, count = re.subn(
@@ -67,33 +67,33 @@ def table(head: str, rows: Iterator[str]) -> str:
 _MODULES = {
     "dra_kubeletplugin": {
         "a driver": "Driver, run, Role, Health, Gate",
-        "what it publishes": "Device, Pool, Nodes, Taint, Capacity, RequestPolicy, CounterSet, NodeResource, Quantity, Version",
+        "devices": "Device, Pool, Nodes, Taint, Capacity, RequestPolicy, CounterSet, NodeResource, Quantity, Version",
         "partitions": "partitions, Partition, Partitioned, Profile",
         "claims": "Claim, AllocatedDevice, Config, PreparedDevice, PreparedClaim, RecoveredClaim, BoundClaim, BoundDevice",
-        "what containers get": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
+        "edits of containers": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
         "status in claims": "DeviceStatus, Condition, NetworkData",
         "the machine": "Host, PciFunction",
         "errors": "DraError, RetryableError, PermanentError",
     },
     "dra_kubeletplugin.testing": {
         "fixtures": "Node, Api, Kubelet, Cluster",
-        "in a loop of the test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
+        "in the event loop of the test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
-        "what came of it": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
+        "results": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
     },
     "dra_kubeletplugin.analysis": {
         "a cluster": "take, Snapshot, Gap, with_events, from_files",
-        "why": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
+        "why a pod waits": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
         "RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
-        "would it fit": "simulate, Simulation, Placement, Fit",
-        "who has what": "overview, Overview, LiveOverview",
+        "whether pods would fit": "simulate, Simulation, Placement, Fit",
+        "who holds which device": "overview, Overview, LiveOverview",
     },
     "dra_kubeletplugin.metadata": {
         "reading": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",
     },
 }
-"""Every public name once: a name of ``__all__`` that is missing here, or one too many, fails `make docs`."""
+"""Every public name once. A missing or surplus name, compared with ``__all__``, fails `make docs`."""
 
 
 def names() -> str:
@@ -130,7 +130,7 @@ def alerts() -> str:
 
 
 def permissions() -> str:
-    """Who may do what, from the objects that ``dra deploy`` renders."""
+    """Returns the permissions of each account, from the objects that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
         for text in source.load().all:
@@ -156,9 +156,17 @@ _HOSTS = """# Described hosts
 
 Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
-A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
-`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --record` writes one of the machine that it runs on. Machines
-that come with the package go by name: {machines}.
+For authors who need a machine with certain hardware for tests and demonstrations. After this page you can describe a machine in YAML,
+and run a driver on it.
+
+| to use a described host | |
+|---|---|
+| in the local cluster | `dra dev DRIVER --host FILE` |
+| in a test | `@pytest.mark.dra(host="FILE")` |
+| in a simulation, three times | `dra simulate --host FILE=3` |
+| to describe this machine | `dra inspect --record > FILE` |
+
+In place of a file, you can name a machine of the package: {machines}.
 
 {head}
 ```yaml
@@ -170,8 +178,8 @@ that come with the package go by name: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). A key that is not known, a value of the wrong type, two functions at one address: each
-is named with its line, all at once.
+Numbers are decimal or hexadecimal (`0x10ee`). The parser reports all faults together with their lines: unknown keys, values of a wrong
+type, two functions with one address.
 """
 
 
@@ -187,13 +195,13 @@ _TYPES = {
     "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
     "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
 }  # fmt: skip
-_KEYS = {  # what each means, by where it stands; a key that is missing here, or too much, fails `make docs`
+_KEYS = {  # the meaning of each key, by its place; a missing or surplus key fails `make docs`
     "": {
         "functions": "PCI functions, below",
         "numa_nodes": "by number, below",
-        "drivers": "kernel drivers that are loaded and bound to nothing; `vfio-pci` always is",
-        "nodes": "device nodes that belong to no function: name below `/dev`, and `c` or `b` with `major:minor`",
-        "files": "any other files of sysfs, by path, with what is in them",
+        "drivers": "kernel drivers that are loaded and bound to no function; `vfio-pci` always is loaded",
+        "nodes": "device nodes that belong to no function: the name below `/dev`, then `c` or `b` with `major:minor`",
+        "files": "other files of sysfs: path and content",
     },
     "functions[]": {
         "address": "`domain:bus:device.function`",
@@ -203,31 +211,31 @@ _KEYS = {  # what each means, by where it stands; a key that is missing here, or
         "subsystem_vendor": "16 bits",
         "subsystem_device": "16 bits",
         "revision": "8 bits",
-        "behind": "address of the bridge, port or controller that it hangs below",
-        "root": "a root complex of its own, or a path below `behind`, as Intel's VMD has it",
+        "behind": "address of the bridge, port or controller above the function",
+        "root": "its root complex; with `behind`, a root complex below that function, as Intel's VMD makes one",
         "driver": "the kernel driver that is bound at boot",
-        "numa": "its NUMA node; without, the kernel says -1",
-        "iommu_group": "its group; without one it cannot be given to a virtual machine",
-        "boot_vga": "whether it carries the console",
-        "link": "the most that its link can do, below",
-        "vfs": "the virtual functions that it offers (SR-IOV), below",
-        "classes": 'what its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
-        "attributes": "any other files of its folder, by path",
+        "numa": "its NUMA node; if not set, the kernel reports -1",
+        "iommu_group": "its IOMMU group; without a group VFIO cannot use the function",
+        "boot_vga": "whether it is the graphics device of the console",
+        "link": "the maximum of its PCIe link, below",
+        "vfs": "its virtual functions (SR-IOV), below",
+        "classes": 'the class devices of its driver: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
+        "attributes": "other files of its folder: path and content",
     },
     "functions[].link": {"speed": "GT/s: {speeds}", "width": "lanes: {widths}"},
     "functions[].vfs": {
-        "total": "how many it can have",
+        "total": "the maximum number",
         "device": "their device id",
-        "enabled": "how many are enabled at boot; needs `driver` of the function",
+        "enabled": "the number that is enabled at boot; needs `driver` of the function",
         "driver": "their kernel driver",
-        "iommu_group": "the group of the first; the others count up",
-        "offset": "of the first one's address from the parent's; without, addresses that nothing else has",
-        "stride": "between two addresses",
+        "iommu_group": "the group of the first one; each further one has the next number",
+        "offset": "from the parent's address to the first one's; if not set, the parser chooses free addresses",
+        "stride": "from one address to the next",
     },
     "numa_nodes{{}}": {
         "cpus": "list of CPUs, as `0-15,32-47`",
-        "socket": "the package that they are in",
-        "distances": "to each node, in order, as ACPI's SLIT has them",
+        "socket": "the CPU package",
+        "distances": "to each NUMA node, in order, as in ACPI's SLIT",
     },
 }
 _OF = {
@@ -238,7 +246,7 @@ _OTHERWISE = {  # defaults that depend on other keys
     "subsystem_vendor": "the vendor",
     "root": "from the address",
     "functions[].vfs.device": "the function's",
-    "offset": "found",
+    "offset": "chosen",
 }
 _REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
 
@@ -276,7 +284,7 @@ def hosts() -> str:
         head=head.split("\n\n", 2)[1].strip().replace("``", "`") + ":\n",
         example=example(),
         rest=rest[rest.index("\n\nA class") :].strip().replace("``", "`"),
-        keys=table("| key | type | default | what |", keys()),
+        keys=table("| key | type | default | meaning |", keys()),
     )
 
 
@@ -306,7 +314,7 @@ def of_gates() -> str:
 
 
 def without() -> str:
-    """What the plugin does where a gate is off, found out by asking it."""
+    """What the plugin does if a gate is off, from the function that decides it."""
 
     def rows() -> Iterator[str]:
         for gate, what, device in _USES:
@@ -324,11 +332,11 @@ def without() -> str:
             elsewhere = gated_fields.options_without(of_all, {gate}, of_this_node=False)
             done = "the pool is published without it"
             if isinstance(elsewhere, str):
-                done += f"; one that is no node's own is not published: {elsewhere.partition(' is off, and ')[2]}"
+                done += f"; a pool that belongs to no single node is not published: {elsewhere.partition(' is off, and ')[2]}"
             yield f"| `{gate.value}` | {what} | {done} |"
 
     assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gated_fields.Gate)
-    return table("| gate | a device with | where the gate is off |", rows())
+    return table("| gate | a device with | if the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
@@ -339,7 +347,7 @@ _OPTIONS = [
 ]
 _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
-    (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
+    (gated_fields.Gate.PARTITIONS, "its own nodes", {"nodeName": "a"}),
     (
         gated_fields.Gate.TAINTS,
         "a taint with effect NoSchedule or NoExecute",
@@ -353,7 +361,7 @@ _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
     (
         gated_fields.Gate.NODE_RESOURCES,
-        "cpu or memory of the node in it",
+        "cpu or memory of the node",
         {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
     ),
 ]

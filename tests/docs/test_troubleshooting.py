@@ -103,7 +103,7 @@ async def selector() -> list[str]:
         return await pending(node.cluster)
 
 
-@shows("A selector asks for what not every device has")
+@shows("A selector names an attribute that a device lacks")
 async def absent() -> list[str]:
     async with node_with(toy()) as node:
         await node.apply_pod(selector='device.attributes["toy.example.com"].profile == "2g"')
@@ -147,7 +147,7 @@ class Parts(Driver):
         return [d.prepared() for d in claim.devices]
 
 
-@shows("Nothing is left of the counters")
+@shows("The counters are exhausted")
 async def counters() -> list[str]:
     async with node_with(Parts) as node:
         await node.run_pod("first")
@@ -169,7 +169,7 @@ async def elsewhere() -> list[str]:
         return await pending(cluster)
 
 
-@shows("A pool is not whole")
+@shows("A pool is incomplete")
 async def half_a_pool() -> list[str]:
     async with LocalCluster() as cluster:
         half = objects.slice_of("node-1", ["d0"])
@@ -283,7 +283,7 @@ async def prepare_refused(node: DriverNode[Any], words: str, pod: str = "pod") -
     return seen
 
 
-@shows("No plugin answers the kubelet")
+@shows("No plugin responds to the kubelet")
 async def nobody_answers() -> list[str]:
     async with node_with(toy()) as node:
         await node.stop()
@@ -316,7 +316,7 @@ async def leaked(node: DriverNode[Toy]) -> None:
     await node.api.remove("ResourceClaim", claim["metadata"]["name"])
 
 
-@shows("A device is still held by a claim that is gone")
+@shows("A deleted claim still holds the device")
 async def still_held() -> list[str]:
     driver = toy()
     async with node_with(driver) as node:
@@ -327,7 +327,7 @@ async def still_held() -> list[str]:
         return seen
 
 
-@shows("The device has gone")
+@shows("The device does not exist any more")
 async def device_gone() -> list[str]:
     driver = toy()
     async with node_with(driver) as node:
@@ -397,7 +397,7 @@ async def claims_command(node: DriverNode[Any]) -> str:
     return out.getvalue()
 
 
-@shows("No plugin is there to unprepare")
+@shows("No plugin runs to unprepare")
 async def nobody_unprepares() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
@@ -489,7 +489,7 @@ async def api_away() -> list[str]:
             return [answer.claims[claim["metadata"]["uid"]].error, *await unready(node, "slices")]
 
 
-@shows("The driver does not say which devices there are")
+@shows("The driver does not return its devices")
 async def scan_faults() -> list[str]:
     class Odd(Toy):
         fails, hangs = False, False
@@ -568,7 +568,7 @@ async def records_locked() -> list[str]:
         return seen
 
 
-@shows("The driver does not know what its hardware has")
+@shows("The driver cannot read the state of its hardware")
 async def recover_fails() -> list[str]:
     class Forgetful(Toy):
         async def recover(self) -> Any:
@@ -592,7 +592,7 @@ async def newer_records() -> list[str]:
         return await unready(node, "schema")
 
 
-@shows("The driver holds the event loop")
+@shows("The driver blocks the event loop")
 async def held_loop() -> list[str]:
     said: list[str] = []
     first = threading.Event()
@@ -621,7 +621,7 @@ async def held_loop() -> list[str]:
     return said
 
 
-@shows("Nobody leads")
+@shows("No replica is the leader")
 async def nobody_leads() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster, await without_permissions(cluster)) as controller:
 

@@ -1,4 +1,4 @@
-"""Counts words of the project's former dialect in the package and in the documentation; fails when a count exceeds its budget.
+"""Counts words of the project's former dialect and long sentences, in the package and in the documentation. Fails when a count exceeds its budget.
 
 The budget is `language_budget.toml` beside this file. A budget only falls: lower it when a count has fallen. CONTRIBUTING says how
 to write. Usage: `python tests/tools/language.py [--list NAME]`, which prints each match of one count with its place.
@@ -23,7 +23,11 @@ WORDS = {
     "give": r"(?<![a-z_])gives?(?= (?:the|a|an|what|back|up) )",
 }
 LONGEST_SENTENCE = 30
-"""Words in a sentence of a docstring."""
+"""Words in a sentence of a docstring or of a page."""
+_SENTENCE_END = re.compile(r"(?<=[.:;!?])\**\)?\s+")
+_LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
+_NO_PROSE = re.compile(r"\s*(?:[|#!]|<!--|$)")
+"""The start of a line without sentences: a table, a heading, a picture, a comment, an empty line."""
 Match = tuple[Path, int, str]
 
 
@@ -52,12 +56,37 @@ def long_sentences(paths: list[Path]) -> Iterator[Match]:
                     yield path, getattr(node, "lineno", 1), " ".join(sentence.split())
 
 
+def long_sentences_of_pages(paths: list[Path]) -> Iterator[Match]:
+    """Yields the long sentences of Markdown pages; tables and code blocks are skipped."""
+    for path in paths:
+        for number, paragraph in paragraphs(path.read_text().splitlines()):
+            for sentence in _SENTENCE_END.split(paragraph):
+                if len(sentence.split()) > LONGEST_SENTENCE:
+                    yield path, number, sentence
+
+
+def paragraphs(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yields each paragraph and list item as one line, with the number of its first line."""
+    first, text, is_code = 0, "", False
+    for number, line in enumerate([*lines, ""], 1):
+        is_fence = line.lstrip().startswith("```")
+        is_code ^= is_fence
+        is_prose = not (is_fence or is_code or _NO_PROSE.match(line) or (not text and line.startswith("    ")))
+        if text and (not is_prose or _LIST_ITEM.match(line)):
+            yield first, text
+            text = ""
+        if is_prose:
+            first = first if text else number
+            text = f"{text} {line.strip()}" if text else _LIST_ITEM.sub("", line)
+
+
 def counted() -> dict[str, list[Match]]:
     out = {}
     for place, paths in (("src", sources()), ("docs", pages())):
         for name, pattern in WORDS.items():
             out[f"{place}.{name}"] = list(matches(paths, pattern))
     out["src.long_sentences"] = list(long_sentences(sources()))
+    out["docs.long_sentences"] = list(long_sentences_of_pages(pages()))
     return out
 
 
