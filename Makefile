@@ -6,34 +6,34 @@ BIN     = $(VENV)/bin
 BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-DRIVER ?= drivers/pci
+DRIVER ?= helpers/drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy helpers/drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # What a driver needs at run time: enough for the demo. What develops it comes with the first `make test`.
 $(BASE): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once) ..."
+	@echo "installing into $(VENV) (helpers/shared_folders) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	@touch $(BASE)
 
 $(STAMP): $(BASE)
-	@echo "installing what tests and lint need into $(VENV) (once) ..."
+	@echo "installing what tests and lint need into $(VENV) (helpers/shared_folders) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
 demo: $(BASE) ## the whole story on this machine's own hardware
-	@$(BIN)/python drivers/pci/demo.py
+	@$(BIN)/python helpers/drivers/pci/demo.py
 
 examples: $(STAMP) ## each manifest of examples/ on the local cluster
 	@$(BIN)/python -m pytest -v --no-header examples
 
 dev: $(BASE) ## the local cluster with the PCI driver, until Ctrl-C
-	@$(BIN)/dra dev drivers/pci
+	@$(BIN)/dra dev helpers/drivers/pci
 
 # Tests wait more than they work, so there are more workers than cores. A worker that has finished takes tests from another.
 WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -76,7 +76,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import rings, module sizes, language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@for driver in drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
+	@for driver in helpers/drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
 	@$(BIN)/python tests/tools/language.py
@@ -100,11 +100,11 @@ docs: $(STAMP) ## regenerate the pages and files that come from the code
 picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
 	@$(BIN)/python docs/picture.py
 
-deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
+deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the helpers/drivers' overlays
 	@$(BIN)/dra deploy --shared deploy
-	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
+	@for values in helpers/drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
 
-drivers: $(STAMP) ## rewrite what drivers/ have word for word from the templates of `dra new`
+helpers/drivers: $(STAMP) ## rewrite what helpers/drivers/ have word for word from the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers
 
 LOCKED = image/requirements.txt image/build-requirements.txt
@@ -128,7 +128,7 @@ lock: $(UV) ## pin what images install, by version and hash; make lock ARGS=--up
 	  $(UV) pip install --quiet --dry-run --target .venv-lock/none --require-hashes --only-binary :all: -r $$file \
 	    --python-version $${image%:*} --python-platform $${image#*:}-manylinux_2_28 || exit; done; done
 
-image: ## the image of a driver of this tree: make image DRIVER=drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
+image: ## the image of a driver of this tree: make image DRIVER=helpers/drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
 	$(ENGINE) build $(strip -t $(IMAGE) --build-arg DRIVER=$(DRIVER) $(ARGS) .)
 
 sbom: ## what that image has, as CycloneDX
