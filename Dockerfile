@@ -1,19 +1,19 @@
-# A driver of this tree with the framework of this tree: docker build --build-arg DRIVER=drivers/pci -t pci .
-# Elsewhere, and for a driver that needs more than the framework, there is the driver's own Dockerfile.
-# For a release give the base by its digest, as `docker buildx imagetools inspect python:3.13-slim` tells it:
+# Builds the image of a driver in this repository: docker build --build-arg DRIVER=drivers/pci -t pci .
+# For other drivers, and for drivers with dependencies, use the driver's own Dockerfile.
+# For a release, set the base image by digest; `docker buildx imagetools inspect python:3.13-slim` prints it:
 # --build-arg BASE=python:3.13-slim@sha256:...
 ARG BASE=python:3.13-slim
 
 FROM ${BASE} AS build
 ARG BASE
 ARG DRIVER=drivers/pci
-# Debian's package of the human names of PCI ids; PCI_IDS=pci.ids=VERSION for one version.
+# Debian's package with the names of PCI vendors and devices; PCI_IDS=pci.ids=VERSION selects a version.
 ARG PCI_IDS=pci.ids
-# Compiled without column numbers: 0.3 MiB less resident; tracebacks have lines all the same.
+# Compiles without column numbers, which saves 0.3 MiB of resident memory. Tracebacks still contain line numbers.
 ENV PYTHONNODEBUGRANGES=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 RUN apt-get update && apt-get install -y --no-install-recommends ${PCI_IDS}
 WORKDIR /src
-# All that comes from an index is pinned by hash: `make lock`. What builds and lists stays in this stage: the environment has no pip.
+# Everything from a package index is pinned by hash (`make lock`). Build tools and pip stay in this stage.
 COPY image image
 RUN pip install --require-hashes --only-binary :all: -r image/build-requirements.txt \
  && python -m venv --without-pip /opt/dra \
@@ -31,10 +31,10 @@ COPY --from=build /usr/share/misc/pci.ids /usr/share/misc/pci.ids
 COPY --from=build /usr/share/sbom /usr/share/sbom
 COPY --from=build /opt/dra /opt/dra
 ENV PATH=/opt/dra/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONNODEBUGRANGES=1
-# The base has pip, which nothing here calls. It ships its library as source only: compiled at each start, that takes seconds and 0.8 MiB.
+# Removes pip, which the driver does not need. Compiles the standard library, because each start would compile it for seconds and with 0.8 MiB.
 RUN cd /usr/local && rm -rf bin/pip* lib/python3.13/ensurepip lib/python3.13/site-packages/pip* \
  && python -m compileall -q -x '/(site-packages|test|idlelib|turtledemo|tkinter|lib2to3)/' lib/python3.13
-# A plugin makes sockets in the kubelet's folders and CDI files, which belong to root with mode 0750 and less: as another user it could
-# not, so the DaemonSet runs this as root, without capabilities. Alone the image does not.
+# The DaemonSet runs the image as root without capabilities: the plugin creates sockets and CDI files in folders that only root can write.
+# Other uses do not need root.
 USER 65532:65532
 ENTRYPOINT ["dra"]

@@ -1,39 +1,39 @@
-# Two commands for a newcomer: `make demo` and `make test`. Each sets up all it needs.
-unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile every module that it imports
+# Two commands for newcomers: `make demo` and `make test`. Each one installs what it needs.
+unexport PYTHONDONTWRITEBYTECODE # without compiled files, each of hundreds of test processes would compile all its modules
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 BASE    = $(VENV)/.base
 STAMP   = $(VENV)/.installed
 
-DRIVER ?= helpers/drivers/pci
+DRIVER ?= drivers/pci
 IMAGE  ?= $(notdir $(DRIVER))
 ENGINE ?= docker
 
-.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy helpers/drivers dist lock image sbom site clean
+.PHONY: help demo examples dev check test test-rest test-all plugin pauses mutants lint type soak bench proto proto-env docs picture deploy drivers dist lock image sbom site clean
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# What a driver needs at run time: enough for the demo. What develops it comes with the first `make test`.
+# Installs what a driver needs at run time, which is enough for the demo. The first `make test` installs the rest.
 $(BASE): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (helpers/shared_folders) ..."
+	@echo "installing into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
 	@touch $(BASE)
 
 $(STAMP): $(BASE)
-	@echo "installing what tests and lint need into $(VENV) (helpers/shared_folders) ..."
+	@echo "installing what tests and lint need into $(VENV) (once) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(BASE) ## the whole story on this machine's own hardware
-	@$(BIN)/python helpers/drivers/pci/demo.py
+demo: $(BASE) ## show each step of a claim, with the PCI hardware of this machine
+	@$(BIN)/python drivers/pci/demo.py
 
-examples: $(STAMP) ## each manifest of examples/ on the local cluster
+examples: $(STAMP) ## run each manifest of examples/ on the local cluster
 	@$(BIN)/python -m pytest -v --no-header examples
 
-dev: $(BASE) ## the local cluster with the PCI driver, until Ctrl-C
-	@$(BIN)/dra dev helpers/drivers/pci
+dev: $(BASE) ## run the local cluster with the PCI driver, until Ctrl-C
+	@$(BIN)/dra dev drivers/pci
 
 # Tests wait more than they work, so there are more workers than cores. A worker that has finished takes tests from another.
 WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -55,7 +55,7 @@ test-rest: $(STAMP) ## the tests that `make test` leaves out
 test-all: $(STAMP) ## every test, within 20 minutes
 	@$(PYTEST) $(ARGS)
 
-# What judges the plugin: its publisher, engine, health, events and controller before an API server and a kubelet.
+# Tests of the plugin's publisher, engine, health, events and controller with an API server and a kubelet.
 PLUGIN = claims/test_device_status claims/test_killed_device_removed claims/test_remote_devices_in_containers \
   claims/test_undo_steps_processes devices/slices/test_publisher devices/slices/test_publisher_quantities \
   devices/slices/test_scope devices/slices/test_status_and_gates devices/slices/test_sync_slice_controller_table \
@@ -63,28 +63,28 @@ PLUGIN = claims/test_device_status claims/test_killed_device_removed claims/test
   kube/test_discovery_served_versions plugin/controller/binding/test_binder_faults plugin/controller/test_controller \
   plugin/test_node plugin/test_node_processes plugin/test_node_readiness plugin/test_node_unreachable_server \
   resourceapi/test_newer_fields system/test_node_failure testing/test_controlplane
-plugin: $(STAMP) ## the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
+plugin: $(STAMP) ## run the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
 	@DRA_KUBERNETES=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
 
-pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/kube --pauses late,tasks,children"
+pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
 
-mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test
+mutants: $(STAMP) ## change the code in 200 places: tests must detect nine in ten changes
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy --strict, import rings, module sizes, language
+lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, module sizes and language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@for driver in helpers/drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
+	@for driver in drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
 	@$(BIN)/python tests/tools/language.py
 
-soak: $(STAMP) ## 1,000 random kills while everything around fails too, then 10,000 cycles watching memory and descriptors
+soak: $(STAMP) ## kill the plugin 1,000 times while its environment fails, then check memory and descriptors over 10,000 cycles
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-bench: $(STAMP) ## the figures in docs/figures.md, with a baseline measured in the same run
+bench: $(STAMP) ## measure the figures of docs/figures.md, with a baseline in the same run
 	@$(BIN)/python -m bench $(ARGS)
 
 proto-env:
@@ -94,21 +94,21 @@ proto-env:
 proto: proto-env ## regenerate the committed stubs, in an environment of their own
 	@PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python proto/generate.py src
 
-docs: $(STAMP) ## regenerate the pages and files that come from the code
+docs: $(STAMP) ## regenerate pages, tables and diagrams of docs/
 	@$(BIN)/python docs/generate.py
 
-picture: $(STAMP) ## draw docs/demo.svg anew, from what the demo prints here
+picture: $(STAMP) ## draw docs/demo.svg from the output of the demo on this machine
 	@$(BIN)/python docs/picture.py
 
-deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the helpers/drivers' overlays
+deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/dra deploy --shared deploy
-	@for values in helpers/drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
+	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
 
-helpers/drivers: $(STAMP) ## rewrite what helpers/drivers/ have word for word from the templates of `dra new`
+drivers: $(STAMP) ## rewrite the files of drivers/ that are copies of the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers
 
 LOCKED = image/requirements.txt image/build-requirements.txt
-# Every pin needs a wheel for each of these: an image compiles nothing.
+# Each pin needs a wheel for each of these platforms, because the image build compiles nothing.
 IMAGES  = 3.11:x86_64 3.11:aarch64 3.13:x86_64 3.13:aarch64
 UV      = .venv-lock/bin/uv
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
@@ -117,24 +117,24 @@ $(UV):
 	@test -x .venv-lock/bin/python || $(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<0.14'
 
-dist: $(UV) ## wheel and sdist in dist/, by the build backend that image/ pins: the same bytes for everybody
+dist: $(UV) ## build wheel and sdist into dist/, reproducibly, with the pinned build backend
 	@$(UV) build --quiet --build-constraint image/build-requirements.txt --require-hashes --out-dir dist .
 	@cd dist && sha256sum *.whl *.tar.gz
 
-lock: $(UV) ## pin what images install, by version and hash; make lock ARGS=--upgrade: the newest
+lock: $(UV) ## pin what images install, by version and hash; `make lock ARGS=--upgrade` takes the newest versions
 	@$(COMPILE) pyproject.toml -o image/requirements.txt $(ARGS)
 	@$(COMPILE) --group image -o image/build-requirements.txt $(ARGS)
 	@for image in $(IMAGES); do for file in $(LOCKED); do \
 	  $(UV) pip install --quiet --dry-run --target .venv-lock/none --require-hashes --only-binary :all: -r $$file \
 	    --python-version $${image%:*} --python-platform $${image#*:}-manylinux_2_28 || exit; done; done
 
-image: ## the image of a driver of this tree: make image DRIVER=helpers/drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
+image: ## build the image of a driver in this repository: make image DRIVER=drivers/pci IMAGE=registry.example.com/pci:0.1.0 ENGINE=podman
 	$(ENGINE) build $(strip -t $(IMAGE) --build-arg DRIVER=$(DRIVER) $(ARGS) .)
 
-sbom: ## what that image has, as CycloneDX
+sbom: ## print the contents of that image as CycloneDX
 	@$(ENGINE) run --rm --entrypoint cat $(IMAGE) /usr/share/sbom/image.cdx.json
 
-site: ## the documentation as pages in site/; a broken link or reference fails it
+site: ## build the documentation site into site/; a broken link or reference is an error
 	@test -x .venv-docs/bin/mkdocs || $(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8,<10' 'mkdocstrings[python]>=1.0' ruff
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import sequence
 import yaml
 
 from dra_kubeletplugin.base import errors_page
@@ -40,6 +41,7 @@ def files() -> dict[str, str]:
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
         "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
         "docs/security.md": filled("docs/security.md", permissions=permissions()),
+        **sequence.files(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Draws README's picture, `docs/demo.svg`, from what `make demo` prints on a terminal here: `make picture`."""
+"""Draws `docs/demo.svg` from the output of `make demo` on a terminal of this machine: `make picture`. README and the site show it."""
 
 from __future__ import annotations
 
@@ -17,53 +17,70 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
-COLUMNS = 120
-SHOWN = 3  # lines of a JSON document; its end is shown too
-_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)  # they would be fetched from elsewhere
+COLUMNS = 96
+"""Few columns keep the text large where a page shows the picture beside other things."""
+SHOWN = 3
+"""Number of PCI functions, and of first lines of a JSON document, that the picture shows."""
+_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)  # a page would load these fonts from another server
 _JSON = re.compile(r" {5,}[\]\[{}\" ]")
+_TREE, _FUNCTION = re.compile(r" {3}([├└│]| {6,}\S)"), re.compile(r" {3}[├└]")
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 
 
-def printed() -> list[str]:
-    """The lines of the demo, with their colours."""
-    ours, theirs = pty.openpty()
+def demo_lines() -> list[str]:
+    """Runs the demo and returns the lines that it prints, with their colours."""
+    parent_end, child_end = pty.openpty()
     command = [sys.executable, str(ROOT / "drivers/pci/demo.py")]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, env=environment, cwd=ROOT)
-    os.close(theirs)
-    said = b""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=child_end, env=environment, cwd=ROOT)
+    os.close(child_end)
+    output = b""
     while True:
         try:
-            part = os.read(ours, 65536)
-        except OSError:  # the other end is closed
+            part = os.read(parent_end, 65536)
+        except OSError:  # the demo closed its end
             break
         if not part:
             break
-        said += part
-    os.close(ours)
+        output += part
+    os.close(parent_end)
     if process.wait():
-        raise SystemExit(f"the demo failed:\n{said.decode()}")
-    return said.decode().splitlines()
+        raise SystemExit(f"the demo failed:\n{output.decode()}")
+    return output.decode().splitlines()
 
 
-def folded(lines: list[str]) -> Iterator[str]:
-    """Without the middle of JSON documents."""
+def shortened(lines: list[str]) -> Iterator[str]:
+    """Leaves out the middle of JSON documents, PCI functions after the first ones, and repeated empty lines."""
     document: list[str] = []
+    functions = 0
+    previous = "$ make demo"
     for line in [*lines, ""]:
-        if _JSON.match(line):
+        plain = _ESCAPES.sub("", line)
+        if _JSON.match(plain) and not functions:
             document.append(line)
             continue
         left_out = len(document) - SHOWN - 1
         yield from document if left_out < 1 else [*document[:SHOWN], f"       ... {left_out} lines ...", document[-1]]
         document = []
-        yield line
+        if _TREE.match(plain):
+            functions += bool(_FUNCTION.match(plain))
+            if functions > SHOWN:
+                continue
+        elif functions > SHOWN:
+            yield f"   ... {functions - SHOWN} more functions ..."
+        if not _TREE.match(plain):
+            functions = 0
+        if plain.strip() or previous:
+            yield line
+        previous = plain.strip()
 
 
-def drawn(lines: list[str]) -> str:
-    """As SVG."""
+def svg(lines: list[str]) -> str:
+    """Returns the picture of a terminal with these lines."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    colours = AnsiDecoder()  # they may go on over several lines
-    for line in ["$ make demo", *folded(lines)]:
-        console.print(colours.decode_line(line), no_wrap=True, overflow="ellipsis")
+    decoder = AnsiDecoder()  # one for all lines, because a colour can continue on the next line
+    for line in ["$ make demo", *shortened(lines)]:
+        console.print(decoder.decode_line(line), no_wrap=True, overflow="ellipsis")
     return console.export_svg(
         title="make demo",
         theme=terminal_theme.MONOKAI,
@@ -73,4 +90,4 @@ def drawn(lines: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/demo.svg").write_text(drawn(printed()))
+    (ROOT / "docs/demo.svg").write_text(svg(demo_lines()))

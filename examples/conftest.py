@@ -1,4 +1,4 @@
-"""For the tests of the examples: the GPU driver on a node, and the manifest beside the test."""
+"""Fixtures for the tests of the examples: the GPU driver on a node, and the manifest in the test's folder."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Example:
         self.api = node.api
 
     def apply(self) -> None:
-        """As ``kubectl apply`` does, of the driver's DeviceClass too."""
+        """Applies the driver's DeviceClass and the manifest, as ``kubectl apply`` does."""
         self.api.apply_file(GPU / "deploy/deviceclass.yaml")
         self.api.apply_file(self.folder / "manifest.yaml")
 
     def env(self, pod: str, container: str = "", namespace: str = "default") -> dict[str, str]:
-        """What a container sees in its environment, once its pod runs."""
+        """Waits until the pod runs and returns the environment of a container."""
         return self.node.env(self.api.wait_running(pod, namespace), container)
 
     def gpus(self, pod: str, container: str = "", namespace: str = "default") -> list[str]:
-        """The GPUs that a container was given, once its pod runs."""
+        """Waits until the pod runs and returns the GPUs of a container."""
         env = self.env(pod, container, namespace)
         return sorted(v for k, v in env.items() if k.startswith("GPU_DEVICE_") and v.startswith("gpu-"))
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver has no options but those that a test gives."""
+    """Removes options that the environment of the test run sets."""
     for name in (
         "NUM_DEVICES",
         "GPU_PARTITIONS",

@@ -13,11 +13,11 @@ CLASS = HERE.parent / "drivers/gpu_example/deploy/deviceclass.yaml"
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl on the PATH")
-def test_kubectl_applies_all_of_them_as_the_list_says(local_cluster: Cluster, tmp_path: Path) -> None:
-    """With the validation that a real cluster has."""
+def test_kubectl_applies_all_examples(local_cluster: Cluster, tmp_path: Path) -> None:
+    """Uses strict validation, as on a real cluster."""
     kubectl = ["kubectl", "--cache-dir", tmp_path, "--kubeconfig", local_cluster.kubeconfig]
     apply = [*kubectl, "apply", "--validate=strict", "-f", CLASS, "-R", "-f", HERE]
     done = subprocess.run(apply, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    made = [line for line in done.stdout.splitlines() if line.startswith("pod/")]
-    assert len(made) == sum(f.read_text().count("kind: Pod\n") for f in HERE.rglob("manifest.yaml"))
+    pods = [line for line in done.stdout.splitlines() if line.startswith("pod/")]
+    assert len(pods) == sum(f.read_text().count("kind: Pod\n") for f in HERE.rglob("manifest.yaml"))

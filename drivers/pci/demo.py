@@ -69,10 +69,7 @@ async def main(description: str | None = None) -> int:
                 await step()
         took = time.monotonic() - started
         print(f"\n{STYLE.green('All done')} in {took:.1f} s. Next: make dev, then kubectl.")
-        print(
-            "examples/ has a manifest for each feature, from one device to taints and partitions; "
-            "make examples runs them."
-        )
+        print("examples/ has a manifest for each feature; make examples runs them.")
     return 0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from examples.conftest import Example
 
 
-def test_the_pod_has_a_gpu_and_gives_it_back(example: Example) -> None:
+def test_the_pod_has_a_gpu_and_leaves_nothing_behind(example: Example) -> None:
     example.apply()
     assert example.gpus("one-device") == example.node.allocated("one-device")
     example.node.delete_pod("one-device")

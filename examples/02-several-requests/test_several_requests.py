@@ -3,7 +3,7 @@ from __future__ import annotations
 from examples.conftest import Example
 
 
-def test_the_pod_has_two_gpus_and_a_container_those_that_it_names(example: Example) -> None:
+def test_a_container_has_the_gpus_of_the_requests_that_it_names(example: Example) -> None:
     example.apply()
     left, right = example.node.allocated("several-requests")
     assert left != right

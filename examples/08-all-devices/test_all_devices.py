@@ -12,7 +12,7 @@ def test_the_pod_has_every_gpu_of_the_node(example: Example) -> None:
 
 
 @pytest.mark.dra(environment={"NUM_DEVICES": "3"})
-def test_the_pod_waits_while_one_of_them_is_in_use(example: Example) -> None:
+def test_the_pod_waits_while_one_gpu_is_in_use(example: Example) -> None:
     example.node.run_pod("holder")
     example.apply()
     example.api.wait_event("all-devices", "cannot allocate all claims")

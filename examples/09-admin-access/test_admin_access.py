@@ -6,7 +6,7 @@ from dra_kubeletplugin.errors import ApiError
 from examples.conftest import Example
 
 
-def test_the_monitor_sees_every_gpu_and_those_in_use_too(example: Example) -> None:
+def test_the_monitor_has_all_gpus_also_those_in_use(example: Example) -> None:
     example.node.run_pod("user", count=2)
     example.apply()
     assert example.gpus("monitor", namespace="gpu-monitoring") == [f"gpu-{i}" for i in range(8)]
@@ -14,6 +14,6 @@ def test_the_monitor_sees_every_gpu_and_those_in_use_too(example: Example) -> No
     example.node.run_pod("another", count=6)
 
 
-def test_a_namespace_without_the_label_may_not(example: Example) -> None:
+def test_admin_access_is_forbidden_without_the_label(example: Example) -> None:
     with pytest.raises(ApiError, match="adminAccess: Forbidden"):
         example.node.apply_pod(admin_access=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from examples.conftest import Example
 
 
-def test_the_second_choice_is_taken_where_there_is_no_first(example: Example) -> None:
+def test_the_second_alternative_is_allocated_if_the_first_is_impossible(example: Example) -> None:
     example.apply()
     assert len(example.gpus("alternatives")) == 1
     claim = example.node.claim_of("alternatives")

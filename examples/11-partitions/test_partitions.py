@@ -6,7 +6,7 @@ from examples.conftest import Example
 
 
 @pytest.mark.dra(environment={"GPU_PARTITIONS": "4", "NUM_DEVICES": "2"})
-def test_no_gpu_is_given_both_whole_and_in_parts(example: Example) -> None:
+def test_no_gpu_is_allocated_whole_and_in_partitions(example: Example) -> None:
     example.apply()
     parts, (whole,) = example.gpus("partitions"), example.gpus("whole")
     assert len(parts) == 2

@@ -11,12 +11,12 @@ pytestmark = pytest.mark.dra(environment={"NUM_DEVICES": "2"}, unhealthy_policy=
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file in it breaks a GPU; before ``example``, for the driver reads its options when it starts."""
+    """A folder where a file breaks a GPU. Use it before ``example``, because the driver reads its options when it starts."""
     monkeypatch.setenv("GPU_FAULTS", str(tmp_path))
     return tmp_path
 
 
-def test_a_broken_gpu_is_given_to_who_tolerates_it_alone(faults: Path, example: Example) -> None:
+def test_only_a_pod_that_tolerates_the_taint_gets_a_broken_gpu(faults: Path, example: Example) -> None:
     (faults / "gpu-0").write_text("row remapping failed")
     example.node.wait_published(lambda devices: [d.name for d in devices.values() if d.taints] == ["gpu-0"])
     example.apply()
@@ -24,7 +24,7 @@ def test_a_broken_gpu_is_given_to_who_tolerates_it_alone(faults: Path, example: 
     assert example.gpus("repair") == ["gpu-0"]
 
 
-def test_who_does_not_tolerate_it_is_evicted(faults: Path, example: Example) -> None:
+def test_a_pod_that_does_not_tolerate_the_taint_is_evicted(faults: Path, example: Example) -> None:
     example.apply()
     repair, plain = example.gpus("repair"), example.gpus("plain")
     assert (repair, plain) == (["gpu-0"], ["gpu-1"])

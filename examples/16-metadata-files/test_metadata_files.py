@@ -8,7 +8,7 @@ from examples.conftest import Example
 FOLDER = Path("/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/gpu")
 
 
-def test_a_file_in_the_container_tells_which_gpu_it_has(example: Example) -> None:
+def test_a_file_in_the_container_describes_its_gpu(example: Example) -> None:
     example.apply()
     (gpu,) = example.gpus("metadata-files")
     mounts = example.node.oci(example.api.wait_running("metadata-files"))["mounts"]

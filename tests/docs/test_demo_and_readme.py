@@ -114,18 +114,19 @@ def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
 # --- README -------------------------------------------------------------------------------------------
 
 
-def snippets() -> list[str]:
+def snippets(page: str = "README.md") -> list[str]:
     import re
 
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-async def test_the_driver_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+async def test_the_first_driver_of_a_page_works_as_it_stands(page: str, tmp_path: Path) -> None:
     from dra_kubeletplugin.driver import load_driver
     from dra_kubeletplugin.testing import node_with
 
     file = tmp_path / "driver.py"
-    file.write_text(snippets()[0])
+    file.write_text(snippets(page)[0])
     functions = [
         {
             "address": f"0000:1{i}:00.0",

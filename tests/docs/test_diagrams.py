@@ -1,62 +1,66 @@
-"""docs/sequence.py draws the pictures of the pages from their text."""
+"""docs/sequence.py draws the diagrams of the pages from their sources."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import sequence
 
 DOCS = Path(__file__).parents[2] / "docs"
+SOURCES = sorted((DOCS / "diagrams").glob("*.txt"))
+SVG = "{http://www.w3.org/2000/svg}"
+_IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]*diagrams/[^)]+)\)")
 
 
-def _loaded() -> ModuleType:
-    """As MkDocs loads a hook: it is in no package."""
-    spec = importlib.util.spec_from_file_location("sequence", DOCS / "sequence.py")
-    assert spec and spec.loader
-    module = sys.modules["sequence"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_every_diagram_shows_all_words_of_its_source(source: Path) -> None:
+    root = ET.fromstring(sequence.draw(source.read_text()))  # noqa: S314 our own
+    shown = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
+    for word in re.findall(r"[\w()]+", re.sub(r" [xo] ", " ", source.read_text())):
+        assert word in shown
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for text in root.iter(f"{SVG}text"):
+        half = len(text.text or "") * sequence.CHARACTER / 2
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        assert half <= x <= width - half
+        assert 0 < y <= height
 
 
-sequence = _loaded()
-DRAWN = [page for page in sorted(DOCS.glob("**/*.md")) if "```sequence\n" in page.read_text()]
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_the_svg_beside_a_source_is_current(source: Path) -> None:
+    assert source.with_suffix(".svg").read_text() == sequence.draw(source.read_text()), "run `make docs`"
 
 
-@pytest.mark.parametrize("page", DRAWN, ids=lambda p: p.name)
-def test_every_picture_of_a_page_is_drawn_with_all_its_words(page: Path) -> None:
-    markdown = sequence.on_page_markdown(page.read_text())
-    assert "```sequence" not in markdown
-    pictures = re.findall(r'<div class="sequence">(.*)</div>', markdown)
-    assert len(pictures) == page.read_text().count("```sequence\n")
-    for picture, source in zip(
-        pictures, re.findall(r"```sequence\n(.*?)```", page.read_text(), re.DOTALL), strict=True
-    ):
-        root = ET.fromstring(picture)  # noqa: S314 our own
-        shown = " ".join(text.text or "" for text in root.iter("text"))
-        for word in re.findall(r"[\w()]+", re.sub(r" [xo] ", " ", source)):
-            assert word in shown
-        _, _, width, height = map(float, root.attrib["viewBox"].split())
-        for text in root.iter("text"):
-            half = len(text.text or "") * sequence.CHARACTER / 2
-            x, y = float(text.attrib["x"]), float(text.attrib["y"])
-            assert half <= x <= width - half
-            assert 0 < y <= height
+def test_pages_show_every_diagram_as_an_image_with_a_text() -> None:
+    """So GitHub and a plain Markdown viewer show it, too."""
+    images = [(page, *image) for page in DOCS.glob("**/*.md") for image in _IMAGE.findall(page.read_text())]
+    assert all(text for _, text, _ in images)
+    shown = {(page.parent / path).resolve() for page, _, path in images}
+    pictures = set((DOCS / "diagrams").glob("*.svg"))
+    assert shown == pictures == {source.with_suffix(".svg") for source in SOURCES}
+    pages = [page.name for page in DOCS.glob("**/*.md") if re.search(r"^```(mermaid|sequence)", page.read_text(), re.M)]
+    assert pages == []
 
 
-@pytest.mark.parametrize("line", ["a => b: words", "a -> c: nobody", "c x killed", "words"])
-def test_a_line_that_says_nothing_fails_the_site(line: str) -> None:
+def test_a_diagram_has_colours_for_light_and_dark_mode_and_loads_nothing() -> None:
+    drawn = sequence.draw("a, b\na -> b: hello\n")
+    assert "prefers-color-scheme: dark" in drawn
+    assert 'class="page"' in drawn
+    assert re.findall(r"https?://[^\"]+|url\(", drawn) == ["http://www.w3.org/2000/svg"]
+
+
+@pytest.mark.parametrize("line", ["a => b: words", "a -> c: words", "c x killed", "words"])
+def test_a_line_of_no_known_form_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"no (lane|line)"):
         sequence.draw(f"a, b\n{line}\n")
 
 
-def test_a_line_of_life_ends_at_a_death_and_begins_at_a_birth() -> None:
-    picture = sequence.draw("a, b\na x killed\nb o starts\na -> b: nothing\n")
-    lives = re.findall(r'M(\d+) (\d+)V(\d+)" class="life"', picture)
+def test_the_line_of_a_process_ends_when_it_is_killed_and_begins_when_it_starts() -> None:
+    drawn = sequence.draw("a, b\na x killed\nb o starts\na -> b: nothing\n")
+    lives = re.findall(r'M(\d+) (\d+)V(\d+)" class="life"', drawn)
     ends = {int(x): (int(begin), int(end)) for x, begin, end in lives}
     (first, second) = sorted(ends)
     assert ends[first][1] < ends[second][0] < ends[second][1]

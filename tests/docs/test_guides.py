@@ -33,8 +33,8 @@ _FILES = {"python", "yaml", "ini"}
 _STAYS = re.compile(r"dra dev (-|\S*[./])")
 _OF_A_CLONE = "a clone of the repository"
 """Who installed a wheel has neither ``drivers`` nor ``examples``: a page that needs them says so by these words."""
-_SHOWN = {"text", "sequence"}
-"""Pictures: nobody can run them."""
+_SHOWN = {"text"}
+"""Output, which cannot be run."""
 
 
 @dataclass

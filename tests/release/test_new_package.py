@@ -80,7 +80,7 @@ def test_what_cannot_be_installed_is_told_with_where_a_wheel_of_the_framework_go
     for tool in ("python", "pip"):  # an index that has nothing
         (package / ".venv/bin" / tool).write_text("#!/bin/sh\nexit 1\n")
         (package / ".venv/bin" / tool).chmod(0o755)
-    with pytest.raises(AssertionError, match="Put its wheel into the folder wheels/, or say FRAMEWORK="):
+    with pytest.raises(AssertionError, match="put its wheel into the folder wheels/, or set FRAMEWORK="):
         run("make", "test", cwd=package)
     assert not (package / ".venv/.installed").exists()
 

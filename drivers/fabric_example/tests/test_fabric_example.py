@@ -1,4 +1,4 @@
-"""The fabric driver, controller and plugins, on a local cluster with several nodes."""
+"""Tests of the fabric driver, with controller and plugins, on a local cluster with several nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODES = ("node-1", "node-2", "node-3", "node-4")
 
 @pytest.fixture
 def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FabricManager:
-    """The fabric that both roles talk to; two devices are in it."""
+    """The fabric that both roles use; it has two devices."""
     monkeypatch.setenv("FABRIC_STATE", str(tmp_path / "fabric.db"))
     manager = FabricManager(tmp_path / "fabric.db")
     manager.add("gpu-0", "a100")
@@ -36,7 +36,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FabricManager:
 
 @contextlib.asynccontextmanager
 async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterator[AsyncApi]:
-    """A cluster with the driver's plugin on each node, and without its controller."""
+    """Starts a cluster with the driver's plugin on each node, and without its controller."""
     async with (
         LocalCluster(nodes=NODES[:nodes], binding_timeout=binding_timeout) as cluster,
         contextlib.AsyncExitStack() as stack,
@@ -59,7 +59,7 @@ async def gone(api: AsyncApi, fabric: FabricManager, device: str) -> None:
     await api.wait(f"{device} to be detached", check)
 
 
-async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bound_and_detached_after(
+async def test_a_device_is_attached_before_its_pod_is_bound_and_detached_after_the_pod(
     fabric: FabricManager,
 ) -> None:
     async with running(2) as api, controller_on(api.cluster, Fabric):
@@ -76,10 +76,10 @@ async def test_a_device_is_attached_to_the_node_of_its_pod_before_the_pod_is_bou
         await gone(api, fabric, "gpu-0")
 
 
-async def test_the_pod_waits_while_nobody_attaches(fabric: FabricManager) -> None:
+async def test_the_pod_waits_until_a_controller_attaches_its_device(fabric: FabricManager) -> None:
     async with running() as api:
         async with controller_on(api.cluster, Fabric):
-            pass  # it published, and is gone
+            pass  # the controller publishes the pools and stops
         await api.apply(claim("c"), pod("p", claims=["c"]))
         await api.wait_event("p", "BindingConditionsPending")
         assert fabric.attached("gpu-0") is None
@@ -87,7 +87,7 @@ async def test_the_pod_waits_while_nobody_attaches(fabric: FabricManager) -> Non
             await api.wait_running("p")
 
 
-async def test_a_broken_port_is_told_and_the_pod_runs_once_it_is_repaired(fabric: FabricManager) -> None:
+async def test_an_event_names_a_broken_port_and_the_pod_runs_after_its_repair(fabric: FabricManager) -> None:
     fabric.add("gpu-0", "a100", broken="port 7 has no link")
     fabric.add("gpu-1", "a100", broken="port 8 has no link")
     async with running() as api, controller_on(api.cluster, Fabric):
@@ -109,7 +109,7 @@ async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undon
         assert attached.owner == (await api.get("ResourceClaim", "c") or {})["metadata"]["uid"]
 
 
-async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
+async def test_pods_share_a_tpu_slice_only_on_its_hosts(
     fabric: FabricManager,
 ) -> None:
     half, whole = (f'device.capacity["{NAME}"].tpus.compareTo(quantity("{n}")) == 0' for n in (8, 16))
@@ -131,7 +131,7 @@ async def test_the_pods_of_a_tpu_slice_share_it_on_its_hosts_and_nowhere_else(
         assert env_of(api.cluster, await api.wait_running("all"))["TPU_TOPOLOGY"] == "4x4"
 
 
-async def test_what_the_options_plug_in_is_published_and_what_is_there_already_stays_as_it_is(
+async def test_the_options_add_devices_and_do_not_change_existing_ones(
     fabric: FabricManager,
 ) -> None:
     plugged = {"fabric_devices": ("gpu-1=h100", "gpu-2=h100")}
@@ -140,12 +140,12 @@ async def test_what_the_options_plug_in_is_published_and_what_is_there_already_s
         assert [d.attributes["model"] for d in published.values()] == ["a100", "a100", "h100"]
 
 
-def test_devices_that_cannot_be_read_are_told() -> None:
+def test_the_error_for_an_invalid_list_of_devices_shows_the_format() -> None:
     with pytest.raises(SettingsError, match="fabric_devices has 'gpu-0': write it like gpu-0=a100"):
         make(Fabric, Role.CONTROLLER, {"fabric_devices": "gpu-0"})
 
 
-def test_the_slices_are_those_of_the_proposal() -> None:
+def test_the_slices_are_those_of_the_kep() -> None:
     found = {d.name: sorted(c.removeprefix("tpus-") for c in d.consumes_counters["tpus"]) for d in tpu_slices(NODES)}
     assert found == {
         "tpu-4x4-1": ["node-1", "node-2", "node-3", "node-4"],

@@ -1,4 +1,4 @@
-"""The simulated GPUs, through real sockets; examples/ of dra-kubeletplugin has a manifest for each feature."""
+"""Tests of the driver on a local cluster. The folder examples/ of dra-kubeletplugin tests each feature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.dra(driver=Gpu)
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No options but those that a test gives."""
+    """Removes options that the environment of the test run sets."""
     for name in (
         "NUM_DEVICES",
         "GPU_PARTITIONS",
@@ -32,7 +32,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# --- what is published --------------------------------------------------------------------------
+# --- devices ------------------------------------------------------------------------------------
 
 
 def test_eight_gpus_with_the_attributes_that_manifests_select_by(node: Node[Gpu]) -> None:
@@ -54,7 +54,7 @@ def test_the_pool_is_the_same_after_a_restart(node: Node[Gpu], api: Api) -> None
 
 
 @pytest.mark.dra(options=GpuOptions(num_devices=2, gpu_partitions=4))
-def test_partitions_come_before_the_whole_gpu_and_draw_from_its_counters(node: Node[Gpu]) -> None:
+def test_partitions_come_before_the_whole_gpu_and_consume_its_counters(node: Node[Gpu]) -> None:
     published = node.published()
     assert list(published)[:5] == [*(f"gpu-0-partition-{j}" for j in range(4)), "gpu-0-full"]
     assert published["gpu-0-partition-1"].attributes["partition"] == 1
@@ -77,7 +77,7 @@ def test_a_server_without_counters_gets_whole_gpus(node: Node[Gpu]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("NUM_DEVICES", "many"), ("GPU_PARTITIONS", "-1"), ("GPU_DEVICE_STATUS", "perhaps")]
 )
-def test_an_option_that_cannot_be_read_is_refused_by_name(
+def test_the_error_for_an_invalid_option_names_the_option(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -88,7 +88,7 @@ def test_an_option_that_cannot_be_read_is_refused_by_name(
 # --- claims -------------------------------------------------------------------------------------
 
 
-def test_a_container_is_told_all_about_its_gpus(node: Node[Gpu]) -> None:
+def test_a_container_gets_variables_that_describe_its_gpus(node: Node[Gpu]) -> None:
     env = node.env(node.run_pod(count=2))
     assert (env["GPU_DEVICE_0"], env["GPU_DEVICE_1"]) == ("gpu-0", "gpu-1")
     assert env["KUBERNETES_NODE_NAME"] == node.name
@@ -101,29 +101,29 @@ def test_a_container_is_told_all_about_its_gpus(node: Node[Gpu]) -> None:
 
 
 @pytest.mark.dra(options={"gpu_device_status": True})
-def test_the_status_tells_which_gpu_a_claim_has(node: Node[Gpu], api: Api) -> None:
+def test_the_claims_status_describes_its_gpus(node: Node[Gpu], api: Api) -> None:
     node.run_pod(count=2)
 
-    def told() -> list[JSON] | None:
+    def status() -> list[JSON] | None:
         found: list[JSON] = node.claim_of("pod")["status"].get("devices") or []
         return found if len(found) == 2 else None
 
-    devices = api.wait("the status", told)
+    devices = api.wait("the status", status)
     assert devices[0]["data"]["model"] == "LATEST-GPU-MODEL"
     assert devices[0]["data"]["uuid"].startswith("gpu-")
 
 
 @pytest.mark.parametrize(
-    ("sharing", "why"),
+    ("sharing", "message"),
     [
         ({"strategy": "Nothing"}, "strategy"),
         (
             {"strategy": "TimeSlicing", "spacePartitioningConfig": {}},
-            "parameters.sharing: spacePartitioningConfig is of strategy",
+            "parameters.sharing: spacePartitioningConfig needs strategy",
         ),
         (
             {"strategy": "SpacePartitioning", "timeSlicingConfig": {}},
-            "parameters.sharing: timeSlicingConfig is of strategy",
+            "parameters.sharing: timeSlicingConfig needs strategy",
         ),
         (
             {"strategy": "SpacePartitioning", "spacePartitioningConfig": {"partitionCount": -1}},
@@ -133,14 +133,14 @@ def test_the_status_tells_which_gpu_a_claim_has(node: Node[Gpu], api: Api) -> No
         ({"strategi": "TimeSlicing"}, "did you mean 'strategy'"),
     ],
 )
-def test_wrong_parameters_are_told_in_an_event(node: Node[Gpu], api: Api, sharing: JSON, why: str) -> None:
+def test_the_pods_event_names_a_wrong_parameter(node: Node[Gpu], api: Api, sharing: JSON, message: str) -> None:
     head = {"apiVersion": "gpu.resource.example.com/v1alpha1", "kind": "GpuConfig"}
     node.apply_pod(parameters={**head, "sharing": sharing})
-    api.wait_event("pod", why)
+    api.wait_event("pod", message)
 
 
 @pytest.mark.dra(options={"num_devices": 2})
-def test_pods_beyond_the_last_gpu_wait_and_run_when_one_is_free(node: Node[Gpu], api: Api) -> None:
+def test_a_pod_waits_for_a_gpu_and_runs_when_one_is_free(node: Node[Gpu], api: Api) -> None:
     node.run_pod("first", count=2)
     node.apply_pod("late")
     api.wait_event("late", "cannot allocate")
@@ -158,7 +158,7 @@ def attached(options: GpuOptions) -> Gpu:
     return driver
 
 
-def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path) -> None:
+def test_a_fault_of_a_gpu_affects_its_partitions_and_can_evict_pods(tmp_path: Path) -> None:
     driver = attached(GpuOptions(num_devices=2, gpu_partitions=2, gpu_faults=tmp_path))
     (tmp_path / "gpu-1").write_text("NoExecute: on fire")
     report = driver.health()
@@ -166,7 +166,7 @@ def test_a_fault_of_a_gpu_is_one_of_its_partitions_and_may_evict(tmp_path: Path)
     assert {h.taint and h.taint.effect for h in report.values()} == {"NoExecute"}
 
 
-def test_a_fault_that_ends_while_it_is_read_is_none_and_one_that_cannot_be_read_is_one(tmp_path: Path) -> None:
+def test_a_fault_file_can_disappear_and_an_unreadable_one_is_a_fault(tmp_path: Path) -> None:
     driver = attached(GpuOptions(num_devices=2, gpu_faults=tmp_path))
     (tmp_path / "gpu-0").symlink_to(tmp_path / "gone")
     (tmp_path / "gpu-1").mkdir()

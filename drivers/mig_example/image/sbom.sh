@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes what an image has, with licences, as CycloneDX 1.6: sbom.sh PYPROJECT ENVIRONMENT FOLDER BASE
-# Runs in the image's build: the Python environment, the interpreter of the base, and the Debian packages around it.
+# Lists the contents of an image, with licences, as CycloneDX 1.6: sbom.sh PYPROJECT ENVIRONMENT FOLDER BASE
+# Runs in the image's build. Lists the Python environment, the interpreter of the base image, and the Debian packages.
 set -eu
 pyproject=$1 python=$2/bin/python folder=$3 base=$4
 parts=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$parts"' EXIT
 
 cyclonedx-py environment --sv 1.6 --output-reproducible --gather-license-texts --pyproject "$pyproject" -o "$parts/environment.cdx.json" "$python"
 debsbom generate -t cdx --cdx-schema-version 1.6 --with-licenses --distro-name "$base" --distro-version "$(cat /etc/debian_version)" -o "$parts/debian"
-# Debian did not build the interpreter of python:3.13-slim, so neither lists it.
+# Neither tool lists the interpreter of python:3.13-slim, because it is no Debian package.
 "$python" - >"$parts/interpreter.cdx.json" <<'PYTHON'
 import json
 import platform
@@ -27,4 +27,4 @@ print(json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, 
 PYTHON
 
 mkdir -p "$folder"
-debsbom merge -t cdx --cdx-schema-version 1.6 --distro-name image --distro-summary "what the image has" -o "$folder/image" "$parts"/*.cdx.json
+debsbom merge -t cdx --cdx-schema-version 1.6 --distro-name image --distro-summary "contents of the image" -o "$folder/image" "$parts"/*.cdx.json

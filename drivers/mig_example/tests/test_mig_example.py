@@ -1,4 +1,4 @@
-"""The MIG example on a described host, through real sockets."""
+"""Tests of the MIG example on a described host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WHOLE = f'!("profile" in {ATTRIBUTES})'
 
 @contextlib.asynccontextmanager
 async def server() -> AsyncIterator[Server]:
-    """The server with two GPUs, and the classes of ``deploy``."""
+    """A node with two GPUs, and the DeviceClasses of ``deploy``."""
     async with node_with(Mig, host=PACKAGE / "hosts/two-a100.yaml") as node:
         await node.api.apply_file(PACKAGE / "deploy/deviceclass.yaml")
         yield node
 
 
-def of(profile: str) -> str:
+def with_profile(profile: str) -> str:
     return f'"profile" in {ATTRIBUTES} && {ATTRIBUTES}.profile == "{profile}"'
 
 
@@ -36,7 +36,7 @@ def instances(node: Server) -> list[str]:
     return sorted(json.loads(p.read_text())["device"] for p in folder.glob("*.json"))
 
 
-async def test_each_gpu_is_published_as_25_partitions_and_whole() -> None:
+async def test_each_gpu_is_published_as_25_partitions_and_as_a_whole() -> None:
     async with server() as node:
         published = await node.published()
     (pool,) = published.pools.values()
@@ -51,18 +51,18 @@ async def test_each_gpu_is_published_as_25_partitions_and_whole() -> None:
     assert small.attributes["resource.kubernetes.io/pciBusID"] == "0000:17:00.0"
 
 
-async def test_eight_gpus_are_more_partitions_than_a_slice_may_have_and_all_are_published() -> None:
+async def test_partitions_of_eight_gpus_are_published_in_several_slices() -> None:
     a100 = {"vendor": 0x10DE, "device": 0x20B0, "class": 0x030200, "driver": "nvidia", "numa": 0}
     functions = [a100 | {"address": f"0000:{bus:02x}:00.0", "iommu_group": bus} for bus in range(0x10, 0x18)]
     async with node_with(Mig, host={"functions": functions}) as node:
         specs = [s["spec"] for s in await node.api.slices(Mig.name)]
-        await node.run_pod(selector=of("7g.40gb"), count=8)
+        await node.run_pod(selector=with_profile("7g.40gb"), count=8)
     sizes = [len(spec.get("devices") or []) for spec in specs]
     assert (sum(sizes), max(sizes) <= 64) == (8 * 26, True)
     assert sum(len(spec.get("sharedCounters") or []) for spec in specs) == 8
 
 
-async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_and_destroyed() -> None:
+async def test_the_claim_of_the_kep_gets_four_partitions_which_are_created_and_destroyed() -> None:
     async with server() as node:
         await node.api.apply_file(PACKAGE / "examples/pod.yaml")
         pod = await node.api.wait_running("mig-demo")
@@ -82,9 +82,9 @@ async def test_the_kep_s_claim_gets_four_partitions_of_one_gpu_which_are_made_an
         assert not any((await node.leftovers()).values())
 
 
-async def test_a_gpu_is_not_given_whole_while_a_partition_of_it_is_in_use() -> None:
+async def test_a_whole_gpu_is_not_allocated_while_one_of_its_partitions_is_in_use() -> None:
     async with server() as node:
-        await node.run_pod("part", selector=of("1g.5gb"))
+        await node.run_pod("part", selector=with_profile("1g.5gb"))
         await node.run_pod("whole", selector=WHOLE)
         (part,), (whole,) = await node.allocated("part"), await node.allocated("whole")
         assert not part.startswith(whole)
@@ -95,7 +95,7 @@ async def test_a_gpu_is_not_given_whole_while_a_partition_of_it_is_in_use() -> N
         assert await node.allocated("second") == [part.partition("-mig-")[0]]
 
 
-async def test_where_the_server_knows_no_counters_gpus_are_published_whole() -> None:
+async def test_without_counters_in_the_api_server_whole_gpus_are_published() -> None:
     async with server() as node:
         node.api.drop("sharedCounters", "consumesCounters")
         await node.restart()
@@ -103,24 +103,24 @@ async def test_where_the_server_knows_no_counters_gpus_are_published_whole() -> 
         await node.run_pod(count=2)
 
 
-async def test_no_more_partitions_are_given_than_there_are_multiprocessors_for() -> None:
+async def test_no_more_partitions_are_allocated_than_multiprocessors_allow() -> None:
     async with server() as node:
-        await node.run_pod("all", selector=of("1g.5gb"), count=14)
+        await node.run_pod("all", selector=with_profile("1g.5gb"), count=14)
         assert len(instances(node)) == 14
-        await node.apply_pod("one-more", selector=of("1g.5gb"))
+        await node.apply_pod("one-more", selector=with_profile("1g.5gb"))
         await node.api.wait_event("one-more", "cannot allocate")
 
 
-async def test_a_limit_above_the_partition_s_memory_is_refused_with_both_amounts() -> None:
+async def test_a_limit_above_the_memory_of_the_partition_is_refused() -> None:
     async with server() as node:
-        await node.apply_pod(selector=of("1g.5gb"), parameters={"memoryLimit": "8Gi"})
-        await node.api.wait_event("pod", "memoryLimit 8Gi is more than")
+        await node.apply_pod(selector=with_profile("1g.5gb"), parameters={"memoryLimit": "8Gi"})
+        await node.api.wait_event("pod", "memoryLimit 8Gi is more than the memory of")
         assert instances(node) == []
 
 
-async def test_after_the_records_are_lost_the_hardware_says_whose_partitions_there_are() -> None:
+async def test_recover_returns_the_claims_of_the_partitions_that_exist() -> None:
     async with server() as node:
-        await node.run_pod("first", selector=of("4g.20gb"))
+        await node.run_pod("first", selector=with_profile("4g.20gb"))
         uid: Any = (await node.claim_of("first"))["metadata"]["uid"]
         recovered = list(node.driver.recover())
         assert [(c.uid, [d.name for d in c.devices]) for c in recovered] == [(uid, await node.allocated("first"))]

@@ -1,4 +1,4 @@
-"""The PCI driver on described hosts, through real sockets."""
+"""Tests of the PCI driver on described hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPU = 'device.attributes["pci.dra-kubeletplugin.dev"].vendor == "10de"'
 
 @contextlib.asynccontextmanager
 async def server() -> AsyncIterator[Server]:
-    """The server with two sockets."""
+    """A node with two CPU sockets."""
     async with node_with(Pci, host=PACKAGE / "hosts/two-sockets.yaml", local_cluster=False) as node:
         yield node
 
@@ -36,14 +36,14 @@ def bound(node: Server, address: str) -> str | None:
     return next(f.driver for f in node.plugin.host.pci() if f.address == address)
 
 
-async def test_bridges_and_what_the_host_needs_are_not_published() -> None:
+async def test_bridges_and_functions_that_the_host_needs_are_not_published() -> None:
     async with server() as node:
         names = {d.name for d in node.plugin.inventory}
         assert "pci-0000-17-00-0" in names
         assert not names & {"pci-0000-00-00-0", "pci-0000-00-17-0", "pci-0000-03-00-0"}
 
 
-async def test_a_network_card_whose_state_is_not_seen_is_kept_and_its_virtual_functions_are_not() -> None:
+async def test_a_network_card_of_unknown_state_is_not_published_but_its_virtual_functions_are() -> None:
     async with server() as node:
         assert node.plugin.inventory.get("pci-0000-18-00-0") is None
         node.plugin.host.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
@@ -52,7 +52,7 @@ async def test_a_network_card_whose_state_is_not_seen_is_kept_and_its_virtual_fu
         assert [d.attributes["physicalFunction"] for d in virtual] == ["0000:18:00.0", "0000:18:00.0"]
 
 
-async def test_a_function_is_bound_to_vfio_and_given_back() -> None:
+async def test_a_function_is_bound_to_vfio_and_back() -> None:
     async with server() as node:
         pod = await node.run_pod(selector=FPGA)
         assert bound(node, "0000:17:00.0") == "vfio-pci"
@@ -71,7 +71,7 @@ async def test_a_function_is_bound_to_vfio_and_given_back() -> None:
         assert override.strip() == "(null)"
 
 
-async def test_a_group_with_a_neighbour_in_use_gives_information_only() -> None:
+async def test_a_function_whose_group_is_in_use_is_prepared_for_information_only() -> None:
     async with server() as node:
         await node.run_pod(selector=GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"')
         assert bound(node, "0000:65:00.0") == "nouveau"
@@ -80,7 +80,7 @@ async def test_a_group_with_a_neighbour_in_use_gives_information_only() -> None:
         assert edits["mounts"][0]["containerPath"] == "/run/pci/0000:65:00.0"
 
 
-async def test_both_functions_of_a_group_together_can_have_vfio() -> None:
+async def test_a_claim_with_all_functions_of_a_group_gets_vfio() -> None:
     async with server() as node:
         await node.run_pod(selector=GPU, count=2)
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("vfio-pci", "vfio-pci")
@@ -88,23 +88,23 @@ async def test_both_functions_of_a_group_together_can_have_vfio() -> None:
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("nouveau", "snd_hda_intel")
 
 
-async def test_vfio_that_cannot_be_had_is_refused_with_the_neighbour() -> None:
+async def test_the_error_without_vfio_names_the_function_in_use() -> None:
     async with server() as node:
         parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
         selector = GPU + ' && device.attributes["pci.dra-kubeletplugin.dev"].device == "2230"'
         await node.apply_pod(selector=selector, parameters=parameters)
         event = await node.api.wait_event("pod", "PERMANENT")
-        assert "0000:65:00.1 of the same IOMMU group 30 is in use by driver snd_hda_intel" in event.message
+        assert "driver snd_hda_intel uses 0000:65:00.1 of the same IOMMU group 30" in event.message
         assert bound(node, "0000:65:00.0") == "nouveau"
 
 
 async def test_a_function_keeps_its_driver_while_it_has_virtual_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go with it, those in use too."""
+    """The kernel would remove them with the driver, also those in use."""
     monkeypatch.setenv("PCI_UNSAFE", "1")
     physical = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:19:00.0"'
     parameters = {"apiVersion": "pci.dra-kubeletplugin.dev/v1alpha1", "kind": "PciConfig", "mode": "vfio"}
     async with node_with(Pci, host="network-host", local_cluster=False) as node:
-        with pytest.raises(PodError, match="it has virtual functions, which would go with its driver"):
+        with pytest.raises(PodError, match="it has virtual functions, which the kernel removes"):
             await node.run_pod("forced", selector=physical, parameters=parameters)
         await node.delete_pod("forced")
         await node.run_pod(selector=physical)
@@ -119,10 +119,10 @@ async def published(node: Server) -> list[object]:
 
 
 @pytest.mark.parametrize("selection", ["", "driver=xclmgmt"])
-async def test_what_is_published_of_a_function_stays_the_same_while_a_container_has_it(
+async def test_published_attributes_do_not_change_while_a_container_has_the_function(
     monkeypatch: pytest.MonkeyPatch, selection: str
 ) -> None:
-    """Published was the driver of the moment: prepare wrote a slice, a selection by driver lost what it gave away."""
+    """With the present driver as attribute, prepare changed the slice, and a selection by driver lost the function."""
     monkeypatch.setenv("PCI_SELECT", selection)
     async with server() as node:
         before = await published(node)
@@ -132,31 +132,31 @@ async def test_what_is_published_of_a_function_stays_the_same_while_a_container_
         assert await published(node) == before
         await node.stop()
         await node.start()
-        assert await published(node) == before, "the next process knows the driver too"
+        assert await published(node) == before, "the next process reads the driver from its file"
         assert not node.plugin.inventory.has_gone
         await node.delete_pod()
         await node.rescan()
         assert bound(node, "0000:17:00.0") == "xclmgmt"
         assert await published(node) == before
-        assert list((node.plugin.settings.plugin_dir / "native-drivers").iterdir()) == [], "nothing is left"
+        assert list((node.plugin.settings.plugin_dir / "native-drivers").iterdir()) == [], "the file is deleted"
 
 
-async def test_a_function_that_the_host_itself_gave_to_vfio_is_published_with_that_driver() -> None:
+async def test_a_function_that_the_host_bound_to_vfio_is_published_with_that_driver() -> None:
     async with server() as node:
-        notes = node.plugin.settings.plugin_dir / "native-drivers"
-        notes.mkdir()
-        (notes / "0000:17:00.0").write_text("another-boot xclmgmt\n")
+        saved = node.plugin.settings.plugin_dir / "native-drivers"
+        saved.mkdir()
+        (saved / "0000:17:00.0").write_text("another-boot xclmgmt\n")
         node.plugin.host.write("bus/pci/devices/0000:17:00.0/driver_override", "vfio-pci")
         node.plugin.host.write("bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0")
         node.plugin.host.write("bus/pci/drivers_probe", "0000:17:00.0")
         await node.rescan()
         device = node.plugin.inventory.get("pci-0000-17-00-0")
         assert device is not None
-        assert device.attributes["driver"] == "vfio-pci", "a note of another boot says nothing"
+        assert device.attributes["driver"] == "vfio-pci", "a file of another boot is ignored"
 
 
 @pytest.mark.parametrize("name", sysfs.machines())
-async def test_the_driver_runs_on_every_machine_that_comes_with_the_package(
+async def test_the_driver_runs_on_every_described_host_of_the_package(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PCI_UNSAFE", "1")
@@ -168,12 +168,12 @@ async def test_the_driver_runs_on_every_machine_that_comes_with_the_package(
         assert not any((await node.leftovers()).values())
 
 
-async def test_disks_and_networks_that_the_host_needs_are_kept_wherever_they_hang() -> None:
+async def test_disks_and_networks_that_the_host_needs_are_not_published_on_any_bus() -> None:
     async with node_with(Pci, host="storage-host", local_cluster=False) as node:
         names = {d.name for d in node.plugin.inventory}
         assert "pci-0000-01-00-0" not in names, "the host's own disk"
         assert "pci-0000-31-00-0" not in names, "a network that is up"
-        assert "pci-10000-01-00-0" in names, "a disk without a block device is nobody's"
+        assert "pci-10000-01-00-0" in names, "the host does not use a disk without a block device"
 
 
 async def test_a_missing_vfio_node_undoes_the_binding() -> None:
@@ -196,7 +196,7 @@ async def test_hot_plugged_functions_come_and_go() -> None:
         assert not node.plugin.inventory.get("pci-0000-19-00-0")
 
 
-async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
+async def test_after_a_reboot_a_function_is_bound_to_vfio_again() -> None:
     async with server() as node:
         await node.run_pod(selector=FPGA, restart_policy="Always")
         await node.reboot()
@@ -205,7 +205,7 @@ async def test_a_reboot_with_vfio_in_use_starts_afresh() -> None:
         assert bound(node, "0000:17:00.0") == "xclmgmt"
 
 
-def test_a_disk_that_vanishes_while_we_look_keeps_no_other_from_being_found(
+def test_a_disk_removed_during_the_scan_does_not_hide_other_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = {"vendor": 1, "device": 2, "driver": "nvme"}
@@ -225,7 +225,7 @@ def test_a_disk_that_vanishes_while_we_look_keeps_no_other_from_being_found(
     assert dict(essential(machine.sysfs, machine.pci())) == {"0000:11:00.0": "a disk"}
 
 
-def test_a_selection_that_cannot_be_read_is_refused() -> None:
+def test_a_malformed_selection_is_refused() -> None:
     assert parse_selection("vendor=0x10EE,class=12;driver=x") == [
         {"vendor": "10ee", "class": "12"},
         {"driver": "x"},
@@ -234,7 +234,7 @@ def test_a_selection_that_cannot_be_read_is_refused() -> None:
         make(Pci, options={"pci_select": "vendor:10ee"})
 
 
-def test_on_a_local_cluster_a_real_machine_is_never_touched() -> None:
+def test_a_local_cluster_never_changes_a_real_machine() -> None:
     driver = Pci()
     driver.attach(Host(), dataclasses.replace(Settings(), local_cluster=True))
     for fn in Host().pci():

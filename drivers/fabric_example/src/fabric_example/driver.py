@@ -1,8 +1,8 @@
-"""Devices on a fabric, attached while the scheduler waits (KEP-5007), and slices of several hosts (KEP-4815).
+"""A driver for a fabric: devices attached while the scheduler waits (KEP-5007), and slices of several hosts (KEP-4815).
 
-One class in two roles. The controller publishes the pools, which belong to no node, and attaches and detaches devices;
-the plugin on the node where a device was attached prepares it for containers. What stands in for the fabric manager is
-:mod:`.sdk`: put your own client there, and nothing else has to change.
+The class runs in two roles. The controller publishes the pools, which belong to no node, and attaches and detaches
+devices. The plugin on a node prepares the devices that are attached to this node. :mod:`.sdk` simulates the fabric
+manager; replace it with your client.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ POOL, TPU_POOL = "fabric", "tpu"
 
 @dataclass(frozen=True)
 class FabricOptions:
-    """What this driver is told."""
+    """Options of this driver; ``dra run --help`` and the README list them."""
 
-    fabric_state: Annotated[Path, "the simulated fabric's file; of the controller"] = Path("/var/run/fabric.db")
-    fabric_devices: Annotated[tuple[str, ...], "what is plugged into it when it is new: gpu-0=a100,gpu-1=a100"] = ()
+    fabric_state: Annotated[Path, "the file that simulates the fabric; controller only"] = Path("/var/run/fabric.db")
+    fabric_devices: Annotated[tuple[str, ...], "the devices of a new fabric: gpu-0=a100,gpu-1=a100"] = ()
     fabric_tpu_hosts: Annotated[
-        tuple[str, ...], "nodes of one TPU pod, neighbours beside each other; no pool of slices when empty"
+        tuple[str, ...], "the nodes of one TPU pod, in the order of their links; if empty, no slices are published"
     ] = ()
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class FabricOptions:
 
 
 class Fabric(Driver):
-    """Devices that no node has until one is bound to it."""
+    """Publishes devices of a fabric, attaches them to nodes, and prepares them there."""
 
     name = NAME
     options = FabricOptions()
@@ -67,11 +67,11 @@ class Fabric(Driver):
                 name, _, model = part.partition("=")
                 self.fabric.plug(name, model)
 
-    # --- both roles: what there is --------------------------------------------------------------
+    # --- both roles: devices --------------------------------------------------------------------
 
     def pools(self) -> list[Pool]:
         if self.role is Role.NODE:
-            return []  # nothing is of a node until it is attached, and then it stays a device of the fabric
+            return []  # the controller publishes all devices, also those that are attached to this node
         devices = [self._device(name, model) for name, model in self.fabric.devices()]
         pools = [Pool(POOL, devices, nodes=Nodes.all())]
         if hosts := self.options.fabric_tpu_hosts:
@@ -94,9 +94,11 @@ class Fabric(Driver):
     def bind(self, claim: Claim) -> None:
         for device in claim.devices:
             slot = self._attach(claim, device)
-            # In the claim before its condition is true: the plugin on the node reads it there.
+            # The plugin on the node reads the slot in the claim, so it must be there before the condition is True.
             if not claim.report(device, DeviceStatus(data={"slot": slot})).wait():
-                raise RetryableError(f"the slot of {device.name} cannot be told to the plugin: the API server is away")
+                raise RetryableError(
+                    f"the slot of {device.name} could not be written to the claim: no connection to the API server"
+                )
 
     def _attach(self, claim: Claim, device: AllocatedDevice) -> int:
         try:
@@ -116,11 +118,11 @@ class Fabric(Driver):
         return [self._tpu(d) if d.pool == TPU_POOL else self._attached(claim, d) for d in claim.devices]
 
     def _attached(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
-        for told in claim.object["status"].get("devices") or []:
-            of_it = (told["driver"], told["pool"], told["device"]) == (NAME, device.pool, device.name)
-            if of_it and (slot := (told.get("data") or {}).get("slot")) is not None:
+        for status in claim.object["status"].get("devices") or []:
+            same = (status["driver"], status["pool"], status["device"]) == (NAME, device.pool, device.name)
+            if same and (slot := (status.get("data") or {}).get("slot")) is not None:
                 return device.prepared(ContainerEdits(env={f"FABRIC_{_variable(device.name)}": f"slot-{slot}"}))
-        raise RetryableError(f"{device.name} is allocated, and the claim does not tell where it is attached")
+        raise RetryableError(f"{device.name} is allocated, but the claim's status does not contain its slot")
 
     def _tpu(self, device: AllocatedDevice) -> PreparedDevice:
         hosts = sorted(c.removeprefix("tpus-") for c in device.device.consumes_counters["tpus"])

@@ -1,4 +1,4 @@
-"""Stands in for a fabric manager's API: a file. Put your fabric manager's client in its place."""
+"""Simulates a fabric manager with a file. Replace it with your fabric manager's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS attachments (
 
 @dataclass(frozen=True)
 class Attachment:
-    """Where a device is now."""
+    """The node that a device is attached to, and for which owner."""
 
     node: str
     owner: str
@@ -27,13 +27,14 @@ class Attachment:
 
 
 class BrokenPortError(Exception):
-    """The fabric cannot attach this device until somebody repairs it."""
+    """The fabric cannot attach this device until its port is repaired."""
 
 
 class FabricManager:
-    """Stands in for a fabric manager's API: blocking calls, a truth of its own, faults that somebody else makes.
+    """Simulates a fabric manager: its calls block, it keeps its own state, and its devices can fail.
 
-    Raises ``OSError`` and ``sqlite3.Error`` where it is out of reach, as a real one's client would raise something.
+    All methods raise ``OSError`` or ``sqlite3.Error`` if the file cannot be used. A real client raises errors, too,
+    if it cannot reach the fabric manager.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,20 +49,27 @@ class FabricManager:
             yield db
             db.execute("COMMIT")
         finally:
-            db.close()  # what was not committed did not happen
+            db.close()  # rolls back an open transaction
 
     def add(self, name: str, model: str, *, broken: str = "", seconds: float = 0) -> None:
-        """Plugs a device in, or changes it: ``broken``: why it cannot be attached; ``seconds``: how long that takes."""
+        """Adds or replaces a device.
+
+        Args:
+            name: of the device.
+            model: of the device.
+            broken: why the device cannot be attached; empty if it can.
+            seconds: duration of an attachment.
+        """
         with self._open() as db:
             db.execute("INSERT OR REPLACE INTO devices VALUES (?, ?, ?, ?)", (name, model, broken, seconds))
 
     def plug(self, name: str, model: str) -> None:
-        """Plugs a device in, unless it is there already, however it is."""
+        """Adds a device if it does not exist; does not change an existing one."""
         with self._open() as db:
             db.execute("INSERT OR IGNORE INTO devices (name, model) VALUES (?, ?)", (name, model))
 
     def devices(self) -> list[tuple[str, str]]:
-        """Name and model of all."""
+        """Returns name and model of all devices."""
         with self._open() as db:
             return list(db.execute("SELECT name, model FROM devices ORDER BY name"))
 
@@ -71,9 +79,11 @@ class FabricManager:
         return Attachment(*row) if row else None
 
     def attach(self, device: str, node: str, owner: str) -> Attachment:
-        """Attaches a device for an owner; repeated, it answers what is so already.
+        """Attaches a device to a node for an owner. A repeated call returns the existing attachment.
 
-        Raises :class:`BrokenPortError`, and ``ValueError`` where another owner has it.
+        Raises:
+            BrokenPortError: the device cannot be attached.
+            ValueError: the device is attached to another node or for another owner.
         """
         with self._open() as db:
             row = db.execute("SELECT broken, seconds FROM devices WHERE name = ?", (device,)).fetchone()
@@ -92,6 +102,6 @@ class FabricManager:
         return found
 
     def detach(self, device: str, owner: str) -> None:
-        """Detaches what ``owner`` has; nothing where that is not so."""
+        """Detaches a device if it is attached for this owner."""
         with self._open() as db:
             db.execute("DELETE FROM attachments WHERE device = ? AND owner = ?", (device, owner))

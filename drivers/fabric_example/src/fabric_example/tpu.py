@@ -1,4 +1,4 @@
-"""Slices of a TPU pod, of one host or of several (KEP-4815, "Defining multi-host devices")."""
+"""Slices of a TPU pod, on one host or several (KEP-4815, "Defining multi-host devices")."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from dra_kubeletplugin import Device, Nodes
 
-CHIPS = 4  # of one host
+CHIPS = 4
+"""Chips of one host."""
 
 
 def tpu_slices(hosts: Sequence[str]) -> list[Device]:
-    """The slices of one TPU pod with 2x2 chips a host: every power of two of neighbouring hosts, largest first.
+    """Returns the slices of one TPU pod whose hosts have 2x2 chips each, largest slice first.
 
-    A slice of several hosts selects them all, and takes from each host's counter what it uses of it.
+    A slice has 1, 2, 4, ... neighbouring hosts. It selects all its hosts and consumes the counters of their chips.
     """
     out = []
     size = 1 << (len(hosts).bit_length() - 1)

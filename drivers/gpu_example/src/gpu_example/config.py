@@ -1,4 +1,4 @@
-"""What a claim may say of how its containers share a GPU."""
+"""Parameters of a claim: how its containers share a GPU."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ class Sharing(Config):
 
     def check(self) -> None:
         if self.strategy == "TimeSlicing" and self.space_partitioning_config is not None:
-            raise ValueError(
-                "spacePartitioningConfig is of strategy SpacePartitioning, and the strategy is TimeSlicing"
-            )
+            raise ValueError("spacePartitioningConfig needs strategy SpacePartitioning; the strategy is TimeSlicing")
         if self.strategy == "SpacePartitioning" and self.time_slicing_config is not None:
-            raise ValueError("timeSlicingConfig is of strategy TimeSlicing, and the strategy is SpacePartitioning")
+            raise ValueError("timeSlicingConfig needs strategy TimeSlicing; the strategy is SpacePartitioning")
 
 
 class GpuConfig(Config):
-    """How the containers of a claim share a GPU among themselves."""
+    """Sets how the containers of a claim share its GPU."""
 
     KIND: ClassVar[str] = "GpuConfig"
     API_VERSION: ClassVar[str] = "gpu.resource.example.com/v1alpha1"

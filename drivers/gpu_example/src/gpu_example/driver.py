@@ -1,7 +1,6 @@
-"""Simulated GPUs, with all that real ones need: partitions, sharing, configuration, health, status.
+"""A driver for simulated GPUs with all features of real ones: partitions, sharing, configuration, health, status.
 
-Manifests for the upstream example driver (kubernetes-sigs/dra-example-driver) run on it unchanged.
-Options: :mod:`.options`.
+Manifests for the upstream example driver (kubernetes-sigs/dra-example-driver) run without changes.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ MODEL = "LATEST-GPU-MODEL"
 DRIVER_VERSION = Version("1.0.0")
 MEMORY, COMPUTE = Quantity("80Gi"), Quantity(100)
 READY, FAILED = "BindingConditions", "BindingFailureConditions"
-EVICTS = "NoExecute"
+NO_EXECUTE = "NoExecute"
 
 
 class Gpu(Driver):
-    """GPUs that exist in name only: a container finds in its environment what it was given."""
+    """Publishes simulated GPUs. Containers get environment variables and no device nodes."""
 
     name = "gpu.example.com"
     config = GpuConfig
     options = GpuOptions()
     metadata = True
 
-    # --- what there is --------------------------------------------------------------------------
+    # --- devices --------------------------------------------------------------------------------
 
     def pools(self) -> list[Pool]:
         if self.role is Role.CONTROLLER:
-            return []  # it binds claims, and has no devices of its own
+            return []  # the controller binds claims; the plugins publish the devices
         partitions = 0 if Gate.PARTITIONS in self.gates_off else self.options.gpu_partitions
         gpus = range(self.options.num_devices)
         sets = [CounterSet(_counters(i), {"memory": MEMORY, "compute": COMPUTE}) for i in gpus] if partitions else []
         return [Pool(self.settings.node_name, [d for i in gpus for d in self._devices(i, partitions)], sets)]
 
     def _devices(self, index: int, partitions: int) -> Iterator[Device]:
-        """Partitions come before the whole: the scheduler takes the first that fits."""
+        """Yields partitions before the whole GPU, because the scheduler allocates the first device that fits."""
         if not partitions:
             yield self._device(f"gpu-{index}", index, {})
             return
@@ -69,9 +68,9 @@ class Gpu(Driver):
         yield self._device(f"gpu-{index}-full", index, {"partitionable": True, "full": True}, counted=True)
 
     def _device(
-        self, name: str, index: int, extra: Mapping[str, int | bool], parts: int = 1, *, counted: bool = False
+        self, name: str, index: int, extra: Mapping[str, int | bool], fraction: int = 1, *, counted: bool = False
     ) -> Device:
-        memory, compute = (Quantity(int(amount) // parts, amount.format) for amount in (MEMORY, COMPUTE))
+        memory, compute = (Quantity(int(amount) // fraction, amount.format) for amount in (MEMORY, COMPUTE))
         shared = self.options.gpu_allow_multiple_allocations
         return Device(
             name,
@@ -88,7 +87,7 @@ class Gpu(Driver):
         )
 
     def _uuid(self, index: int) -> str:
-        """Stable over restarts, different on each node; a real driver reads it from the hardware."""
+        """Returns an id that a restart does not change. A real driver reads it from the hardware."""
         return f"gpu-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{index}.{self.settings.node_name}.{self.name}')}"
 
     def health(self) -> dict[str, Health]:
@@ -96,14 +95,14 @@ class Gpu(Driver):
         folder = self.options.gpu_faults
         for file in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
             try:
-                why = file.read_text(errors="replace").strip() or "no reason given"
+                message = file.read_text(errors="replace").strip() or "no reason given"
             except FileNotFoundError:
-                continue  # the fault ended while we looked
+                continue  # the fault ended after the folder was listed
             except OSError as e:
-                why = f"{file} cannot be read: {e.strerror}"
-            taint = Taint(key=f"{self.name}/broken", effect=EVICTS) if why.startswith(EVICTS) else None
-            fault = Health(healthy=False, message=why, taint=taint)
-            # A fault of a GPU is one of all its partitions.
+                message = f"{file} cannot be read: {e.strerror}"
+            taint = Taint(key=f"{self.name}/broken", effect=NO_EXECUTE) if message.startswith(NO_EXECUTE) else None
+            fault = Health(healthy=False, message=message, taint=taint)
+            # A fault of a GPU affects all its partitions.
             names = (
                 [d.name for d in self._devices(int(index), self.options.gpu_partitions)]
                 if (index := file.name.removeprefix("gpu-")).isdecimal()
@@ -112,24 +111,21 @@ class Gpu(Driver):
             out.update(dict.fromkeys(names, fault))
         return out
 
-    # --- a claim --------------------------------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------------------
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [self._prepare(claim, device) for device in claim.devices]
 
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
-        shown = ("uuid", "model", "driverVersion")
-        told = (
-            DeviceStatus(data={key: str(device.attributes[key]) for key in shown})
-            if self.options.gpu_device_status
-            else None
-        )
-        return device.prepared(ContainerEdits(env=self._environment(claim, device)), status=told)
+        status = None
+        if self.options.gpu_device_status:
+            status = DeviceStatus(data={key: str(device.attributes[key]) for key in ("uuid", "model", "driverVersion")})
+        return device.prepared(ContainerEdits(env=self._environment(claim, device)), status=status)
 
     def _environment(self, claim: Claim, device: AllocatedDevice) -> dict[str, str]:
         id = device.name.removeprefix("gpu-").upper().replace("-", "_")
         config = device.config
-        assert isinstance(config, GpuConfig)  # all its fields have defaults, so there is always one
+        assert isinstance(config, GpuConfig)  # never None, because all fields have defaults
         env = {
             "KUBERNETES_NODE_NAME": self.settings.node_name,
             "DRA_RESOURCE_DRIVER_NAME": self.settings.driver_name,
@@ -149,16 +145,16 @@ class Gpu(Driver):
         return env
 
     async def bind(self, claim: Claim) -> None:
-        """Nothing has to be done to a simulated GPU: that this returns is what pods wait for."""
+        """Returns at once: a simulated GPU needs no work. Then the framework sets the binding condition to True."""
 
 
 def _counters(index: int) -> str:
     return f"gpu-{index}-counters"
 
 
-def _up_to(all_of_it: Quantity, step: Quantity) -> RequestPolicy:
-    """A claim that does not say how much it wants gets everything."""
-    return RequestPolicy(default=all_of_it, min=step, step=step, max=all_of_it)
+def _up_to(maximum: Quantity, step: Quantity) -> RequestPolicy:
+    """Allows requests from ``step`` to ``maximum``. A request without an amount gets the maximum."""
+    return RequestPolicy(default=maximum, min=step, step=step, max=maximum)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What this driver is told; ``dra run --help`` and the README list it."""
+"""Options of this driver; ``dra run --help`` and the README list them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """Named as the upstream example driver names its own."""
+    """The names are those of the upstream example driver."""
 
-    num_devices: Annotated[int, "how many GPUs each node has"] = 8
+    num_devices: Annotated[int, "number of GPUs on each node"] = 8
     gpu_partitions: Annotated[
-        int, "into how many partitions a GPU can be divided (KEP-4815); it can be had whole too"
+        int, "number of partitions of each GPU (KEP-4815); a claim can also get the whole GPU"
     ] = 0
     gpu_allow_multiple_allocations: Annotated[
-        bool, "claims may share a GPU, each with a part of memory and compute (KEP-5075)"
+        bool, "several claims can share a GPU; each gets a part of its memory and compute (KEP-5075)"
     ] = False
-    gpu_device_status: Annotated[bool, "a prepared claim tells which GPU it has (KEP-4817)"] = False
+    gpu_device_status: Annotated[
+        bool, "writes UUID, model and driver version of the GPUs to the claim's status (KEP-4817)"
+    ] = False
     binding_conditions: Annotated[
-        bool, "pods wait until the controller has readied a GPU (KEP-5007): run `dra controller` too"
+        bool, "pods wait until the controller has bound their GPUs (KEP-5007); needs `dra controller`"
     ] = False
     gpu_faults: Annotated[
         Path | None,
-        "a folder: a file `gpu-3` in it makes that GPU unhealthy, and its text says why; a text that begins with "
-        "`NoExecute` also evicts the pods that use it",
+        "folder with simulated faults: a file `gpu-3` makes GPU 3 unhealthy, with its text as the message; a text that "
+        "begins with `NoExecute` also evicts the pods that use the GPU",
     ] = None
 
     def __post_init__(self) -> None:
         if self.num_devices < 0 or self.gpu_partitions < 0:
-            raise ValueError("num_devices and gpu_partitions are 0 or more")
+            raise ValueError("num_devices and gpu_partitions must be 0 or more")

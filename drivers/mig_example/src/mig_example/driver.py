@@ -1,8 +1,8 @@
-"""GPUs that are cut into partitions while claims ask for them (KEP-4815), as NVIDIA's A100 is with MIG.
+"""A driver for GPUs that are partitioned when claims need it (KEP-4815), like NVIDIA's A100 with MIG.
 
-Every partition that a GPU could be cut into is published, with what it takes of the GPU: the scheduler gives away only
-what fits together, and a partition is made when a claim got it. What stands in for the maker's library is :mod:`.sdk`;
-all else is how a real driver would be. Nothing of a real GPU is touched.
+The driver publishes every possible partition, with the counters that it consumes of its GPU. The scheduler allocates
+only partitions that fit together, and ``prepare`` creates them. :mod:`.sdk` simulates the vendor's library, so no real
+GPU is changed; the other modules are as in a real driver.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class MigConfig(Config):
     KIND = "MigConfig"
     API_VERSION = "mig.example.com/v1alpha1"
     memory_limit: Quantity | None = None
-    """What one process may take of the partition's memory; all of it where nothing is said."""
+    """The most memory that one process may use; None for the whole memory of the partition."""
 
 
 class Mig(Driver):
-    """Publishes the partitions of a node's GPUs and makes those that claims get."""
+    """Publishes all possible partitions of a node's GPUs and creates those that claims get."""
 
     name = "mig.example.com"
     config = MigConfig
@@ -57,18 +57,18 @@ class Mig(Driver):
         self.gpus = Gpus(self.settings.plugin_dir / "instances")
 
     def pools(self) -> list[Pool]:
-        cut = [self._partitioned(fn) for fn in self.host.pci(vendor=NVIDIA, device=A100)]
-        devices = [d for gpu in cut for d in gpu.devices]
+        gpus = [self._partitioned(fn) for fn in self.host.pci(vendor=NVIDIA, device=A100)]
+        devices = [d for gpu in gpus for d in gpu.devices]
         if Gate.PARTITIONS in self.gates_off:
-            # Without counters nothing would keep partitions apart: GPUs are given whole.
+            # Without counters the scheduler would allocate partitions that overlap, so only whole GPUs are published.
             whole = [replace(d, consumes_counters={}) for d in devices if d.data.profile is None]
             return [Pool(self.settings.node_name, whole)]
-        return [Pool(self.settings.node_name, devices, [gpu.counter_set for gpu in cut])]
+        return [Pool(self.settings.node_name, devices, [gpu.counter_set for gpu in gpus])]
 
     def _partitioned(self, fn: PciFunction) -> Partitioned:
-        # Named after its address: a GPU that is taken out renames no other.
+        # Named by its address, so that a removed GPU does not rename the others.
         name = f"gpu-{fn.address.translate(str.maketrans(':.', '--'))}"
-        # How GPUs lie to each other; with the counters of a whole GPU there is no room for all that PCI knows.
+        # Only the standard attributes (topology): a device with this many counters has no room for all PCI attributes.
         standard = {k: v for k, v in fn.attributes().items() if k.startswith("resource.kubernetes.io/")}
         return partitions(
             name,
@@ -80,7 +80,7 @@ class Mig(Driver):
             attributes={**standard, "productName": "A100 40GB", "parentUUID": self.gpus.uuid(name)},
         )
 
-    # --- a claim --------------------------------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------------------
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [self._prepare(claim, device) for device in claim.devices]
@@ -88,7 +88,7 @@ class Mig(Driver):
     def _prepare(self, claim: Claim, device: AllocatedDevice) -> PreparedDevice:
         partition = device.device.data
         if not isinstance(partition, Partition):
-            raise RetryableError(f"{device.name} is a partition of a GPU that is not there (any more)")
+            raise RetryableError(f"{device.name} is a partition of a GPU that this node does not have (any more)")
         identity = self.gpus.uuid(device.name)
         env = self._environment(device, partition, identity)
         if partition.profile is None or device.admin_access:
@@ -103,7 +103,7 @@ class Mig(Driver):
         return device.prepared(ContainerEdits(env=env, mounts=[mount]), data={"uuid": identity})
 
     def _environment(self, device: AllocatedDevice, partition: Partition, identity: str) -> dict[str, str]:
-        """Names carry the device's, so that a container with several has all of them."""
+        """The names contain the device's name, because a container can have several partitions."""
         name = f"MIG_DEVICE_{device.name.upper().replace('-', '_')}"
         out = {name: identity}
         if partition.profile:
@@ -111,23 +111,23 @@ class Mig(Driver):
         config = device.config
         if isinstance(config, MigConfig) and config.memory_limit is not None:
             memory = device.device.capacity["memory"]
-            assert isinstance(memory, Quantity)  # as partitions() makes it
+            assert isinstance(memory, Quantity)  # partitions() creates capacities as Quantity
             if config.memory_limit > memory:
                 raise PermanentError(
-                    f"memoryLimit {config.memory_limit} is more than {device.name} has, which is {memory}"
+                    f"memoryLimit {config.memory_limit} is more than the memory of {device.name}, which is {memory}"
                 )
             out[f"{name}_MEMORY_LIMIT"] = str(config.memory_limit)
         return out
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Nothing: whatever prepare made is registered as a step and reversed by ``undo_destroy``."""
+        """Does nothing: the framework calls ``undo_destroy`` for each partition that prepare created."""
 
     def undo_destroy(self, claim: PreparedClaim, instance: str) -> None:
-        """Gives a partition back to its GPU. Idempotent."""
+        """Destroys a partition. Idempotent."""
         self.gpus.destroy(instance)
 
     def recover(self) -> Iterator[RecoveredClaim]:
-        """The partitions that there are tell who has them."""
+        """Each partition has the claim that it was created for."""
         return self.gpus.used()
 
 

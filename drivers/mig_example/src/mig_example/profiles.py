@@ -1,4 +1,4 @@
-"""What an A100 40GB can be cut into: KEP-4815's table."""
+"""The partition profiles of an A100 40GB: the table of KEP-4815."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def profile(name: str, slices: int, at: list[int], *takes: str | int) -> Profile
     return Profile(name=name, takes=dict(zip(RESOURCES, takes, strict=True)), slots=slices, at=at)
 
 
-# Memory slices, where they may begin, and what is taken, in the order of RESOURCES.
+# Number of memory slices, possible first slices, and consumed resources in the order of RESOURCES.
 PROFILES = [
     profile("7g.40gb", 8, [0], "40192Mi", 98, 7, 5, 0, 1, 1),
     profile("4g.20gb", 4, [0], "19968Mi", 56, 4, 2, 0, 0, 0),

@@ -1,4 +1,4 @@
-"""Stands in for the maker's library, here NVML. Put the real one in its place."""
+"""Simulates the vendor's library, here NVML. Replace it with the real one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredC
 
 
 class Gpus:
-    """Which partitions there are, each a file."""
+    """The partitions that exist, each as a file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @staticmethod
     def uuid(name: str) -> str:
-        """The same for the same hardware, as a serial number is."""
+        """Returns an id that is always the same for the same hardware, like a serial number."""
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def path(self, instance: str) -> Path:

@@ -1,4 +1,4 @@
-"""PCI functions of a node, for containers: by VFIO where the function's IOMMU group allows, else for information."""
+"""A driver for the PCI functions of a node. Containers get them through VFIO if the IOMMU group allows it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dra_kubeletplugin import (
 
 from . import vfio
 from .essential import essential
-from .natives import Natives
+from .native_drivers import NativeDrivers
 from .selection import matches, parse_selection
 
 Mode = Literal["auto", "vfio", "info"]
 
 
 class PciConfig(Config):
-    """How a container gets the function; see :attr:`PciOptions.pci_mode`."""
+    """Sets how containers get the function; see :attr:`PciOptions.pci_mode`."""
 
     KIND = "PciConfig"
     API_VERSION = "pci.dra-kubeletplugin.dev/v1alpha1"
@@ -39,37 +39,40 @@ class PciConfig(Config):
 
 @dataclass(frozen=True)
 class PciOptions:
-    """What this driver is told."""
+    """Options of this driver; ``dra run --help`` and the README list them."""
 
     pci_select: Annotated[
         str,
-        "which functions, e.g. vendor=10ee,class=12;driver=xclmgmt: `;` between alternatives, `,` between conditions. "
-        "Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. Everything but bridges when empty. The "
-        "driver is the one that a function has while no container does",
+        "functions to publish, e.g. vendor=10ee,class=12;driver=xclmgmt: `;` between alternatives, `,` between "
+        "conditions. Keys: vendor, device, class (2, 4 or 6 hex digits), driver, address. If empty, all functions "
+        "except bridges. "
+        "`driver` is the kernel driver of the function while no container has it",
     ] = ""
     pci_mode: Annotated[
         Mode,
-        "what a container gets where its claim does not say: vfio or an error, info, or what is possible. On a local "
-        "cluster (`dra dev`, the demo) auto never touches a real machine's functions",
+        "what a container gets if its claim does not set it: vfio (or an error), info, or auto (vfio if possible). A "
+        "local cluster (`dra dev`, the demo) never changes the functions of the real machine",
     ] = "auto"
-    pci_unsafe: Annotated[bool, "publishes also the functions that carry the host's disks, console or network"] = False
+    pci_unsafe: Annotated[bool, "also publishes functions that the host needs for its disks, console or network"] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         parse_selection(self.pci_select)
 
 
 class Pci(Driver):
-    """Publishes PCI functions and gives them to containers."""
+    """Publishes PCI functions and prepares them for containers."""
 
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
     options = PciOptions()
-    # What the host needs is not published, and that changes with its disks and networks.
+    # Events of disks and networks matter, because the functions that the host needs depend on them.
     subsystems = ("pci", "block", "net")
 
     def start(self) -> None:
         self.selection = parse_selection(self.options.pci_select)
-        self.natives = Natives(self.settings.plugin_dir / "native-drivers", self.host.boot_id())
+        self.native_drivers = NativeDrivers(self.settings.plugin_dir / "native-drivers", self.host.boot_id())
         self.withheld: dict[str, str] = {}
 
     def devices(self) -> list[Device]:
@@ -77,8 +80,8 @@ class Pci(Driver):
         reasons = {} if self.options.pci_unsafe else dict(essential(self.host.sysfs, functions))
         out = []
         for fn in functions:
-            native = self.natives.of(fn)
-            if not self._selected(fn, native):
+            native_driver = self.native_drivers.of(fn)
+            if not self._selected(fn, native_driver):
                 continue
             if reason := reasons.get(fn.address):
                 if self.withheld.get(fn.address) != reason:
@@ -86,18 +89,18 @@ class Pci(Driver):
                         "%s is kept for the host: it carries %s (PCI_UNSAFE=1 publishes it)", fn.address, reason
                     )
                 continue
-            # While a container has it the driver is another, and nothing that is published may change with that: each
-            # prepare would write a slice, and what PCI_SELECT names by its driver would vanish in use.
-            out.append(fn.device(attributes={"driver": native} if native else {}))
+            # fn.driver is vfio-pci while a container has the function. With it as attribute, each prepare would change
+            # the slice, and a function that PCI_SELECT selects by its driver would disappear while it is in use.
+            out.append(fn.device(attributes={"driver": native_driver} if native_driver else {}))
         self.withheld = reasons
         return out
 
-    def _selected(self, fn: PciFunction, native: str | None) -> bool:
+    def _selected(self, fn: PciFunction, native_driver: str | None) -> bool:
         if not self.selection:
             return not fn.is_class(vfio.BRIDGE)
-        return any(matches(fn, native, conditions) for conditions in self.selection)
+        return any(matches(fn, native_driver, conditions) for conditions in self.selection)
 
-    # --- a claim --------------------------------------------------------------------------------
+    # --- claims ---------------------------------------------------------------------------------
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [self._prepare(claim, device) for device in claim.devices]
@@ -108,7 +111,7 @@ class Pci(Driver):
         mode = (config.mode if isinstance(config, PciConfig) else None) or self.options.pci_mode
         obstacle = self._vfio_obstacle(claim, fn)
         if mode == "vfio" and obstacle:
-            raise PermanentError(f"{fn.address} cannot be had through VFIO: {obstacle}")
+            raise PermanentError(f"{fn.address} cannot be prepared with VFIO: {obstacle}")
         if mode == "info" or obstacle or device.admin_access:
             return device.prepared(self._info_edits(fn), data={"mode": "info", "address": fn.address})
         self._bind_vfio(claim, fn)
@@ -119,15 +122,15 @@ class Pci(Driver):
         return device.prepared(edits, data={"mode": "vfio", "address": fn.address, "group": fn.iommu_group})
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Nothing: whatever prepare changed is registered as a step and reversed by ``undo_restore_driver``."""
+        """Does nothing: the framework calls ``undo_restore_driver`` for each function that prepare changed."""
 
     def _function(self, device: AllocatedDevice) -> PciFunction:
         address = device.device.data.address if isinstance(device.device.data, PciFunction) else ""
         fn = self.host.function(address)
         if fn is None:
-            raise RetryableError(f"PCI function {address} is not there (any more)")
+            raise RetryableError(f"this node has no PCI function {address} (any more)")
         if not self.options.pci_unsafe and (reason := dict(essential(self.host.sysfs, [fn])).get(address)):
-            raise PermanentError(f"{address} carries {reason} of the host: set PCI_UNSAFE=1 to give it away")
+            raise PermanentError(f"the host needs {address} for {reason}; PCI_UNSAFE=1 gives it to containers")
         return fn
 
     def _info_edits(self, fn: PciFunction) -> ContainerEdits:
@@ -139,28 +142,31 @@ class Pci(Driver):
         return ContainerEdits(env=environment(fn, "info"), mounts=[mount])
 
     def _vfio_obstacle(self, claim: Claim, fn: PciFunction) -> str:
-        """Why VFIO cannot be used; empty where it can."""
+        """Returns why VFIO cannot be used, or an empty string if it can."""
         if self.settings.local_cluster and self.host.is_real:
-            return "this is a local cluster on somebody's own machine"
-        ours = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
-        return vfio.obstacle(self.host, fn, ours)
+            return "a local cluster does not change the functions of a real machine"
+        claimed = {d.device.data.address for d in claim.devices if isinstance(d.device.data, PciFunction)}
+        return vfio.obstacle(self.host, fn, claimed)
 
     def _bind_vfio(self, claim: Claim, fn: PciFunction) -> None:
         if fn.driver == vfio.VFIO:
             return
         claim.on_undo("restore_driver", address=fn.address, driver=fn.driver)  # on disk before the next line
-        self.natives.note(fn.address, fn.driver)
+        self.native_drivers.save(fn.address, fn.driver)
         vfio.bind(self.host, fn)
 
     def undo_restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
-        """Gives a function back to the driver that it had. Idempotent; a function that has gone needs nothing."""
+        """Binds a function to its former driver. Idempotent.
+
+        Does nothing after a reboot, or if the function was removed.
+        """
         if (self.host.sysfs / "bus/pci/devices" / address).exists() and claim.same_boot:
             vfio.restore(self.host, address, driver)
-            self.natives.forget(address)
+            self.native_drivers.delete(address)
 
 
 def environment(fn: PciFunction, mode: str) -> dict[str, str]:
-    """``PCI_DEVICE_<address with underscores>=<address>``: one a function, for a container may have several."""
+    """Returns ``PCI_DEVICE_<address with underscores>=<address>``: each function has its own variable."""
     key = fn.address.upper().replace(":", "_").replace(".", "_")
     return {f"PCI_DEVICE_{key}": fn.address, f"PCI_DEVICE_{key}_MODE": mode}
 

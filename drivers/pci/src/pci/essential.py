@@ -1,4 +1,4 @@
-"""Which functions the host itself cannot spare."""
+"""Finds the functions that the host needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NETWORK = 0x02
 
 
 def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, str]]:
-    """Addresses of functions that the host cannot spare, with what they carry: a disk, the console, a network.
+    """Yields the address of each function that the host needs, and what for: a disk, the console, a network.
 
-    A pod without hostNetwork does not see the host's interfaces, so a network card in use by the kernel whose
-    interfaces are not seen is kept as well. Virtual functions are made to be given away.
+    A pod without hostNetwork does not see the host's interfaces. So a network card that has a kernel driver and no
+    visible interface also counts as needed, unless it is a virtual function.
     """
-    disks, networks = _carried(sysfs, "block"), _carried(sysfs, "net")
+    disks, networks = _devices_by_folder(sysfs, "block"), _devices_by_folder(sysfs, "net")
     for fn in functions:
         interfaces = networks.get(fn.folder, ())
         if fn.folder in disks:
@@ -32,12 +32,15 @@ def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, 
             yield fn.address, "a network whose state cannot be seen from here"
 
 
-def _carried(sysfs: Path, kind: str) -> Mapping[str, list[str]]:
-    """The devices of a class by each folder that they hang below: a node may have a thousand of them."""
+def _devices_by_folder(sysfs: Path, kind: str) -> Mapping[str, list[str]]:
+    """Returns the names of a class's devices, by each folder above them.
+
+    One pass serves all functions, because a node can have a thousand devices.
+    """
     out: dict[str, list[str]] = {}
     folder = sysfs / "class" / kind
     for device in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # it went away while we look
+        with contextlib.suppress(FileNotFoundError):  # it was removed after the folder was listed
             for above in device.resolve().parents:
                 out.setdefault(str(above), []).append(device.name)
     return out

@@ -1,4 +1,4 @@
-"""Which functions are published: ``PCI_SELECT``."""
+"""Parses ``PCI_SELECT``, which selects the functions to publish."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ KEYS = ("vendor", "device", "class", "driver", "address")
 
 
 def parse_selection(text: str) -> list[Mapping[str, str]]:
-    """PCI_SELECT as alternatives of conditions.
-
-    Raises ``ValueError`` for what cannot be read.
-    """
+    """Returns the alternatives, each a mapping of conditions. Raises ``ValueError`` if the text is malformed."""
     out: list[Mapping[str, str]] = []
     for alternative in filter(None, (a.strip() for a in text.split(";"))):
         conditions = {}
@@ -26,13 +23,13 @@ def parse_selection(text: str) -> list[Mapping[str, str]]:
     return out
 
 
-def matches(fn: PciFunction, native: str | None, conditions: Mapping[str, str]) -> bool:
-    """Whether all conditions hold. ``native`` is the driver that the function has while no container does."""
+def matches(fn: PciFunction, native_driver: str | None, conditions: Mapping[str, str]) -> bool:
+    """Reports whether all conditions are true. ``native_driver`` is the function's driver while no container has it."""
     have = {
         "vendor": f"{fn.vendor:04x}",
         "device": f"{fn.device_id:04x}",
         "class": f"{fn.class_code:06x}",
-        "driver": native or "",
+        "driver": native_driver or "",
         "address": fn.address,
     }
     return all(have[k].startswith(v) if k == "class" else have[k] == v for k, v in conditions.items())

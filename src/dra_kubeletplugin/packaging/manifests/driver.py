@@ -12,7 +12,7 @@ from .kustomize import OPTIONS, PARAMETERS, kebab
 from .source import MADE, Source
 from .values import Values
 
-HEADER = f"# {MADE} from values.yaml: change that.\n"
+HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
 CLASSES = "deviceclass.yaml"
 
 

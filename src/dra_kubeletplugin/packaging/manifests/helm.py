@@ -141,7 +141,7 @@ def _with_values(line: str, source: Source) -> str:
 
 
 def _helpers(source: Source) -> str:
-    out = [f"{{{{- /* {MADE}: a change here is lost. */}}}}"]
+    out = [f"{{{{- /* {MADE}: changes here will be lost. */}}}}"]
     for p in source.parameters.values():
         out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
     return "\n".join(out) + "\n" + _FIELD
@@ -214,7 +214,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
     properties["global"] = {"type": "object"}  # reserved by Helm
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
-        "$comment": f"{MADE}: a change here is lost.",
+        "$comment": f"{MADE}: changes here will be lost.",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,

@@ -18,7 +18,7 @@ from .replacements import ReplacementPath, places
 from .source import JSON, MADE, PARAMETER, Manifest, Source
 from .values import merged
 
-HEADER = f"# {MADE}: a change here is lost.\n"
+HEADER = f"# {MADE}: changes here will be lost.\n"
 PARAMETERS = "parameters"
 OPTIONS = "${name}-options"
 
@@ -59,7 +59,7 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
     last = {"replacements": _replacements(_all_places(source), capitals)}
     yield (
         f"components/{PARAMETERS}/kustomization.yaml",
-        "# Puts the parameters in: the last component of a driver.\n" + _dump(_kustomization("Component", last)),
+        "# Sets the parameters. A driver lists this component last.\n" + _dump(_kustomization("Component", last)),
     )
 
 
