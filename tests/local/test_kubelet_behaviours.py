@@ -12,7 +12,7 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Kubelet, Timers
+from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
 from dra_kubeletplugin.resourceapi.defaulting import now
 
 from .objects import DRIVER, claim, pod, slice_of
@@ -46,7 +46,7 @@ class Room:
         self.cluster = cluster
 
     @property
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> LocalKubelet:
         return self.cluster.node.kubelet
 
     def plugin(self, driver: str = DRIVER, **how: Any) -> FakePlugin:

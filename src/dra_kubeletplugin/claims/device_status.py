@@ -49,7 +49,7 @@ DeviceKey = tuple[str, str, str]  # pool, device, share id
 
 
 @dataclass
-class _Pending:
+class _PendingStatuses:
     """The statuses of one claim that are still to be written."""
 
     claim: ClaimKey
@@ -80,7 +80,7 @@ class DeviceStatusReporter:
         self.manager = manager.encode()[:_LONGEST_MANAGER].decode(errors="ignore")
         self.metrics = metrics
         self.fault = ""
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, _PendingStatuses] = {}
         self._busy: set[str] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,7 +134,7 @@ class DeviceStatusReporter:
     def _take(
         self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
-        pending = self._pending.pop(claim.uid, None) or _Pending(claim)
+        pending = self._pending.pop(claim.uid, None) or _PendingStatuses(claim)
         pending.wanted.update(statuses)
         pending.listeners.append(listener)
         pending.not_before = 0.0
@@ -145,7 +145,7 @@ class DeviceStatusReporter:
             oldest.notify(False)
         self._wake.set()
 
-    def _due(self) -> list[_Pending]:
+    def _due(self) -> list[_PendingStatuses]:
         at = time.monotonic()
         due = [p for uid, p in self._pending.items() if uid not in self._busy and p.not_before <= at]
         return due[: max(0, _AT_ONCE - len(self._busy))]
@@ -155,7 +155,7 @@ class DeviceStatusReporter:
         free = [p.not_before - at for uid, p in self._pending.items() if uid not in self._busy]
         return max(0.01, min([_MAX_PAUSE, *free])) if len(self._busy) < _AT_ONCE else _MAX_PAUSE
 
-    async def _work(self, pending: _Pending) -> None:
+    async def _work(self, pending: _PendingStatuses) -> None:
         uid = pending.claim.uid
         sent, listeners = dict(pending.wanted), list(pending.listeners)
         try:
@@ -177,7 +177,7 @@ class DeviceStatusReporter:
 
     def _settle(
         self,
-        pending: _Pending,
+        pending: _PendingStatuses,
         sent: Mapping[DeviceKey, DeviceStatus],
         listeners: list[Callable[[bool], object]],
         *,
@@ -192,7 +192,7 @@ class DeviceStatusReporter:
         if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
             del self._pending[pending.claim.uid]
 
-    def _gives_up(self, pending: _Pending, e: ApiError) -> bool:
+    def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""

@@ -32,7 +32,7 @@ from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
 from .apiserver.persistence import PersistentStorage, open_storage
 from .controllers import ControllerManager
-from .kubelet import Kubelet, Timers
+from .kubelet import LocalKubelet, Timers
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.loop import Scheduler
@@ -45,12 +45,12 @@ RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
-class Node:
+class LocalNode:
     """One node and its directories, for the settings of a plugin."""
 
     name: str
     root: Path
-    kubelet: Kubelet
+    kubelet: LocalKubelet
     runtime: ContainerRuntime
     cdi_root: Path
 
@@ -119,7 +119,7 @@ class LocalCluster:
         self._certificate = certificate or make_certificate(self.state, _hosts(address))
         self._journal: PersistentStorage | None = None
         self._api = None if kubeconfig else self._server(address, own=certificate is not None)
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, LocalNode] = {}
 
     async def __aenter__(self) -> LocalCluster:
         self._stack = contextlib.AsyncExitStack()
@@ -185,13 +185,13 @@ class LocalCluster:
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
 
-    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> Node:
+    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> LocalNode:
         root = self.state / name
         cdi = self._cdi_root or root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = self._runtimes(name, root / "containers", (cdi,))
-        kubelet = Kubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
-        self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
+        kubelet = LocalKubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
+        self.nodes[name] = LocalNode(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 
     def _runtime_of(self, node: str) -> ContainerRuntime | None:
@@ -239,7 +239,7 @@ class LocalCluster:
         return self._api is not None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> LocalNode:
         """The first node."""
         return next(iter(self.nodes.values()))
 
@@ -430,4 +430,4 @@ def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-__all__ = ["LocalCluster", "Node", "resource_of", "state_root"]
+__all__ = ["LocalCluster", "LocalNode", "resource_of", "state_root"]

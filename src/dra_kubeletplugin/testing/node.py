@@ -16,7 +16,7 @@ from ..driver import Driver, Health, check, make
 from ..host import Host
 from ..host.fake import sysfs as described
 from ..localcluster.cluster import LocalCluster, resource_of
-from ..localcluster.kubelet import Kubelet, Timers
+from ..localcluster.kubelet import LocalKubelet, Timers
 from ..plugin.node import Plugin
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
@@ -63,7 +63,7 @@ class DriverNode(Generic[D]):
         self._health_overrides: dict[str, Health] = {}
 
     @property
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> LocalKubelet:
         return self.cluster.node.kubelet
 
     @property
