@@ -18,7 +18,7 @@ from ...base.telemetry.metrics import Metrics
 from ...claims.device_status import DeviceStatusReporter
 from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
-from ...devices.slices import ClusterScope, Publisher
+from ...devices.slices import ClusterScope, Leadership, Publisher, TaintTimes
 from ...driver import Driver, Role
 from ...driver.calls import Calls
 from ...errors import LeaseLostError, NotReadyError, printable
@@ -93,8 +93,9 @@ class Controller:
             self.inventory,
             ClusterScope(name, settings.namespace),
             self.metrics,
-            lambda: self.elector.leads,
-            gates_off=self.scan.gates_off,
+            Leadership(lambda: self.elector.leads),
+            TaintTimes(),
+            self.scan.gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False
