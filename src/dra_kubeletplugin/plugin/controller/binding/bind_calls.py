@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....base.telemetry.logs import operation_id
+from ....claims.claim_fields import DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
 from ....driver import AllocatedDevice, BoundClaim, Claim, Driver
@@ -18,7 +19,7 @@ from ....errors import ClaimError, DraError, describe
 from ....kube import KubeClient
 from ....resourceapi.conversion import GROUP, convert
 from ....resourceapi.encoded import from_json
-from .claims import AllocatedClaim, DeviceResult
+from .claims import AllocatedClaim
 
 JSON = dict[str, Any]
 

@@ -12,18 +12,19 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from ....base.telemetry.logs import operation
 from ....base.telemetry.metrics import Metrics
+from ....claims.claim_fields import ClaimFields, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....driver import Condition, DeviceStatus
 from ....errors import ApiError, ConfigError, DraError, PermanentError, clip, describe
 from .bind_calls import BindCalls
-from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch, DeviceResult
+from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch
 from .records import BindingRecord, BindingRecords
 
 log = logging.getLogger(__name__)
@@ -249,11 +250,10 @@ class Binder:
             self._written[wanted.claim.uid] = entry
             return
 
-        def same(obj: Mapping[str, object]) -> bool:
-            allocation = (obj.get("status") or {}).get("allocation") or {}  # type: ignore[attr-defined]
-            return (allocation.get("allocationTimestamp") or "") == wanted.stamp
+        def is_same_allocation(claim: ClaimFields) -> bool:
+            return claim.allocated_at == wanted.stamp
 
-        if not await self.conditions.write(wanted.claim, statuses, same):
+        if not await self.conditions.write(wanted.claim, statuses, is_same_allocation):
             log.info("claim %s was deallocated while it was bound", wanted.claim)
         self._written[wanted.claim.uid] = entry
 
