@@ -220,6 +220,7 @@ def local_cluster(
 ) -> Iterator[Cluster]:
     """A new cluster for each test."""
     from .localcluster.cluster import LocalCluster
+    from .resourceapi.kubernetes_releases import Features
     from .testing.api import AsyncApi
     from .testing.controlplane import delete_all_objects
     from .testing.facade import Cluster
@@ -232,8 +233,7 @@ def local_cluster(
             wanted.nodes,
             kubeconfig=_dra_server,
             timers=wanted.timers,
-            kubernetes=wanted.kubernetes,
-            feature_gates=wanted.feature_gates,
+            features=Features.of(wanted.kubernetes, wanted.feature_gates),
         )
 
     with contextlib.ExitStack() as stack:

@@ -13,6 +13,7 @@ import yaml
 
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .rendering import ALL, DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
 
@@ -47,7 +48,7 @@ OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # what r
 
 @pytest.fixture
 async def kubectl() -> AsyncIterator[Kubectl]:
-    async with LocalCluster(("node-1",), runtime_config=OLDER) as cluster:
+    async with LocalCluster(("node-1",), features=Features.of(runtime_config=OLDER)) as cluster:
 
         async def kubectl(*args: str, stdin: str = "") -> str:
             return await run(cluster, "kubectl", *args, stdin=stdin)

@@ -15,6 +15,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, EVENTS, LEASES,
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .deployed import Deployed
 from .rendering import JSON, LEAST, plain
@@ -43,7 +44,7 @@ Client = Callable[[], contextlib.AbstractAsyncContextManager[KubeClient]]
 async def deployment(release: str = "1.36", values: JSON | None = None) -> AsyncIterator[Deployed]:
     given = merged(LEAST, EVERY_FEATURE if values is None else values)
     nodes = ("node-1", "node-2")
-    async with LocalCluster(nodes, kubernetes=release, runtime_config=OLDER, feature_gates=GATES) as cluster:
+    async with LocalCluster(nodes, features=Features.of(release, GATES, OLDER)) as cluster:
         yield await Deployed.on(cluster, plain(given))
 
 

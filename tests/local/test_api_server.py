@@ -17,7 +17,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster, SecureServing
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
@@ -318,7 +318,7 @@ async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
         *subject,
     ]
     subprocess.run(command, check=True, capture_output=True)
-    async with LocalCluster(certificate=(cert, key)) as cluster:
+    async with LocalCluster(serving=SecureServing(certificate=(cert, key))) as cluster:
         assert cluster.api.url.startswith("https://")
         await cluster.apply(device_class("x", "d.example.com"), pod("p"))
         await cluster.wait_running("p")

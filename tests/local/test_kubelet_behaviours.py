@@ -14,6 +14,7 @@ from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
 from dra_kubeletplugin.resourceapi.defaulting import now
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 from .objects import DRIVER, claim, pod, slice_of
 from .plugins import FakePlugin, Proxy
@@ -149,7 +150,7 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     """On the usual release, or on the one that a test asks for, or with other timers."""
     asked = getattr(request, "param", "")
     release, timers = (asked, TIMERS) if isinstance(asked, str) else ("", asked)
-    async with LocalCluster(("node-1",), timers=timers, kubernetes=release) as cluster:
+    async with LocalCluster(("node-1",), timers=timers, features=Features.of(release)) as cluster:
         yield Room(cluster)
 
 

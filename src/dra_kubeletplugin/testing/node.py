@@ -18,6 +18,7 @@ from ..host.fake import sysfs as described
 from ..localcluster.cluster import LocalCluster, resource_of
 from ..localcluster.kubelet import LocalKubelet, Timers
 from ..plugin.node import Plugin
+from ..resourceapi.kubernetes_releases import Features
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
@@ -436,7 +437,7 @@ async def node_with(
         settings: fields of :class:`Settings`.
     """
     async with (
-        LocalCluster(timers=timers, kubernetes=kubernetes, feature_gates=feature_gates) as cluster,
+        LocalCluster(timers=timers, features=Features.of(kubernetes, feature_gates)) as cluster,
         on_node(cluster, driver, host=host, process=process, options=options, **settings) as node,
     ):
         yield node
