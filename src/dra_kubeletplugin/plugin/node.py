@@ -300,7 +300,9 @@ class Plugin:
 
         lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
         settings = self.settings
-        return await answer(request, settings.node_name, settings.driver_name, self.inventory, self.claims.store, lines)
+        return await answer(
+            request, settings.node_name, settings.driver_name, self.inventory, self.claims.snapshot, lines
+        )
 
     async def _measure(self) -> None:
         await self.claims.measure()
