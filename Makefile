@@ -69,13 +69,14 @@ pauses: $(STAMP) ## tests with pauses at random: make pauses ARGS="tests/local -
 mutants: $(STAMP) ## 200 small changes to the code: nine in ten must be noticed by a test
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy --strict, import rings, module sizes, language
+lint: $(STAMP) ## ruff, mypy --strict, import rings, module sizes, class names and constructors, language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@for driver in drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
+	@$(BIN)/python tests/tools/structure.py
 	@$(BIN)/python tests/tools/language.py
 
 soak: $(STAMP) ## 1,000 random kills while everything around fails too, then 10,000 cycles watching memory and descriptors
