@@ -105,6 +105,8 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
     failed = any(true & set(r.binding_failure_conditions or ()) for r, true in waiting)
     is_whole = not ready and not failed
     meta = found.metadata
+    if not (meta.namespace and meta.name):
+        raise msgspec.ValidationError("a claim has no name or no namespace")
     return AllocatedClaim(
         claim=ClaimKey(meta.namespace, meta.name, meta.uid),
         node=found.node,
