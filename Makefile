@@ -72,13 +72,14 @@ pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube -
 mutants: $(STAMP) ## change the code in 200 places: tests must detect nine in ten changes
 	@$(BIN)/python -m tests.tools.mutants $(ARGS)
 
-lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, module sizes and language
+lint: $(STAMP) ## run ruff, mypy --strict, and the checks of imports, structure, module sizes and language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@for driver in drivers/*/; do (cd $$driver && MYPYPATH=src:$(CURDIR)/src $(abspath $(BIN))/mypy) || exit; done
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python tests/tools/module_sizes.py
+	@$(BIN)/python tests/tools/structure.py
 	@$(BIN)/python tests/tools/language.py
 
 soak: $(STAMP) ## kill the plugin 1,000 times while its environment fails, then check memory and descriptors over 10,000 cycles

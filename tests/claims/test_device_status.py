@@ -16,6 +16,7 @@ from dra_kubeletplugin import (
     NetworkData,
     PreparedDevice,
 )
+from dra_kubeletplugin.claims.claim_fields import ClaimFields
 from dra_kubeletplugin.claims.device_status import ClaimKey, merged
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
@@ -214,7 +215,6 @@ def test_the_time_of_a_condition_stays_while_its_status_does() -> None:
 
 
 def test_nothing_is_said_of_devices_that_are_not_allocated_any_more() -> None:
-    claim: JSON = {"metadata": {}, "status": {"allocation": {"devices": {"results": []}}}}
-    assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None
-    claim = {"metadata": {}, "status": {}}
-    assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None
+    for status in (b'{"allocation": {"devices": {"results": []}}}', b"{}"):
+        claim = ClaimFields.decode(b'{"metadata": {"uid": "u"}, "status": ' + status + b"}")
+        assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None

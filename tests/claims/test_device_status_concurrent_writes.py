@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims.device_status import ClaimKey, DeviceStatusReporter
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
 async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> None:
@@ -90,11 +92,9 @@ def test_a_claim_that_is_none_is_an_error_of_the_server_s_and_not_ours(data: st.
         async def dra(self, plural: str) -> Resource:
             return Resource("resource.k8s.io", "v1", plural, True)
 
-        async def get(self, resource: Resource, name: str, namespace: str) -> Any:
-            return claim
-
-        async def call(self, verb: str, path: str, body: Any, **more: Any) -> Any:
-            return {"status": body["status"]}
+        async def raw(self, path: str, query: Any = None, *, body: Any = None, **more: Any) -> HttpResponse:
+            found = {"metadata": {"uid": "u"}, "status": body["status"]} if body else claim
+            return HttpResponse(200, {}, json.dumps(found).encode())
 
     async def report() -> None:
         reports = DeviceStatusReporter(Client(), "d", "m", Metrics())  # type: ignore[arg-type]

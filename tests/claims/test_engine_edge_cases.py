@@ -176,8 +176,8 @@ async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> Non
     verifier = Verifier(cast(Any, Server(status)), nothing, nothing, nothing, DRIVER)
     found = await verifier.fetch(ClaimIdentity("ns", "c", "u"))
     assert found is not None
-    assert [p["name"] for p in found.reserved_for] == pods
-    assert (found.uid, found.results(DRIVER), list(found.config())) == ("u", [], [])
+    assert [p["name"] for p in found.fields.reserved_for] == pods
+    assert (found.fields.metadata.uid, found.fields.results(DRIVER), list(found.fields.config())) == ("u", [], [])
 
 
 # --- salvage ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedCla
 from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter, operation
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.helpers.drivers import Toy, toy
 from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
@@ -328,7 +329,7 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
 
     monkeypatch.setattr(KubeClient, "dra_version", fixed)
     async with (
-        LocalCluster(runtime_config={f"resource.k8s.io/{version}": True}) as cluster,
+        LocalCluster(features=Features.of(runtime_config={f"resource.k8s.io/{version}": True})) as cluster,
         on_node(cluster, toy()) as node,
     ):
         await node.run_pod(parameters={"colour": "blue"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import NodeScope, Publisher, Scope
+from dra_kubeletplugin.devices.slices import Leadership, NodeScope, Publisher, Scope, TaintTimes
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
@@ -78,10 +79,11 @@ async def publishing(
     inventory: Inventory,
     leader: Callable[[], bool] = lambda: True,
     scope: Scope | None = None,
-    **more: Any,
+    times: Path | None = None,
 ) -> AsyncIterator[Publisher]:
     async with KubeClient(server.config) as client:
-        publisher = Publisher(client, inventory, scope or NodeScope(DRIVER, "node"), Metrics(), leader, **more)
+        scope = scope or NodeScope(DRIVER, "node")
+        publisher = Publisher(client, inventory, scope, Metrics(), Leadership(leader), TaintTimes(times))
         task = asyncio.create_task(publisher.run())
         try:
             yield publisher

@@ -98,7 +98,7 @@ async def server(features: Features, storage: Any = None) -> AsyncIterator[tuple
 
 @EACH
 async def test_a_release_says_its_version_and_serves_the_stable_version_alone(release: str) -> None:
-    async with LocalCluster(kubernetes=release) as cluster:
+    async with LocalCluster(features=Features.of(release)) as cluster:
         version = await cluster.client.call("GET", "/version", None)
         assert (version["major"], version["minor"]) == ("1", release[2:])
         assert version["gitVersion"].startswith(f"v{release}.")
@@ -239,7 +239,7 @@ async def test_a_claim_asks_for_what_the_release_knows(release: str) -> None:
 @EACH
 async def test_an_extended_resource_is_had_as_a_device_where_the_gate_is_on(release: str) -> None:
     name = f"{DRIVER}/gpu"
-    async with LocalCluster(kubernetes=release, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of(release), timers=TIMERS) as cluster:
         given = device_class()
         await cluster.apply(
             {**given, "spec": {**given["spec"], "extendedResourceName": name}}, slice_of("node-1", ["d"])
@@ -284,7 +284,7 @@ async def allocated(cluster: LocalCluster, *pods: JSON, bound: int) -> dict[str,
 @pytest.mark.parametrize("on", [True, False])
 async def test_devices_of_one_card_go_together_only_where_they_have_a_compatibility_group_in_common(on: bool) -> None:
     gates = {"DRADeviceCompatibilityGroups": on}
-    async with LocalCluster(kubernetes="1.37", feature_gates=gates, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of("1.37", gates), timers=TIMERS) as cluster:
         devices = [counted("a", "mig", "x"), counted("b", "vgpu"), counted("c", "x", "vgpu"), counted("d")]
         sets = slice_of("node-1", [], name="s-0")
         sets["spec"] |= {"sharedCounters": [{"name": "card", "counters": {"slots": {"value": "9"}}}]}
@@ -307,7 +307,7 @@ async def test_steps_of_a_range_are_counted_in_thousandths_since_1_37(release: s
         "allowMultipleAllocations": True,
         "capacity": {"cores": {"value": "1", "requestPolicy": policy}},
     }
-    async with LocalCluster(kubernetes=release, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of(release), timers=TIMERS) as cluster:
         spec = claim_spec()
         spec["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"cores": "350m"}}
         await cluster.apply(device_class(), slice_of("node-1", [shared]), claim("c", spec))
@@ -332,7 +332,7 @@ async def test_a_default_that_is_no_whole_number_of_steps_is_refused_since_1_37(
 
 async def test_lists_match_where_they_have_a_value_in_common() -> None:
     gates = {"DRAListTypeAttributes": True}
-    async with LocalCluster(kubernetes="1.36", feature_gates=gates, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of("1.36", gates), timers=TIMERS) as cluster:
         numa = ([0, 1], [2], [1, 2])
         devices = [{"name": f"d{i}", "attributes": {"numa": {"ints": n}}} for i, n in enumerate(numa)]
         spec = claim_spec(count=2)
@@ -345,7 +345,7 @@ async def test_lists_match_where_they_have_a_value_in_common() -> None:
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_pod_with_devices_that_need_no_plugin_starts_without_one(on: bool) -> None:
     gates = {"DRAOptionalNodeOperations": on}
-    async with LocalCluster(kubernetes="1.37", feature_gates=gates, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of("1.37", gates), timers=TIMERS) as cluster:
         there = slice_of("node-1", ["d"])
         there["spec"]["skipNodeOperations"] = ["*"]
         await cluster.apply(device_class(), there, claim("c"), pod("p", claims=["c"]))
@@ -362,7 +362,7 @@ async def test_a_pod_with_devices_that_need_no_plugin_starts_without_one(on: boo
 
 @contextlib.asynccontextmanager
 async def room_of(release: str) -> AsyncIterator[Room]:
-    async with LocalCluster(timers=TIMERS, kubernetes=release) as cluster:
+    async with LocalCluster(timers=TIMERS, features=Features.of(release)) as cluster:
         yield Room(cluster)
 
 
@@ -494,7 +494,7 @@ async def test_a_pod_that_comes_while_its_claim_is_unprepared_has_it_prepared_ag
 )
 def test_what_cannot_be_had_is_said_in_a_sentence(release: str, gates: dict[str, bool], told: str) -> None:
     with pytest.raises(SettingsError, match=told.replace("?", r"\?")):
-        LocalCluster(kubernetes=release, feature_gates=gates)
+        Features.of(release, gates)
 
 
 def test_the_environment_says_the_release_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +520,7 @@ async def test_a_rule_keeps_pods_from_devices_and_evicts_them_where_its_gate_is_
     release: str, gates: dict[str, bool], version: str
 ) -> None:
     config = {f"resource.k8s.io/{version}": True}
-    async with LocalCluster(kubernetes=release, feature_gates=gates, runtime_config=config, timers=TIMERS) as cluster:
+    async with LocalCluster(features=Features.of(release, gates, config), timers=TIMERS) as cluster:
         on = cluster.features.has("DRADeviceTaintRules")
         there = slice_of("node-1", ["a", "b"])
         there["spec"]["skipNodeOperations"] = ["*"]

@@ -80,7 +80,7 @@ async def found(cluster: LocalCluster, resource: Resource, name: str) -> JSON | 
 @contextlib.asynccontextmanager
 async def room(*nodes: str, gates: Mapping[str, bool] | None = None, release: str = "1.36") -> AsyncIterator[GroupRoom]:
     gates = GATES if gates is None else gates
-    async with LocalCluster(nodes, timers=TIMERS, kubernetes=release, feature_gates=gates) as cluster:
+    async with LocalCluster(nodes, timers=TIMERS, features=Features.of(release, gates)) as cluster:
         await cluster.apply(device_class(), template(), claim())
         yield GroupRoom(cluster)
 

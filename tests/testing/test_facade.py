@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Kubelet as LocalKubelet
+from dra_kubeletplugin.localcluster.kubelet import LocalKubelet
 from dra_kubeletplugin.testing import (
     Api,
     AsyncApi,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.tools import structure
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/dra_kubeletplugin"
@@ -74,3 +77,33 @@ def test_the_processes_of_a_cluster_load_nothing_of_development_and_operations()
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name.split(".")[1] for name in out.split()}
     assert loaded.isdisjoint({"testing", "localcluster", "analysis", "scheduling", "packaging", "cli"})
+
+
+# --- the lint of class names and constructors -------------------------------------------------------------
+
+
+def classes_of(**sources: str) -> list[tuple[Path, ast.ClassDef]]:
+    trees = [(Path(name.replace("_", "/") + ".py"), ast.parse(source)) for name, source in sources.items()]
+    return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def test_the_lint_finds_a_name_twice_in_a_ring_and_not_in_two_rings() -> None:
+    rings = [frozenset({"upper"}), frozenset({"a", "b"})]
+    source = "class _X: pass"
+    (fault,) = structure.faults(classes_of(a_m=source, b_m=source, upper_m=source), rings)
+    assert fault == "_X is the name of 2 classes of one ring: a/m.py:1, b/m.py:1"
+    assert not list(structure.faults(classes_of(a_m=source, upper_m=source), rings))
+
+
+def test_the_lint_counts_every_parameter_of_a_constructor_but_self() -> None:
+    seven = "class X:\n    def __init__(self, a, b, c, /, d, e, *, f, g): pass"
+    assert not list(structure.faults(classes_of(a_m=seven), []))
+    (fault,) = structure.faults(classes_of(a_m=seven.replace("g)", "g, h)")), [])
+    assert fault == "a/m.py:1: the constructor of X has 8 parameters, more than 7"
+
+
+def test_the_rings_are_those_of_the_import_contract() -> None:
+    found = structure.rings()
+    assert [sorted(packages) for packages in found[:1]] == [["cli", "packaging"]]
+    folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()} - {"_proto"}
+    assert frozenset().union(*found) - {"errors"} == folders

@@ -18,6 +18,7 @@ from gpu_example.driver import Gpu
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing.cluster import plugin_on
 
 JSON = dict[str, Any]
@@ -75,7 +76,7 @@ async def replay(story: JSON, limit: float = LONGEST, look: Look | None = None) 
     names = [n["name"] for n in story["nodes"]] if kubelet else []
     config = {"api/all": True}
     async with (
-        LocalCluster(names, kubernetes="1.36", runtime_config=config) as cluster,
+        LocalCluster(names, features=Features.of("1.36", runtime_config=config)) as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
         told = Telling(cluster, story, limit)

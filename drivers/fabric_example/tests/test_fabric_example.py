@@ -13,7 +13,7 @@ from dra_kubeletplugin.analysis import from_files
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, controller_on, env_of, plugin_on, pod
+from dra_kubeletplugin.testing import AsyncApi, ClaimSpec, Request, Timers, controller_on, env_of, plugin_on, pod
 from dra_kubeletplugin.testing import claim as claim_for
 
 from fabric_example.driver import NAME, Fabric
@@ -38,7 +38,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FabricManager:
 async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterator[AsyncApi]:
     """Starts a cluster with the driver's plugin on each node, and without its controller."""
     async with (
-        LocalCluster(nodes=NODES[:nodes], binding_timeout=binding_timeout) as cluster,
+        LocalCluster(nodes=NODES[:nodes], timers=Timers(binding=binding_timeout)) as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
         for name in NODES[:nodes]:

@@ -85,7 +85,7 @@ class SchedulerView:
     def allocations(self, limit: float = TIME_LIMIT) -> NodeAllocator:
         """Returns an allocator for one pass over all nodes. ``limit``: seconds for one node."""
         nodes = len(self.snapshot.nodes) or 1
-        return NodeAllocator(self.memory, self.slices, self.cache.classes, self.cache.claims.use, nodes, limit)
+        return NodeAllocator(self.memory, self.cache.devices(), nodes, limit)
 
     def holders(self, device: DeviceId) -> list[JSON]:
         """Returns the claims that have a device or a share of it."""

@@ -24,7 +24,7 @@ _SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
 
 
 @dataclass
-class _Kind:
+class _WatchedKind:
     """One kind of object. ``refusal`` is set if a list was refused at the start."""
 
     resource: Resource
@@ -48,7 +48,7 @@ class ClusterWatcher:
         self.version = 0
         self._namespace = namespace
         self._wanted = kinds
-        self._kinds: list[_Kind] = []
+        self._kinds: list[_WatchedKind] = []
         self._lost = 0.0  # unix seconds since when the API server is away; 0 while it responds
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ class ClusterWatcher:
                 out.append(kind.refusal)
         return tuple(out)
 
-    async def _kind(self, resource: Resource) -> _Kind:
+    async def _kind(self, resource: Resource) -> _WatchedKind:
         """Checks access to a kind: in all namespaces, or in one if only that may be read."""
         versioned = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
         try:
@@ -132,11 +132,13 @@ class ClusterWatcher:
             return self._made(resource, "", gap)
         return self._made(resource, "", None)
 
-    def _made(self, resource: Resource, namespace: str, refusal: Gap | None) -> _Kind:
+    def _made(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
         followed = resource.plural if resource.group == GROUP else resource
-        return _Kind(resource, Reflector(self.client, followed, namespace, _SELECTED.get(resource.plural, "")), refusal)
+        return _WatchedKind(
+            resource, Reflector(self.client, followed, namespace, _SELECTED.get(resource.plural, "")), refusal
+        )
 
-    async def _follow(self, kind: _Kind) -> None:
+    async def _follow(self, kind: _WatchedKind) -> None:
         async for event in kind.reflector.events():
             self.version += 1
             if event.type == "SYNCED":
@@ -150,7 +152,7 @@ class ClusterWatcher:
             if event.type != "DELETED":
                 self._take(kind, uid, event.object)
 
-    def _take(self, kind: _Kind, uid: str, obj: JSON) -> None:
+    def _take(self, kind: _WatchedKind, uid: str, obj: JSON) -> None:
         head = {"kind": kind_named(kind.resource)}
         if kind.reflector.resource is not None:
             head["apiVersion"] = kind.reflector.resource.api_version

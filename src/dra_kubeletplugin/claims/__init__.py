@@ -4,5 +4,6 @@ from .engine import Answer, ClaimIdentity
 from .manager import ClaimManager
 from .record import Record, State
 from .store.store import RecordStore
+from .summary import ClaimSnapshot, ClaimSummary
 
-__all__ = ["Answer", "ClaimIdentity", "ClaimManager", "Record", "RecordStore", "State"]
+__all__ = ["Answer", "ClaimIdentity", "ClaimManager", "ClaimSnapshot", "ClaimSummary", "Record", "RecordStore", "State"]

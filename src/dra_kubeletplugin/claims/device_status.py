@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..base.telemetry.metrics import Metrics
 from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
 from ..errors import ApiError, describe
 from ..kube import KubeClient, Resource
 from ..resourceapi.defaulting import now
+from .claim_fields import ClaimFields, DeviceKey
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -45,11 +48,8 @@ class ClaimKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-DeviceKey = tuple[str, str, str]  # pool, device, share id
-
-
 @dataclass
-class _Pending:
+class _PendingStatuses:
     """The statuses of one claim that are still to be written."""
 
     claim: ClaimKey
@@ -80,7 +80,7 @@ class DeviceStatusReporter:
         self.manager = manager.encode()[:_LONGEST_MANAGER].decode(errors="ignore")
         self.metrics = metrics
         self.fault = ""
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, _PendingStatuses] = {}
         self._busy: set[str] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -134,7 +134,7 @@ class DeviceStatusReporter:
     def _take(
         self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
-        pending = self._pending.pop(claim.uid, None) or _Pending(claim)
+        pending = self._pending.pop(claim.uid, None) or _PendingStatuses(claim)
         pending.wanted.update(statuses)
         pending.listeners.append(listener)
         pending.not_before = 0.0
@@ -145,7 +145,7 @@ class DeviceStatusReporter:
             oldest.notify(False)
         self._wake.set()
 
-    def _due(self) -> list[_Pending]:
+    def _due(self) -> list[_PendingStatuses]:
         at = time.monotonic()
         due = [p for uid, p in self._pending.items() if uid not in self._busy and p.not_before <= at]
         return due[: max(0, _AT_ONCE - len(self._busy))]
@@ -155,7 +155,7 @@ class DeviceStatusReporter:
         free = [p.not_before - at for uid, p in self._pending.items() if uid not in self._busy]
         return max(0.01, min([_MAX_PAUSE, *free])) if len(self._busy) < _AT_ONCE else _MAX_PAUSE
 
-    async def _work(self, pending: _Pending) -> None:
+    async def _work(self, pending: _PendingStatuses) -> None:
         uid = pending.claim.uid
         sent, listeners = dict(pending.wanted), list(pending.listeners)
         try:
@@ -177,7 +177,7 @@ class DeviceStatusReporter:
 
     def _settle(
         self,
-        pending: _Pending,
+        pending: _PendingStatuses,
         sent: Mapping[DeviceKey, DeviceStatus],
         listeners: list[Callable[[bool], object]],
         *,
@@ -192,7 +192,7 @@ class DeviceStatusReporter:
         if not pending.wanted and self._pending.get(pending.claim.uid) is pending:
             del self._pending[pending.claim.uid]
 
-    def _gives_up(self, pending: _Pending, e: ApiError) -> bool:
+    def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
@@ -214,7 +214,7 @@ class DeviceStatusReporter:
         self,
         claim: ClaimKey,
         wanted: Mapping[DeviceKey, DeviceStatus],
-        same: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+        same: Callable[[ClaimFields], bool] = lambda _: True,
     ) -> bool:
         """Writes the statuses now.
 
@@ -231,25 +231,23 @@ class DeviceStatusReporter:
         resource = await self.client.dra("resourceclaims")
         for _ in range(_CONFLICTS):
             try:
-                found = await self.client.get(resource, claim.name, claim.namespace)
+                answer = await self.client.raw(resource.path(claim.namespace, claim.name))
             except ApiError as e:
                 if e.status == 404 and e.names(claim.name):
                     return False
                 raise
             try:
-                if found["metadata"]["uid"] != claim.uid or not same(found):
+                found = ClaimFields.decode(answer.body)
+                if found.metadata.uid != claim.uid or not same(found):
                     return False
-                entries, version = (
-                    merged(found, self.driver, self.manager, wanted),
-                    found["metadata"]["resourceVersion"],
-                )
-            except (KeyError, TypeError, AttributeError, ValueError) as e:
+                entries = merged(found, self.driver, self.manager, wanted)
+            except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as e:
                 what = f"what the API server has as claim {claim} is no ResourceClaim"
                 raise ApiError(f"{what}: {describe(e)}") from None
             if entries is None:
                 return False
             try:
-                await self._apply(resource, claim, version, entries)
+                await self._apply(resource, claim, found.metadata.resource_version, entries)
             except ApiError as e:
                 if e.status != 409:
                     raise
@@ -257,7 +255,7 @@ class DeviceStatusReporter:
             return True
         raise ApiError(f"claim {claim} is written by others all the time", status=409)
 
-    async def _apply(self, resource: Resource, claim: ClaimKey, version: object, entries: list[JSON]) -> None:
+    async def _apply(self, resource: Resource, claim: ClaimKey, version: str, entries: list[JSON]) -> None:
         body = {
             "apiVersion": resource.api_version,
             "kind": "ResourceClaim",
@@ -266,8 +264,8 @@ class DeviceStatusReporter:
         }
         path = resource.path(claim.namespace, claim.name, "status")
         query = {"fieldManager": self.manager, "force": "true"}
-        answer = await self.client.call("PATCH", path, body, query=query, content_type=APPLY)
-        if entries and not (answer.get("status") or {}).get("devices"):
+        answer = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
+        if entries and not _has_device_statuses(answer.body):
             raise ApiError(
                 "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
             )
@@ -282,19 +280,27 @@ class _ClaimStatus(StatusSink):
         return self._reports.queue(self._claim, {key: status})
 
 
-def merged(claim: JSON, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]) -> list[JSON] | None:
+def _has_device_statuses(encoded: bytes) -> bool:
+    """Whether a claim that the API server returned has ``status.devices``; other fields are not decoded."""
+    try:
+        return bool(ClaimFields.decode(encoded).device_statuses(msgspec.Raw))
+    except (ValueError, RecursionError) as e:
+        raise ApiError(f"what the API server returned for a status is no ResourceClaim: {describe(e)}") from None
+
+
+def merged(
+    claim: ClaimFields, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]
+) -> list[JSON] | None:
     """Returns all entries that ``manager`` must apply: the ones it applied before, updated with the new statuses.
 
     None if none of the wanted devices is allocated to the claim any more.
     """
-    status = claim.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-    allocated = {_key(r) for r in results if r.get("driver") == driver}
+    allocated = {r.key for r in claim.results(driver)}
     fresh = {k: s for k, s in wanted.items() if k in allocated}
     if not fresh:
         return None
-    current = {_key(d): d for d in status.get("devices") or [] if d.get("driver") == driver}
-    applied = _applied(claim, driver, manager, current)
+    current = {_key(d): d for d in claim.device_statuses(dict) if d.get("driver") == driver}
+    applied = _applied(claim.managed_fields(), driver, manager, current)
     out = []
     for key in sorted(allocated & (applied.keys() | fresh.keys())):
         pool, device, share = key
@@ -309,11 +315,11 @@ def _key(device: Mapping[str, Any]) -> DeviceKey:
 
 
 def _applied(
-    claim: JSON, driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
+    managed_fields: Iterable[JSON], driver: str, manager: str, current: Mapping[DeviceKey, Mapping[str, Any]]
 ) -> dict[DeviceKey, JSON]:
     """Returns the part of ``current`` that belongs to the field manager, according to the claim's managed fields."""
     out: dict[DeviceKey, JSON] = {}
-    for entry in claim["metadata"].get("managedFields") or []:
+    for entry in managed_fields:
         if (entry.get("manager"), entry.get("operation"), entry.get("subresource")) != (manager, "Apply", "status"):
             continue
         fields = ((entry.get("fieldsV1") or {}).get("f:status") or {}).get("f:devices") or {}

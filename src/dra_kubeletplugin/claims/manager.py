@@ -34,6 +34,7 @@ from .store.database import RecordDatabase
 from .store.recovery import Recovery
 from .store.rows import Row
 from .store.store import RecordStore
+from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions
 from .verification import Verifier
 
@@ -205,6 +206,10 @@ class ClaimManager:
         Raises :class:`RecordsError`.
         """
         return await self.store.held()
+
+    async def snapshot(self) -> ClaimSnapshot:
+        """Returns all recorded claims, without configuration and the driver's data. Raises :class:`RecordsError`."""
+        return summarize(await self.store.everything(), self.settings.driver_name)
 
     async def faults(self) -> list[str]:
         """Returns the reasons why claims cannot be prepared now. Tests a failed disk again first."""

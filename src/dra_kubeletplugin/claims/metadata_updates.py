@@ -61,7 +61,7 @@ class MetadataUpdates:
             )
         work = self.apply(update)
         try:
-            pending = _Pending(asyncio.run_coroutine_threadsafe(work, self._loop), update)
+            pending = _PendingUpdate(asyncio.run_coroutine_threadsafe(work, self._loop), update)
         except RuntimeError:
             work.close()
             raise StoppingError("update_metadata(): the plugin has stopped") from None
@@ -138,7 +138,7 @@ class MetadataUpdates:
         return row
 
 
-class _Pending(Awaitable[int]):
+class _PendingUpdate(Awaitable[int]):
     """An update in flight. It completes also if it is not awaited; a failure is logged then."""
 
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:

@@ -64,13 +64,13 @@ class _Head(msgspec.Struct):
     spec: _Spec
 
 
-class _Condition(msgspec.Struct):
+class _NodeCondition(msgspec.Struct):
     type: str
     status: str
 
 
 class _NodeStatus(msgspec.Struct):
-    conditions: list[_Condition] | None = None
+    conditions: list[_NodeCondition] | None = None
 
 
 class _Node(msgspec.Struct):
@@ -206,7 +206,7 @@ class SliceLookup:
             status = msgspec.convert(node, _Node).status or _NodeStatus()
         except msgspec.ValidationError as e:
             raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
-        return _Condition("Ready", "True") not in (status.conditions or ())
+        return _NodeCondition("Ready", "True") not in (status.conditions or ())
 
     async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
         """Returns the device, or None if no pool has it for this node.

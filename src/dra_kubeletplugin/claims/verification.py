@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice, Driver
 from ..driver.claim import EncodedClaim
@@ -33,11 +31,11 @@ from ..errors import (
 )
 from ..kube import KubeClient, Resource
 from ..kube.http1 import HttpResponse
-from ..resourceapi.allocation import node_of
 from ..resourceapi.conversion import convert
-from ..resourceapi.encoded import config_entries, from_json
+from ..resourceapi.encoded import from_json
 from ..resourceapi.types import Device
 from .capacity import Supply
+from .claim_fields import ClaimFields
 from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
@@ -77,53 +75,12 @@ class VerifiedClaim:
     fault: ClaimError | None = None
 
 
-class _Devices(msgspec.Struct):
-    results: list[AllocationResult] | None = None
-    config: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Allocation(msgspec.Struct, rename="camel"):
-    devices: _Devices | None = None
-    node_selector: JSON | None = None
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    reserved_for: list[JSON] | None = None
-
-
-class _Metadata(msgspec.Struct):
-    uid: str
-
-
-class _Fields(msgspec.Struct):
-    metadata: _Metadata
-    status: _Status | None = None
-
-
 @dataclass(frozen=True)
 class FetchedClaim:
     """A claim as the API server sent it, with decoded and validated fields."""
 
     object: EncodedClaim | JSON
-    uid: str
-    allocation: _Allocation | None
-    reserved_for: Sequence[JSON]
-
-    def results(self, driver: str) -> list[AllocationResult]:
-        """Returns the allocated devices of one driver."""
-        devices = self.allocation.devices if self.allocation else None
-        return [r for r in (devices.results if devices else None) or () if r.driver == driver]
-
-    def config(self) -> Sequence[JSON]:
-        """Returns the configuration entries of the allocation, with encoded parameters."""
-        devices = self.allocation.devices if self.allocation else None
-        return config_entries(devices.config) if devices else ()
-
-    @property
-    def node(self) -> str:
-        """The single node where the allocation can be used; empty if there may be several."""
-        return node_of({"status": {"allocation": {"nodeSelector": self.allocation and self.allocation.node_selector}}})
+    fields: ClaimFields
 
 
 class Verifier:
@@ -187,8 +144,8 @@ class Verifier:
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
-        now = {(r.pool, r.device, r.share_id or "") for r in claim.results(self.name)}
-        return claim.uid == record.uid and now >= {identity(d) for d in record.devices}
+        now = {r.key for r in claim.fields.results(self.name)}
+        return claim.fields.metadata.uid == record.uid and now >= {identity(d) for d in record.devices}
 
     def may_be_in_use(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a pod of this node may use the prepared devices, though the claim now has other devices of this node.
@@ -197,7 +154,8 @@ class Verifier:
         This happens when a pod is force-deleted while the kubelet is away and the claim is allocated again for another pod.
         """
         here = self.inventory.pools if self.inventory.known else None
-        found = claim.results(self.name) if claim.uid == record.uid and claim.reserved_for else []
+        fields = claim.fields
+        found = fields.results(self.name) if fields.metadata.uid == record.uid and fields.reserved_for else []
         return any(here is None or r.pool in here for r in found)
 
     async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
@@ -211,32 +169,31 @@ class Verifier:
     async def _verified(self, ref: ClaimIdentity, claim: FetchedClaim | None) -> VerifiedClaim:
         if claim is None:
             raise ClaimNotFoundError(f"claim {ref} (UID {ref.uid}) does not exist: delete the pod")
-        if claim.uid != ref.uid:
-            raise ClaimReplacedError(
-                f"claim {ref} has UID {claim.uid}, not {ref.uid}: it was deleted and created again"
-            )
-        if claim.allocation is None:
+        fields, uid = claim.fields, claim.fields.metadata.uid
+        if uid != ref.uid:
+            raise ClaimReplacedError(f"claim {ref} has UID {uid}, not {ref.uid}: it was deleted and created again")
+        if fields.allocation is None:
             raise ClaimNotAllocatedError(
-                f"claim {ref} (UID {claim.uid}) is not allocated: the scheduler has not chosen devices"
+                f"claim {ref} (UID {uid}) is not allocated: the scheduler has not chosen devices"
             )
-        results = claim.results(self.name)
+        results = fields.results(self.name)
         supply = DeviceLookup(self.inventory)
         started = (
             asyncio.get_running_loop().time()
         )  # a lookup since this time is fresh enough for all devices of the claim, however long they take
         try:
             devices, entries = [], []
-            resolved = await self._resolver.resolve(claim.config(), [r.request for r in results])
+            resolved = await self._resolver.resolve(fields.config(), [r.request for r in results])
             for result in results:
                 devices.append(await self._device(ref, result, resolved, supply, started))
                 # At once: the device may vanish while the next one is looked up.
                 entries.append(supply.entry(devices[-1]))
-            return VerifiedClaim(claim.object, claim.node, claim.reserved_for, devices, entries, supply)
+            return VerifiedClaim(claim.object, fields.node, fields.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
             # The result has neither the object nor a traceback, whose frames reference it: nothing will be prepared.
-            return VerifiedClaim({}, claim.node, claim.reserved_for, devices, entries, supply, without_frames(e))
+            return VerifiedClaim({}, fields.node, fields.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(
         self,
@@ -286,7 +243,7 @@ class Verifier:
 def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> FetchedClaim:
     """Decodes a response. Raises :class:`ApiUnavailableError` if it is not a ResourceClaim."""
     try:
-        fields: _Fields = from_json(answer.body, _Fields)
+        fields = ClaimFields.decode(answer.body)
         obj: EncodedClaim | JSON = EncodedClaim(answer.body)
         if resource.version == "v1beta1":  # the only version with another shape
             found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
@@ -295,5 +252,4 @@ def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> Fe
         raise ApiUnavailableError(
             f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
         ) from None
-    status = fields.status or _Status()
-    return FetchedClaim(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())
+    return FetchedClaim(obj, fields)

@@ -16,7 +16,7 @@ from ..base.telemetry.logs import configure
 from ..base.text import counted
 from ..errors import NotReadyError, SettingsError
 from ..localcluster import gc_tuning
-from ..localcluster.cluster import LocalCluster, simulated
+from ..localcluster.cluster import LocalCluster, SecureServing, simulated
 from ..localcluster.dev import manifests
 from ..localcluster.dev.control import ControlServer
 from ..localcluster.dev.drivers import DriverFailed
@@ -119,8 +119,8 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             return made
 
         cluster = LocalCluster(
-            plan.nodes, state=plan.state, address=plan.address, certificate=plan.certificate, features=plan.features,
-            runtimes=on_its_host,
+            plan.nodes, state=plan.state, serving=SecureServing(plan.address, plan.certificate),
+            features=plan.features, runtimes=on_its_host,
         )  # fmt: skip
         progress(f"starting the API server and {counted(len(plan.nodes), 'node')}")
         try:

@@ -25,12 +25,14 @@ class HealthPolicy:
         effect: replaces the effect of every taint for bad health; empty to keep it.
         unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy.
         healthy_after: consecutive healthy reports that make an unhealthy device healthy.
+        timeout: seconds until a report expires, if it sets no timeout itself.
     """
 
     taint: Taint | None = None
     effect: str = ""
     unhealthy_after: int = UNHEALTHY_AFTER
     healthy_after: int = HEALTHY_AFTER
+    timeout: float = HEALTH_TIMEOUT
 
     def taint_for(self, fault: Health) -> JSON | None:
         """Returns the taint of a device with this fault, in API form; None for no taint."""

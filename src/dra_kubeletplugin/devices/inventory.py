@@ -41,7 +41,6 @@ class Inventory:
     Args:
         pool: the default pool: the node's name.
         policy: the effects of reports of bad health.
-        health_timeout: seconds until a health report expires, if it sets no timeout itself.
         look_timeout: seconds until the result of the last discovery expires.
         clock: a monotonic clock in seconds; the age of reports is measured with it.
         wall: the time of day in unix seconds, as the kubelet sees it.
@@ -56,7 +55,6 @@ class Inventory:
         self,
         pool: str,
         policy: HealthPolicy = _NO_EFFECT,
-        health_timeout: float = HEALTH_TIMEOUT,
         look_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -68,7 +66,7 @@ class Inventory:
         self.pool = pool
         self.role = role
         self.full = full
-        self.health_timeout = health_timeout
+        self.health_timeout = policy.timeout
         self.look_timeout = look_timeout
         self.gates_off: frozenset[Gate] = frozenset()
         """Feature gates that the API server has off: devices that depend on them are published without some fields, or not at all."""

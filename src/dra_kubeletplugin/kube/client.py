@@ -156,10 +156,21 @@ class KubeClient:
         )
 
     async def raw(
-        self, path: str, query: Mapping[str, str] | None = None, *, timeout: float | None = None
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        body: Any = None,
+        content_type: str = "",
+        timeout: float | None = None,
     ) -> HttpResponse:
-        """Sends a GET whose body is not JSON, such as a log or metrics, or whose headers are needed. Raises :class:`ApiError`."""
-        return await self._call("GET", path, check_response, query=query, content_type="", timeout=timeout)
+        """Sends one request as :meth:`call` does, and returns the response undecoded: a log, metrics, or an object of which few
+        fields are needed. Raises :class:`ApiError`.
+        """
+        return await self._call(
+            method, path, check_response, body, query=query, content_type=content_type, timeout=timeout
+        )
 
     async def _call(
         self,

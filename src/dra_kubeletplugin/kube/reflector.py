@@ -54,17 +54,17 @@ class Event:
 
 
 class Reflector:
-    """Follows the objects that match the selectors.
+    """Follows the objects that match the field selectors.
 
     ``items`` is the local copy, by UID. ``heard`` is the time (``time.monotonic()``) of the server's last message, 0 for never.
     ``fault`` is why the resource is not followed now, empty while it is. ``fault_status`` is the server's status for that fault,
-    0 if it did not respond. ``fault_of_list`` is whether even the list failed.
+    0 if it did not respond. ``fault_of_list`` is whether even the list failed. ``silence`` is the seconds without a line after which a
+    watch is started again.
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in any version that the server has; or a Resource in one version.
         copies: whether whole objects are decoded and ``items`` is kept.
         page: objects in one response to a list. A response is decoded in one step: choose fewer where users choose the objects' size.
-        silence: seconds without a line after which a watch is started again.
         cut: called when a watch is open again after an abnormal end: the server may have been replaced or upgraded.
     """
 
@@ -74,18 +74,16 @@ class Reflector:
         resource: Resource | str,
         namespace: str = "",
         fields: str = "",
-        labels: str = "",
         *,
         copies: bool = True,
         page: int = PAGE,
-        silence: float = SILENCE,
         cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.plural = resource if isinstance(resource, str) else resource.plural
         self.namespace = namespace
-        self.selectors = {k: v for k, v in (("fieldSelector", fields), ("labelSelector", labels)) if v}
-        self.silence = silence
+        self.fields = fields
+        self.silence = SILENCE
         self.items: dict[str, JSON] = {}
         self.heard = 0.0
         self.fault = ""
@@ -177,7 +175,7 @@ class Reflector:
             "allowWatchBookmarks": "true",
             "resourceVersion": self._position,
             "timeoutSeconds": str(self._seconds),
-            **self.selectors,
+            **({"fieldSelector": self.fields} if self.fields else {}),
         }
         return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)
 
@@ -208,8 +206,7 @@ class Reflector:
     async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
         """Returns the items, the list's resource version, and the continue token."""
         ask = self.client.list if self._copies else self.client.page
-        fields, labels = self.selectors.get("fieldSelector", ""), self.selectors.get("labelSelector", "")
-        page = await ask(resource, self.namespace, fields=fields, labels=labels, limit=self._limit, cont=cont)
+        page = await ask(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
         if isinstance(page, Page):
             return ((_bare(i), i) for i in page.items or ()), page.metadata.resource_version, page.metadata.cont
         items = ((i, msgspec.Raw()) for i in page["items"])

@@ -26,13 +26,12 @@ from ..kube.credentials import Token
 from ..kube.resource import EVENTS, PODS
 from ..resourceapi.kubernetes_releases import Features
 from ..resourceapi.validation.names import SUBDOMAIN
-from ..scheduling.framework.binding import TIMEOUT as BINDING_TIMEOUT
 from .apiserver import ApiServer
 from .apiserver.certificate import write as make_certificate
 from .apiserver.kinds import BY_PLURAL
 from .apiserver.persistence import PersistentStorage, open_storage
 from .controllers import ControllerManager
-from .kubelet import Kubelet, Timers
+from .kubelet import LocalKubelet, Timers
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.loop import Scheduler
@@ -45,18 +44,31 @@ RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
-class Node:
+class LocalNode:
     """One node and its directories, for the settings of a plugin."""
 
     name: str
     root: Path
-    kubelet: Kubelet
+    kubelet: LocalKubelet
     runtime: ContainerRuntime
     cdi_root: Path
 
     @property
     def kubelet_root(self) -> Path:
         return self.root / "kubelet"
+
+
+@dataclass(frozen=True)
+class SecureServing:
+    """Where the API server listens.
+
+    Attributes:
+        address: host and port; port 0 for a free one.
+        certificate: files of a certificate for that address and of its key; created by default.
+    """
+
+    address: str = "127.0.0.1:0"
+    certificate: tuple[Path, Path] | None = None
 
 
 class LocalCluster:
@@ -66,23 +78,16 @@ class LocalCluster:
         nodes: names of the nodes.
         state: the directory for everything, objects too. Keep its path short, because it contains sockets. By default a
             temporary directory that is removed at the end.
-        address: address of the API server.
-        certificate: files of a certificate for that address and of its key; created by default.
+        serving: where the local API server listens, and with which certificate.
         kubeconfig: of a running API server to use instead of the local one; see :attr:`api`.
-        cdi_root: a directory of a real container runtime for all nodes; by default each node has its own below
-            ``state``.
-        timers: intervals and limits of the kubelets.
+        timers: intervals and time limits of the kubelets, the node controller and the scheduler.
         runtimes: creates a node's runtime from its name, a directory of its own and the directories of CDI specs;
             simulated by default.
-        binding_timeout: seconds until the binding conditions of an allocated claim must be true (KEP-5007).
-        kubernetes: the release to behave as, 1.34 to 1.37; by default the one in DRA_KUBERNETES, else 1.36.
-        feature_gates: gates that differ from the release's defaults: name → whether it is on.
-        runtime_config: versions of resource.k8s.io that are switched on or off against the default:
-            ``{"resource.k8s.io/v1beta1": True}``.
-        features: the last three in one object.
+        features: the release to behave as, with its feature gates and API versions: ``Features.of("1.37", {"GateName": True})``.
+            By default those in DRA_KUBERNETES and DRA_FEATURE_GATES, else 1.36.
 
     Raises:
-        SettingsError: the release or a gate does not exist.
+        SettingsError: the release or a gate in the environment does not exist.
     """
 
     def __init__(
@@ -90,19 +95,13 @@ class LocalCluster:
         nodes: Sequence[str] = ("node-1",),
         *,
         state: Path | None = None,
-        address: str = "127.0.0.1:0",
-        certificate: tuple[Path, Path] | None = None,
+        serving: SecureServing | None = None,
         kubeconfig: Path | None = None,
-        cdi_root: Path | None = None,
         timers: Timers | None = None,
         runtimes: RuntimeFactory | None = None,
-        binding_timeout: float = BINDING_TIMEOUT,
-        kubernetes: str = "",
-        feature_gates: Mapping[str, bool] | None = None,
-        runtime_config: Mapping[str, bool] | None = None,
         features: Features | None = None,
     ) -> None:
-        self.features = features or Features.of(kubernetes, feature_gates, runtime_config)
+        self.features = features or Features.of()
         if duplicates := sorted({n for n in nodes if list(nodes).count(n) > 1}):
             raise ValueError(f"nodes: {', '.join(duplicates)} is listed twice: each node needs its own name")
         self._names = nodes
@@ -110,16 +109,15 @@ class LocalCluster:
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
         if state is None:  # also removes the directory if the constructor or the caller fails before __aenter__
             weakref.finalize(self, _remove, self.state, os.getpid())
-        self._cdi_root = cdi_root
         self._timers = timers or Timers()
         self._runtimes = runtimes or simulated
-        self._binding_timeout = binding_timeout
         self._given_kubeconfig = kubeconfig
         self.state.mkdir(parents=True, exist_ok=True)
-        self._certificate = certificate or make_certificate(self.state, _hosts(address))
+        serving = serving or SecureServing()
+        self._certificate = serving.certificate or make_certificate(self.state, _hosts(serving.address))
         self._journal: PersistentStorage | None = None
-        self._api = None if kubeconfig else self._server(address, own=certificate is not None)
-        self.nodes: dict[str, Node] = {}
+        self._api = None if kubeconfig else self._server(serving.address, own=serving.certificate is not None)
+        self.nodes: dict[str, LocalNode] = {}
 
     async def __aenter__(self) -> LocalCluster:
         self._stack = contextlib.AsyncExitStack()
@@ -137,7 +135,7 @@ class LocalCluster:
             kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
             supervisor = await stack.enter_async_context(Supervisor())
             supervisor.start("controllers", ControllerManager(manager, self.features, self._timers.away).run)
-            scheduler = Scheduler(binder, self.features, self._binding_timeout)
+            scheduler = Scheduler(binder, self.features, self._timers.binding)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()
             for name, client in kubelets.items():
@@ -185,13 +183,13 @@ class LocalCluster:
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
 
-    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> Node:
+    def _node(self, name: str, client: KubeClient, supervisor: Supervisor) -> LocalNode:
         root = self.state / name
-        cdi = self._cdi_root or root / "cdi"
+        cdi = root / "cdi"
         cdi.mkdir(parents=True, exist_ok=True)
         runtime = self._runtimes(name, root / "containers", (cdi,))
-        kubelet = Kubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
-        self.nodes[name] = Node(name, root, kubelet, runtime, cdi)
+        kubelet = LocalKubelet(client, name, root / "kubelet", runtime, supervisor, self.features, self._timers)
+        self.nodes[name] = LocalNode(name, root, kubelet, runtime, cdi)
         return self.nodes[name]
 
     def _runtime_of(self, node: str) -> ContainerRuntime | None:
@@ -239,7 +237,7 @@ class LocalCluster:
         return self._api is not None
 
     @property
-    def node(self) -> Node:
+    def node(self) -> LocalNode:
         """The first node."""
         return next(iter(self.nodes.values()))
 
@@ -430,4 +428,4 @@ def _kubeconfig(url: str, certificate: Path, token: str) -> str:
     return json.dumps(config, indent=2) + "\n"
 
 
-__all__ = ["LocalCluster", "Node", "resource_of", "state_root"]
+__all__ = ["LocalCluster", "LocalNode", "SecureServing", "resource_of", "state_root"]

@@ -22,7 +22,15 @@ from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
-from ..devices.slices import NodeScope, Publisher, PublisherStatus, RejectionEvents
+from ..devices.slices import (
+    Leadership,
+    NodeScope,
+    Publisher,
+    PublisherStatus,
+    RejectionEvents,
+    TaintTimes,
+    WriteLock,
+)
 from ..driver import Driver, MetadataUpdate, Role
 from ..driver.calls import Calls
 from ..errors import NotReadyError, SettingsError, describe, printable
@@ -82,9 +90,10 @@ class Plugin:
             effect=settings.unhealthy_effect,
             unhealthy_after=settings.unhealthy_after,
             healthy_after=settings.healthy_after,
+            timeout=settings.health_timeout,
         )
         look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
-        self.inventory = Inventory(settings.node_name, policy, settings.health_timeout, look_timeout, full=full)
+        self.inventory = Inventory(settings.node_name, policy, look_timeout, full=full)
         self.inventory.asked_again = driver.answers_pools
         self.health = HealthMonitor(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
         self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
@@ -102,11 +111,9 @@ class Plugin:
             self.inventory,
             NodeScope(settings.driver_name, settings.node_name),
             self.metrics,
-            lambda: is_newest(self.process),
-            times=settings.plugin_dir / "taint-times.json",
-            gates_off=self.scan.gates_off,
-            instances=self.process.folder,
-            token=self.process.id,
+            Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
+            TaintTimes(settings.plugin_dir / "taint-times.json", self.process.id),
+            self.scan.gates_off,
         )
         self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
@@ -293,7 +300,9 @@ class Plugin:
 
         lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
         settings = self.settings
-        return await answer(request, settings.node_name, settings.driver_name, self.inventory, self.claims.store, lines)
+        return await answer(
+            request, settings.node_name, settings.driver_name, self.inventory, self.claims.snapshot, lines
+        )
 
     async def _measure(self) -> None:
         await self.claims.measure()

@@ -7,16 +7,13 @@ request.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..base.http_server.origin import is_from_here
 from ..base.http_server.server import Request, Response
-from ..claims import Record, RecordStore
-from ..claims.record import UnreadableRecord
-from ..claims.store.rows import Row, read_all
-from ..claims.store.store import Mode
+from ..claims import ClaimSnapshot, ClaimSummary
 from ..devices.inventory import DeviceKey, Inventory
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
@@ -26,6 +23,7 @@ from ..resourceapi.usage.usage import count_usage
 from . import usage_page
 
 JSON = dict[str, Any]
+ReadClaims = Callable[[], Awaitable[ClaimSnapshot]]
 # Any pod in the cluster can reach the port, and the names of claims must not be public.
 _LOCAL_ONLY = (
     "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
@@ -35,38 +33,37 @@ _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.
 
 
 async def answer(
-    request: Request, node: str, driver: str, inventory: Inventory, store: RecordStore, notes: Sequence[str]
+    request: Request, node: str, driver: str, inventory: Inventory, claims: ReadClaims, notes: Sequence[str]
 ) -> Response:
-    """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them."""
+    """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them.
+
+    Args:
+        claims: reads the recorded claims. Raises :class:`RecordsError`.
+    """
     if not is_from_here(request):
         return usage_page.text(_LOCAL_ONLY, 403)
     if refused := usage_page.refusal(request):
         return refused
     if request.path == "/":
         return usage_page.page()
-    records: Sequence[Row] = ()
+    recorded = ClaimSnapshot()
     try:
-        records = await store.do(read_all, Mode.READ)
+        recorded = await claims()
     except RecordsError as e:
         notes = [*notes, f"which claims are prepared is not known: {printable(e)}"]
-    return usage_page.rows(request, overview(node, driver, inventory, records, notes))
+    return usage_page.rows(request, overview(node, driver, inventory, recorded, notes))
 
 
 def overview(
-    node: str, driver: str, inventory: Inventory, records: Sequence[Row], notes: Iterable[str] = ()
+    node: str, driver: str, inventory: Inventory, recorded: ClaimSnapshot, notes: Iterable[str] = ()
 ) -> Overview:
     """Returns the rows of :func:`dra_kubeletplugin.analysis.overview`, as far as a plugin knows them."""
-    readable = [r for r in records if isinstance(r, Record)]
-    found = count_usage(_slices(node, driver, inventory), [_claim(r, driver) for r in readable])
+    found = count_usage(_slices(node, driver, inventory), map(_claim, recorded.claims))
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
     devices = tuple(_with_health(row, known) for row in found.devices)
     held = sum(1 for d in devices if d.use is not DeviceUse.FREE and d.use is not DeviceUse.BLOCKED)
-    unreadable = [
-        f"the record of claim {r.shown} cannot be read, and its devices stay held"
-        for r in records
-        if isinstance(r, UnreadableRecord)
-    ]
+    unreadable = [f"the record of claim {c} cannot be read, and its devices stay held" for c in recorded.unreadable]
     return Overview(
         title=f"{driver} on {node}",
         devices=devices,
@@ -95,20 +92,12 @@ def _slices(node: str, driver: str, inventory: Inventory) -> Iterator[JSON]:
         }
 
 
-def _claim(record: Record, driver: str) -> JSON:
-    """Converts a record to the claim that it was created from, with its state."""
-    results = []
-    for d in record.devices:
-        result = {"driver": driver, "pool": d["pool"], "device": d["device"], "request": d.get("request") or "?"}
-        takes = d.get("takes")
-        consumed = takes.get("capacity") if isinstance(takes, Mapping) else None
-        results.append(
-            result | {"shareID": d.get("shareID"), "adminAccess": d.get("adminAccess"), "consumedCapacity": consumed}
-        )
+def _claim(summary: ClaimSummary) -> JSON:
+    """Converts a summary to the form of a ResourceClaim, with the record's state."""
     return {
-        "metadata": {"namespace": record.namespace or "?", "name": record.name or record.uid},
-        "status": {"allocation": {"devices": {"results": results}}},
-        "state": str(record.state).lower(),
+        "metadata": {"namespace": summary.namespace, "name": summary.name},
+        "status": {"allocation": {"devices": {"results": summary.results}}},
+        "state": summary.state,
     }
 
 

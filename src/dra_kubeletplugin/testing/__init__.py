@@ -8,24 +8,57 @@ async def test_a_pod_gets_its_fpga():
         assert node.env(pod)["FPGA_IMAGE"] == "a.bit"
 """
 
-from ..localcluster.kubelet import Timers
-from .api import AsyncApi, FaultError
-from .claims import (
-    ClaimSpec,
-    DistinctAttribute,
-    FirstAvailable,
-    MatchAttribute,
-    OpaqueConfig,
-    Request,
-    SubRequest,
-    Toleration,
-)
-from .cluster import controller_on, plugin_on
-from .events import Event, PodError
-from .facade import Api, Cluster, Kubelet, Node
-from .node import DriverNode, env_of, node_with, oci_of, on_node
-from .pods import claim, device_class, pod, template
-from .published import Published, PublishedError
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..localcluster.kubelet import Timers
+    from .api import AsyncApi, FaultError
+    from .claims import (
+        ClaimSpec,
+        DistinctAttribute,
+        FirstAvailable,
+        MatchAttribute,
+        OpaqueConfig,
+        Request,
+        SubRequest,
+        Toleration,
+    )
+    from .cluster import controller_on, plugin_on
+    from .events import Event, PodError
+    from .facade import Api, Cluster, Kubelet, Node
+    from .node import DriverNode, env_of, node_with, oci_of, on_node
+    from .pods import claim, device_class, pod, template
+    from .published import Published, PublishedError
+
+_NAMES = {
+    "..localcluster.kubelet": "Timers",
+    ".api": "AsyncApi FaultError",
+    ".claims": "ClaimSpec DistinctAttribute FirstAvailable MatchAttribute OpaqueConfig Request SubRequest Toleration",
+    ".cluster": "controller_on plugin_on",
+    ".events": "Event PodError",
+    ".facade": "Api Cluster Kubelet Node",
+    ".node": "DriverNode env_of node_with oci_of on_node",
+    ".pods": "claim device_class pod template",
+    ".published": "Published PublishedError",
+}
+"""Modules of the public names, imported on first access: pytest loads this package for its fixtures in every project."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Api",

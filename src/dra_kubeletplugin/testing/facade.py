@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from ..driver import Driver
 from ..localcluster.cluster import LocalCluster
-from ..localcluster.kubelet import Kubelet as LocalKubelet
+from ..localcluster.kubelet import LocalKubelet
 from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
 from .api import TIMEOUT, AsyncApi

@@ -16,8 +16,9 @@ from ..driver import Driver, Health, check, make
 from ..host import Host
 from ..host.fake import sysfs as described
 from ..localcluster.cluster import LocalCluster, resource_of
-from ..localcluster.kubelet import Kubelet, Timers
+from ..localcluster.kubelet import LocalKubelet, Timers
 from ..plugin.node import Plugin
+from ..resourceapi.kubernetes_releases import Features
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
@@ -63,7 +64,7 @@ class DriverNode(Generic[D]):
         self._health_overrides: dict[str, Health] = {}
 
     @property
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> LocalKubelet:
         return self.cluster.node.kubelet
 
     @property
@@ -436,7 +437,7 @@ async def node_with(
         settings: fields of :class:`Settings`.
     """
     async with (
-        LocalCluster(timers=timers, kubernetes=kubernetes, feature_gates=feature_gates) as cluster,
+        LocalCluster(timers=timers, features=Features.of(kubernetes, feature_gates)) as cluster,
         on_node(cluster, driver, host=host, process=process, options=options, **settings) as node,
     ):
         yield node

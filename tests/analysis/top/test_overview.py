@@ -23,7 +23,8 @@ from dra_kubeletplugin.analysis.top.overview import overview
 from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.base.http_server.origin import is_from_here
 from dra_kubeletplugin.base.http_server.server import Request
-from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims import ClaimSnapshot, Record, State
+from dra_kubeletplugin.claims.summary import summarize
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.cli.top import details
 from dra_kubeletplugin.cli.top.table import table
@@ -213,7 +214,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
         [Pool("n1", [Device("d0", taints=[Taint(key="toy.example.com/reserved", effect="NoSchedule")]), Device("d1")])]
     )
     await inventory.set_health({}, inventory._clock())
-    found = own_overview("n1", DRIVER, inventory, [])
+    found = own_overview("n1", DRIVER, inventory, ClaimSnapshot())
     assert {d.name: d.health for d in found.devices} == {"d0": HealthRow.TAINTED, "d1": HealthRow.HEALTHY}
     assert found.count.bad == 1
 
@@ -370,6 +371,10 @@ def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, statu
     assert (refused.status if refused else 0) == status
 
 
+async def no_claims() -> ClaimSnapshot:
+    return ClaimSnapshot()
+
+
 @pytest.mark.parametrize(("peer", "here"), [
     ("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False),
     ("::ffff:10.0.0.7", False), ("fe80::1%eth0", False), ("", False),
@@ -377,7 +382,7 @@ def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, statu
 async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: str, here: bool) -> None:
     asked = replace(request("/"), peer=peer)
     assert is_from_here(asked) is here
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), RecordStore.__new__(RecordStore), [])
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
     assert found.status == (200 if here else 403)
     assert here or b"kubectl port-forward" in found.body
 
@@ -389,7 +394,7 @@ async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_th
     headers: dict[str, str],
 ) -> None:
     asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), RecordStore.__new__(RecordStore), [])
+    found = await answer(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
     assert found.status == 403
 
 
@@ -407,7 +412,7 @@ async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape
         "cdi": {"containerEdits": {"env": ["TOKEN=s3cret"]}},
     }
     record = Record("u1", "ml", "c", State.PREPARED, "boot", doc=doc, error="s3cret")
-    found = own_overview("n1", DRIVER, inventory, [record], ["a note"])
+    found = own_overview("n1", DRIVER, inventory, summarize([record], DRIVER), ["a note"])
     assert {d.name: (d.use, d.health, d.message) for d in found.devices} == {
         "d0": (DeviceUse.HELD, HealthRow.HEALTHY, ""), "d1": (DeviceUse.FREE, HealthRow.UNHEALTHY, "ECC errors"),
         "d2": (DeviceUse.FREE, HealthRow.HEALTHY, ""),

@@ -13,7 +13,7 @@ from dra_kubeletplugin import Device, Health, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import NodeScope
+from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.pack import PublishedDevice, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import refused_devices
@@ -55,7 +55,7 @@ async def test_a_server_that_does_not_permit_it_is_told_apart_from_one_that_is_a
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")])])
     server: Any = Forbidding([])
-    publisher = Publisher(server, inventory, NodeScope("d.example.com", "node"), Metrics(), lambda: True)
+    publisher = Publisher(server, inventory, NodeScope("d.example.com", "node"), Metrics(), Leadership(), TaintTimes())
     assert await publisher._attempt() > 0
     assert publisher.fault == "not permitted to publish slices (see docs/deploy.md): slices is forbidden"
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
-from dra_kubeletplugin.devices.slices import NodeScope
+from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.sync import SupersededError, Syncer
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.devices.slices.write_lock import WriteLock
@@ -172,8 +172,8 @@ class Writer:
         """A new process: nothing is remembered."""
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
-            self.server, self.inventory, scope, Metrics(), TaintTimes(), lambda: self.leads,  # type: ignore[arg-type]
-            lock=WriteLock(self.instances),
+            self.server, self.inventory, scope, Metrics(), TaintTimes(),  # type: ignore[arg-type]
+            Leadership(lambda: self.leads, WriteLock(self.instances)),
         )  # fmt: skip
 
     async def answer(self, answer: Answer) -> None:
@@ -415,7 +415,7 @@ async def longest_work(answers: list[list[Device]]) -> list[float]:
     """For each answer of a driver, the most CPU seconds of this thread between two turns of the loop while it is published."""
     server, inventory = Agreeable(), Inventory("node")
     scope = NodeScope("d.example.com", "node")
-    syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), lambda: True)  # type: ignore[arg-type]
+    syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), Leadership())  # type: ignore[arg-type]
     longest = [0.0]
 
     async def tick() -> None:

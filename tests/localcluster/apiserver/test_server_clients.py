@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from dra_kubeletplugin.localcluster.cluster import LocalCluster
+from dra_kubeletplugin.localcluster.cluster import LocalCluster, SecureServing
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
@@ -192,15 +193,11 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
 
 
 async def test_a_selector_makes_objects_come_and_go(api: ApiServer, client: KubeClient) -> None:
-    reflector = Reflector(client, SLICES, labels="a=b")
-    seen: list[tuple[str, str]] = []
-    task = asyncio.create_task(follow(client, seen, reflector))
-    await until(lambda: ("SYNCED", "") in seen)
-    await client.create(SLICES, {**SLICE, "metadata": {"name": "s", "labels": {"a": "b"}}})
-    await client.patch(SLICES, "s", {"metadata": {"labels": {"a": "c"}}})
-    await until(lambda: seen[-1] == ("DELETED", "s"))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    query = {"watch": "true", "labelSelector": "a=b"}
+    async with client.stream(SLICES.path(), query, 60.0, lambda: None) as lines:
+        await client.create(SLICES, {**SLICE, "metadata": {"name": "s", "labels": {"a": "b"}}})
+        await client.patch(SLICES, "s", {"metadata": {"labels": {"a": "c"}}})
+        assert [json.loads(await anext(lines))["type"] for _ in range(2)] == ["ADDED", "DELETED"]
 
 
 async def test_nobody_at_the_address_is_an_error_with_the_address() -> None:
@@ -321,7 +318,7 @@ async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
         *subject,
     ]
     subprocess.run(command, check=True, capture_output=True)
-    async with LocalCluster(certificate=(cert, key)) as cluster:
+    async with LocalCluster(serving=SecureServing(certificate=(cert, key))) as cluster:
         assert cluster.api.url.startswith("https://")
         await cluster.apply(device_class("x", "d.example.com"), pod("p"))
         await cluster.wait_running("p")

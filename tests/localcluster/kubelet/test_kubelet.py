@@ -12,10 +12,11 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from dra_kubeletplugin.localcluster.kubelet import Kubelet, Timers
+from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
 from dra_kubeletplugin.resourceapi.defaulting import now
 from tests.helpers.fake_plugin import FakePlugin, Proxy
 from tests.helpers.objects import DRIVER, claim, pod, slice_of
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 JSON = dict[str, Any]
 OTHER = "other.example.com"
@@ -45,7 +46,7 @@ class Room:
         self.cluster = cluster
 
     @property
-    def kubelet(self) -> Kubelet:
+    def kubelet(self) -> LocalKubelet:
         return self.cluster.node.kubelet
 
     def plugin(self, driver: str = DRIVER, **how: Any) -> FakePlugin:
@@ -148,7 +149,7 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     """On the usual release, or on the one that a test asks for, or with other timers."""
     asked = getattr(request, "param", "")
     release, timers = (asked, TIMERS) if isinstance(asked, str) else ("", asked)
-    async with LocalCluster(("node-1",), timers=timers, kubernetes=release) as cluster:
+    async with LocalCluster(("node-1",), timers=timers, features=Features.of(release)) as cluster:
         yield Room(cluster)
 
 

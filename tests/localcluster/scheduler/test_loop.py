@@ -399,7 +399,7 @@ def test_a_pod_with_anything_in_it_is_read_refused_or_judged(path: tuple[Any, ..
         cache = Cache()
         cache.node_changed({**node("n"), "metadata": {"name": "n", "labels": {"a": "b", "z": "1"}}})
         snapshot = cache.snapshot()
-        allocations = NodeAllocator(AllocationMemory(), cache.slices.slices, {}, {}, 1)
+        allocations = NodeAllocator(AllocationMemory(), cache.devices(), 1)
         Cycle(p, snapshot, PodClaims(), allocations).feasible()
         node_info.read(node("n")).with_pod(p).without_pod("u")
     except (TypeError, KeyError, ValueError, AttributeError):

@@ -25,6 +25,7 @@ from tests.packaging.manifests.rendering import (
     values_of,
     with_features,
 )
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]
@@ -57,7 +58,7 @@ OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # what r
 
 @pytest.fixture
 async def kubectl() -> AsyncIterator[Kubectl]:
-    async with LocalCluster(("node-1",), runtime_config=OLDER) as cluster:
+    async with LocalCluster(("node-1",), features=Features.of(runtime_config=OLDER)) as cluster:
 
         async def kubectl(*args: str, stdin: str = "") -> str:
             return await run(cluster, "kubectl", *args, stdin=stdin)

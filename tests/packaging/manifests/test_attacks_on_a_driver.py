@@ -17,6 +17,7 @@ from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.resourceapi.conversion import convert
 from tests.packaging.manifests.deployed import Deployed
 from tests.packaging.manifests.rendering import JSON, LEAST, plain
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 NAME = "npu.example.com"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -42,7 +43,7 @@ Client = Callable[[], contextlib.AbstractAsyncContextManager[KubeClient]]
 async def deployment(release: str = "1.36", values: JSON | None = None) -> AsyncIterator[Deployed]:
     given = merged(LEAST, EVERY_FEATURE if values is None else values)
     nodes = ("node-1", "node-2")
-    async with LocalCluster(nodes, kubernetes=release, runtime_config=OLDER, feature_gates=GATES) as cluster:
+    async with LocalCluster(nodes, features=Features.of(release, GATES, OLDER)) as cluster:
         yield await Deployed.on(cluster, plain(given))
 
 

@@ -32,6 +32,7 @@ from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import DriverNode
 from tests.helpers.api_server import Curl
 from tests.packaging.manifests.deployed import Deployed
@@ -91,7 +92,7 @@ def as_at_the_start() -> None:
 
 @pytest.fixture
 async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
-    async with LocalCluster(nodes=("node-1", "node-2"), runtime_config=OLDER) as cluster:
+    async with LocalCluster(nodes=("node-1", "node-2"), features=Features.of(runtime_config=OLDER)) as cluster:
         yield await Deployed.on(cluster, kustomized(VALUES, tmp_path / "overlay"))
 
 

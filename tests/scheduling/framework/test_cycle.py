@@ -44,9 +44,7 @@ def cycle_of(
     p: PodInfo, nodes: Sequence[NodeInfo], claims: PodClaims | None = None, cache: Cache | None = None
 ) -> Cycle:
     known = cache or Cache()
-    allocations = NodeAllocator(
-        AllocationMemory(), known.slices.slices, known.classes, known.claims.use, len(nodes), limit=10.0
-    )
+    allocations = NodeAllocator(AllocationMemory(), known.devices(), len(nodes), limit=10.0)
     return Cycle(
         p, CycleSnapshot(nodes, {"default": {}, "other": {"team": "x"}}, {}), claims or PodClaims(), allocations
     )
@@ -454,7 +452,7 @@ def test_what_was_found_for_a_node_holds_only_as_long_as_nothing_changes_there()
     def found() -> list[str]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
-        allocations = NodeAllocator(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        allocations = NodeAllocator(memory, cache.devices(), 2)
         return [n.name for n in Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations).feasible()]
 
     assert found() == ["a", "b"]
@@ -511,8 +509,7 @@ def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
     nodes = [node(f"n{i}") for i in range(3)]
-    slices, use = cache.slices.slices, cache.claims.use
-    allocations = NodeAllocator(AllocationMemory(), slices, cache.classes, use, 3, limit=limit, patience=patience)
+    allocations = NodeAllocator(AllocationMemory(), cache.devices(), 3, limit=limit, patience=patience)
     return Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations)
 
 
@@ -629,7 +626,7 @@ def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
     def found() -> dict[str, object]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
-        allocations = NodeAllocator(memory, cache.slices.slices, cache.classes, cache.claims.use, 2)
+        allocations = NodeAllocator(memory, cache.devices(), 2)
         Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations).feasible()
         [by_node] = memory.found.values()
         return dict(by_node)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from .limits import LIVENESS, READINESS, Connection, Connections, Phase
+from .limits import LIVENESS, READINESS, ClientConnection, Connections, Phase
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
 class Reader(asyncio.StreamReader):
     """A stream reader that notes on the connection that bytes were received."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         super().__init__(limit=_READ, loop=asyncio.get_running_loop())
         self._connection = connection
 
@@ -53,7 +53,7 @@ class Session:
         handler: Handler,
         reader: Reader,
         writer: asyncio.StreamWriter,
-        connection: Connection,
+        connection: ClientConnection,
         connections: Connections,
     ) -> None:
         self.handler = handler

@@ -65,7 +65,7 @@ class Phase(Enum):
     IDLE = auto()  # the response was sent, and nothing of the next request has been received
 
 
-class Connection:
+class ClientConnection:
     """One open connection, as the limits see it.
 
     Args:
@@ -106,14 +106,14 @@ class Connections:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.most = _within_descriptors(limits.connections)
-        self._open: set[Connection] = set()
+        self._open: set[ClientConnection] = set()
         self._by_peer: Counter[str] = Counter()
         self._buffered = 0
         self.readiness_probes = asyncio.Semaphore(limits.requests or _NO_LIMIT)
         self.requests = asyncio.Semaphore(limits.requests or _NO_LIMIT)
         self.pipelined = asyncio.Semaphore(_PIPELINED)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[ClientConnection]:
         return iter(self._open)
 
     def __len__(self) -> int:
@@ -124,11 +124,11 @@ class Connections:
         """Bytes of bodies and of responses, of all connections."""
         return self._buffered
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         self._open.add(connection)
         self._by_peer[connection.peer] += 1  # connections that are closing are not counted
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Does nothing for a connection that was removed before."""
         self.release(connection)
         if connection in self._open:
@@ -136,24 +136,24 @@ class Connections:
             if not connection.closing:
                 self._forget(connection.peer)
 
-    def make_room_for(self, new: Connection) -> bool:
+    def make_room_for(self, new: ClientConnection) -> bool:
         """Closes another connection where there are too many: one of the same client's where that has more than its share.
 
         Returns False where none can be closed now.
         """
         return not (self._is_full() or self._exceeds_share(new)) or self._close_one(self._rivals(new))
 
-    def may_wait(self, new: Connection) -> bool:
+    def may_wait(self, new: ClientConnection) -> bool:
         """Whether to wait until a connection can be closed. A client whose handled requests use its whole share is refused instead."""
         return self._is_full() or any(c.may_be_closed for c in self._rivals(new))
 
     def _is_full(self) -> bool:
         return self.most is not None and self._by_peer.total() > self.most
 
-    def _exceeds_share(self, new: Connection) -> bool:
+    def _exceeds_share(self, new: ClientConnection) -> bool:
         return self.most is not None and self._by_peer[new.peer] > self.most - self.most // 4
 
-    def _rivals(self, new: Connection) -> list[Connection]:
+    def _rivals(self, new: ClientConnection) -> list[ClientConnection]:
         """The connections of which one is closed for a new one."""
         same = self._exceeds_share(new)
         return [c for c in self._open if c is not new and (c.peer == new.peer or not same)]
@@ -162,7 +162,7 @@ class Connections:
         """Closes a connection, also one within ``GRACE``: for a process that has no descriptors left."""
         return self._close_one(self._open, grace=0.0)
 
-    def hold(self, connection: Connection, size: int) -> None:
+    def hold(self, connection: ClientConnection, size: int) -> None:
         """Counts ``size`` bytes for a connection, in place of those before.
 
         Where the total exceeds the limit, closes the connections that hold the most bytes for the longest time.
@@ -187,11 +187,11 @@ class Connections:
                 raise error
             self.close(worst, error.response if worst.phase is Phase.UNFINISHED else None)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ClientConnection) -> None:
         self._buffered -= connection.buffered
         connection.buffered = 0
 
-    def close(self, connection: Connection, response: Response | None = None) -> None:
+    def close(self, connection: ClientConnection, response: Response | None = None) -> None:
         """Ends a connection at once, or after ``response`` was sent."""
         if response is None:
             connection.closing = True
@@ -205,7 +205,7 @@ class Connections:
         if not self._by_peer[peer]:
             del self._by_peer[peer]
 
-    def _close_one(self, connections: Iterable[Connection], grace: float = GRACE) -> bool:
+    def _close_one(self, connections: Iterable[ClientConnection], grace: float = GRACE) -> bool:
         now = asyncio.get_running_loop().time()
         found = min(((key, c) for c in connections if (key := _order(c, now, grace))), key=lambda f: f[0], default=None)
         if found is None:
@@ -214,7 +214,7 @@ class Connections:
         return True
 
 
-def _order(connection: Connection, now: float, grace: float) -> tuple[int, float] | None:
+def _order(connection: ClientConnection, now: float, grace: float) -> tuple[int, float] | None:
     """The connection with the smallest value is closed first; None where it may not be closed."""
     if not connection.may_be_closed:
         return None
@@ -241,7 +241,7 @@ __all__ = [
     "PROBES",
     "READINESS",
     "SLOW",
-    "Connection",
+    "ClientConnection",
     "Connections",
     "Limits",
     "Phase",

@@ -16,7 +16,7 @@ import ssl
 import h11
 
 from .connection import CLOSE, Reader, Session, within
-from .limits import PROBES, Connection, Connections, Limits, Phase
+from .limits import PROBES, ClientConnection, Connections, Limits, Phase
 from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class HttpServer:
 
     async def _begin(self, client: socket.socket, peer: str) -> None:
         """Starts to serve a client as soon as the limits allow another connection."""
-        connection = Connection(peer, asyncio.get_running_loop().time())
+        connection = ClientConnection(peer, asyncio.get_running_loop().time())
         client.setblocking(False)
         self.connections.add(connection)
         try:
@@ -167,7 +167,9 @@ class HttpServer:
 
         task.add_done_callback(ended)
 
-    async def _connection(self, connection: Connection, client: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _connection(
+        self, connection: ClientConnection, client: socket.socket, tls: ssl.SSLContext | None
+    ) -> None:
         writer = None
         try:
             reader = Reader(connection)
@@ -183,7 +185,7 @@ class HttpServer:
                 await _close(writer, at_once=connection.closing)
 
     async def _open(
-        self, connection: Connection, client: socket.socket, reader: Reader, tls: ssl.SSLContext | None
+        self, connection: ClientConnection, client: socket.socket, reader: Reader, tls: ssl.SSLContext | None
     ) -> asyncio.StreamWriter:
         """Connects a client's socket to the reader.
 
@@ -202,7 +204,7 @@ class HttpServer:
         )
         return asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def _take_turn(self, connection: Connection, client: socket.socket) -> None:
+    async def _take_turn(self, connection: ClientConnection, client: socket.socket) -> None:
         """Waits for the client's first byte, and then until its handshake may begin."""
         async with within(self._limits.head_timeout):
             await _readable(client)

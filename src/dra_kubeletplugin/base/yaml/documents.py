@@ -17,7 +17,7 @@ STDIN = Path("-")
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
-class Document:
+class YamlDocument:
     """One document, or one item of a list.
 
     Attributes:
@@ -49,7 +49,7 @@ class Document:
         """Returns ``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``, or of its nearest existing parent."""
         return f"{self.file}:{self._line + _mark(self.node, path) + 1}"
 
-    def items(self, key: str) -> list[Document]:
+    def items(self, key: str) -> list[YamlDocument]:
         """Returns the items of the list at a key. A fault of a line is assigned to the last item that begins before it."""
 
         @functools.cache
@@ -59,7 +59,7 @@ class Document:
             return node.value if isinstance(node, yaml.SequenceNode) else [node] * len(self.value[key])
 
         out = [
-            Document(self.file, value, self._line, lambda i=i: nodes()[i])  # type: ignore[misc]
+            YamlDocument(self.file, value, self._line, lambda i=i: nodes()[i])  # type: ignore[misc]
             for i, value in enumerate(self.value[key])
         ]
         for line, text in self.twice if out else ():
@@ -80,7 +80,7 @@ def files(paths: list[Path]) -> Iterator[Path]:
         yield from found
 
 
-def read(path: Path, faults: list[str]) -> list[Document]:
+def read(path: Path, faults: list[str]) -> list[YamlDocument]:
     """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned."""
     name = "standard input" if path == STDIN else str(path)
     try:
@@ -95,11 +95,11 @@ def read(path: Path, faults: list[str]) -> list[Document]:
         line = raw[: e.start].count(b"\n") + 1
         faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is no {encoding}: save the file as UTF-8")
         return []
-    out: list[Document] = []
+    out: list[YamlDocument] = []
     try:
         for part in stream.parts(text):
             if part.value is not None:
-                out.append(Document(name, part.value, part.line, part.node, part.twice))
+                out.append(YamlDocument(name, part.value, part.line, part.node, part.twice))
     except stream.StreamFault as e:
         faults.append(f"{name}:{e}")
     return out

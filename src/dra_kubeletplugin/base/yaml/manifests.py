@@ -15,7 +15,7 @@ from ...errors import QuestionError, printable
 from ..terminal import on_one_line
 from ..text import did_you_mean
 from . import documents
-from .documents import Document
+from .documents import YamlDocument
 
 JSON = dict[str, Any]
 _KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
@@ -37,7 +37,7 @@ class Manifest:
         faults: why it is not an object with ``apiVersion``, ``kind`` and a name; empty for a valid object.
     """
 
-    document: Document
+    document: YamlDocument
     faults: tuple[str, ...]
 
     @property
@@ -96,7 +96,7 @@ def objects(paths: Iterable[Path]) -> list[Manifest]:
     return found
 
 
-def _apart(document: Document, *, whole: bool) -> Iterator[Manifest]:
+def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
     """Splits lists. ``whole`` is True for a document of a file, False for an item of a list."""
     value = document.value
     kind = value.get("kind") if isinstance(value, dict) else None

@@ -1,13 +1,17 @@
 """ResourceSlices: packs devices into slices, and keeps the API server's slices equal to the inventory."""
 
+from .leadership import Leadership
 from .pack import SliceContent, pack
 from .publisher import Publisher
 from .rejection_events import RejectionEvents
 from .scope import ClusterScope, NodeScope, Scope
 from .status import PoolStatus, PublisherStatus
+from .taint_times import TaintTimes
+from .write_lock import WriteLock
 
 __all__ = [
     "ClusterScope",
+    "Leadership",
     "NodeScope",
     "PoolStatus",
     "Publisher",
@@ -15,5 +19,7 @@ __all__ = [
     "RejectionEvents",
     "Scope",
     "SliceContent",
+    "TaintTimes",
+    "WriteLock",
     "pack",
 ]

@@ -160,10 +160,9 @@ def first_frame(
     driver: str,
     pool: str,
     nodes: JSON,
-    least_generation: int = 1,
 ) -> PoolFrame:
     """Returns the frame with the current generation, which stays if few slices change; existing slices are compared with it."""
-    return PoolFrame(driver, pool, nodes, max(newest(existing), 1, least_generation), len(contents))
+    return PoolFrame(driver, pool, nodes, max(newest(existing), 1), len(contents))
 
 
 def make_plan(

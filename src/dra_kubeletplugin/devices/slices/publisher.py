@@ -13,7 +13,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
@@ -23,6 +22,7 @@ from ...resourceapi.gated_fields import Gate
 from ..inventory import Inventory
 from .conflict_backoff import ConflictBackoff, WriterConflict
 from .gate_probe import GateProbe
+from .leadership import Leadership
 from .plan import is_complete
 from .scope import Scope
 from .server_response import REFUSED
@@ -30,7 +30,6 @@ from .status import PoolStatus, PublisherStatus
 from .sync import SupersededError, Sync, Syncer
 from .taint_times import TaintTimes
 from .watch import SliceWatch
-from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
@@ -45,12 +44,9 @@ class Publisher:
 
     Args:
         scope: decides which slices belong to this publisher.
-        leader: whether this instance publishes, i.e. is the newest that lives on the node. If not, it writes nothing, and ``published``
-            is set when the other instance's slices are complete.
-        generation: the lowest generation to use.
-        times: the file for times of taints; None for memory only.
-        instances: a folder that all instances on this node share; None if no other instance may write.
-        token: names this instance in temporary file names.
+        leadership: whether this instance publishes. If not, it writes nothing, and ``published`` is set when the other instance's slices
+            are complete.
+        times: when taints were added.
         gates_off: called with the feature gates that the API server has off, when they change.
     """
 
@@ -60,32 +56,20 @@ class Publisher:
         inventory: Inventory,
         scope: Scope,
         metrics: Metrics,
-        leader: Callable[[], bool],
-        generation: int = 1,
-        times: Path | None = None,
+        leadership: Leadership,
+        times: TaintTimes,
         gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
-        instances: Path | None = None,
-        token: str = "",
     ) -> None:
         self.client = client
         self.inventory = inventory
         self.scope = scope
         self.metrics = metrics
-        self.leader = leader
+        self.leadership = leadership
         self.published = asyncio.Event()
         self.leads = True
         self._on_gates_off = gates_off
         self._reported_off: frozenset[Gate] = frozenset()
-        self._syncer = Syncer(
-            client,
-            inventory,
-            scope,
-            metrics,
-            TaintTimes(times, token),
-            self._is_leader,
-            generation,
-            WriteLock(instances),
-        )
+        self._syncer = Syncer(client, inventory, scope, metrics, times, leadership)
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
@@ -101,7 +85,7 @@ class Publisher:
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
         metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
-        metrics.measure("publisher", lambda: float(leader()))
+        metrics.measure("publisher", lambda: float(leadership.leads()))
         # measured, because the watch may fail although no write failed
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))
 
@@ -197,7 +181,7 @@ class Publisher:
         """Waits for an event or the next resync. An instance that does not publish also checks whether it does now."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (left := until - time.monotonic()) > 0:
-            if not self.leads and self._is_leader():
+            if not self.leads and self.leadership.holds():
                 return
             if self._refused and time.monotonic() > self._refused[1]:
                 return
@@ -218,7 +202,7 @@ class Publisher:
         """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
         version = self.inventory.version
         try:
-            self.leads = self._is_leader()
+            self.leads = self.leadership.holds()
             if not self.leads:
                 return await self._follow_leader()
             if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:
@@ -274,13 +258,6 @@ class Publisher:
                 self.metrics.set("gate_off", int(gate in off), gate=gate.value)
             self._reported_off = off
             self._on_gates_off(off)
-
-    def _is_leader(self) -> bool:
-        try:
-            return self.leader()
-        except OSError as e:  # it reads files; a node with two publishers is better than a node without one
-            log.warning("which instance publishes cannot be told: %s", describe(e))
-            return True
 
     async def _follow_leader(self) -> float:
         """Checks the slices of the instance that publishes; they count as this instance's.

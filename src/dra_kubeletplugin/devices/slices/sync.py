@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ...resourceapi.gated_fields import gate_of
 from ..inventory import Inventory, PoolContent
 from ..validation import decoded
 from .digest import digest
+from .leadership import Leadership
 from .pack import PublishedDevice, SliceContent, on_to, pack
 from .plan import (
     ExistingSlice,
@@ -35,7 +36,6 @@ from .plan import (
 from .scope import Scope
 from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
 from .taint_times import TaintTimes
-from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -76,9 +76,7 @@ class Syncer:
         scope: Scope,
         metrics: Metrics,
         times: TaintTimes,
-        leads: Callable[[], bool],
-        generation: int = 1,
-        lock: WriteLock | None = None,
+        leadership: Leadership,
     ) -> None:
         self.settled: Mapping[str, str] = {}
         """Slice → its resource version when all slices were as wanted."""
@@ -91,9 +89,7 @@ class Syncer:
         self._scope = scope
         self._metrics = metrics
         self._times = times
-        self._leads = leads
-        self._write_lock = lock or WriteLock()
-        self._least_generation = generation
+        self._leadership = leadership
         # slice → digests of the spec that was sent, and of the spec that the API server stored
         self._stored_digests: dict[str, tuple[bytes, bytes]] = {}
         # pool → slice → its content when all slices were as wanted
@@ -123,7 +119,7 @@ class Syncer:
             SupersededError: another publisher publishes some of our pools.
         """
         pools = frozenset(self._inventory.pools)
-        async with self._write_lock.taken():
+        async with self._leadership.lock.taken():
             pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
         existing = await self._existing(resource, {c.name for c in contents})
@@ -206,7 +202,7 @@ class Syncer:
                 slice_.key = None  # create it again with the same content
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
         fields = {**nodes, **pool.options}
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         changed, touch = set(), set()
         for slice_ in slices:
             if slice_.key:
@@ -222,7 +218,7 @@ class Syncer:
         # All slices are written anyway, so the author's order costs no further write.
         slices = await self._packed(pool, {})
         on_to(slices, {name: held for name, held in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields, self._least_generation)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
@@ -315,8 +311,8 @@ class Syncer:
         """Holds the write lock for one write. A newer instance may have started: two writers at once would mix two results in one
         generation.
         """
-        async with self._write_lock.taken():
-            if not self._leads():
+        async with self._leadership.lock.taken():
+            if not self._leadership.holds():
                 raise SupersededError
             yield
 

@@ -1,4 +1,8 @@
-"""Validates a manifest without a server: types, unknown fields, validation rules and CEL of the default Kubernetes release."""
+"""Validates a manifest without a server: types, unknown fields, validation rules and CEL of the default Kubernetes release.
+
+The module is part of the API server, because it is a create request without storage: it runs the same defaulting, conversion and
+validation of every served kind. So what it accepts is what the local cluster accepts.
+"""
 
 from __future__ import annotations
 

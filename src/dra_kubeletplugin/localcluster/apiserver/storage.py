@@ -85,7 +85,7 @@ class Watch:
 
 
 @dataclass
-class _Kind:
+class _StoredKind:
     """The objects of one kind, their history, and their watches.
 
     Attributes:
@@ -115,7 +115,7 @@ class Storage:
     def __init__(self, journal: Journal | None = None) -> None:
         self.version = 1
         self._journal = journal
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, _StoredKind] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
         self._by_uid: dict[str, tuple[str, Key]] = {}
         self._floor = 1  # the history of all kinds before this version is gone
@@ -128,10 +128,10 @@ class Storage:
             self._of(kind).objects[key] = obj
             self._own(kind, key, None, obj)
 
-    def _of(self, kind: str) -> _Kind:
+    def _of(self, kind: str) -> _StoredKind:
         found = self._kinds.get(kind)
         if found is None:
-            found = self._kinds[kind] = _Kind()
+            found = self._kinds[kind] = _StoredKind()
         return found
 
     def get(self, kind: str, namespace: str, name: str) -> JSON | None:
@@ -227,7 +227,7 @@ class Storage:
         for uid in now - was:
             self._owned.setdefault(uid, set()).add((kind, key))
 
-    def _record(self, of: _Kind, change: StorageChange, key: Key) -> None:
+    def _record(self, of: _StoredKind, change: StorageChange, key: Key) -> None:
         if self._journal is not None:
             self._journal.write(change.version, change.kind, key, None if change.type == "DELETED" else change.object)
         if len(of.history) == HISTORY:
@@ -250,7 +250,7 @@ class Storage:
                 watcher.end()
 
     @staticmethod
-    def _watchers(of: _Kind) -> Iterator[Watch]:
+    def _watchers(of: _StoredKind) -> Iterator[Watch]:
         yield from of.watchers
         for by_value in of.narrow.values():
             for watchers in by_value.values():

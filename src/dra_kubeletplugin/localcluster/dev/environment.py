@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..child_reaper import Guard
-from ..cluster import LocalCluster, Node
+from ..cluster import LocalCluster, LocalNode
 from .drivers import STOP, DriverFailed, DriverProcess, DriverProgram, ProcessPhase, changed_since
 from .hosts import NodeHost
 from .verbs import ALL
@@ -62,7 +62,7 @@ class DevEnvironment:
 
     # --- selection ----------------------------------------------------------------------------------------
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> LocalNode:
         """Returns a node by name; an empty name selects the only node.
 
         Raises:
@@ -70,7 +70,7 @@ class DevEnvironment:
         """
         return self.cluster.nodes[_select("node", name, self.cluster.nodes)]
 
-    def nodes(self, name: str) -> list[Node]:
+    def nodes(self, name: str) -> list[LocalNode]:
         return list(self.cluster.nodes.values()) if name == ALL else [self.node(name)]
 
     def host(self, name: str) -> NodeHost:
@@ -201,7 +201,7 @@ async def environment(
         await made.guard.close()
 
 
-def _on_node(made: DevEnvironment, program: DriverProgram, node: Node) -> DriverProcess:
+def _on_node(made: DevEnvironment, program: DriverProgram, node: LocalNode) -> DriverProcess:
     host = made.hosts[node.name]
     env = {
         "NODE_NAME": node.name,

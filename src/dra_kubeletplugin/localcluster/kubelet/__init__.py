@@ -3,7 +3,7 @@
 Its behavior follows a real kubelet 1.36.2.
 """
 
-from .kubelet import Kubelet
+from .kubelet import LocalKubelet
 from .timers import Timers
 
-__all__ = ["Kubelet", "Timers"]
+__all__ = ["LocalKubelet", "Timers"]

@@ -36,7 +36,7 @@ _PODS_AT_ONCE = 128  # as many as a node may have, so a plugin call that hangs d
 _WIPE_AGAIN = 1.0  # seconds
 
 
-class Kubelet:
+class LocalKubelet:
     """The kubelet of node ``name`` with the root directory ``root``.
 
     Args:
@@ -287,4 +287,4 @@ class Kubelet:
         return [{"name": name, "resources": list(resources.values())} for name, resources in out.items()]
 
 
-__all__ = ["Kubelet"]
+__all__ = ["LocalKubelet"]

@@ -1,8 +1,10 @@
-"""The kubelet's intervals and time limits."""
+"""The intervals and time limits of the kubelets, and of what reacts to nodes and claims."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ...scheduling.framework.binding import TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -10,7 +12,7 @@ class Timers:
     """Intervals in seconds. The defaults keep tests fast.
 
     A real kubelet uses 0.5, 45, 30, 60, 5, 10, 300, 0.5 and 122. ``away`` belongs to the node controller; Kubernetes
-    uses 50.
+    uses 50. ``binding`` belongs to the scheduler; its default is that of Kubernetes.
     """
 
     look: float = 0.05  # between two looks at plugins_registry
@@ -24,3 +26,4 @@ class Timers:
     longest_mount: float = 122.0
     # Without a sign of life until the node is unknown; the kubelet renews its lease five times in this time
     away: float = 50.0
+    binding: float = TIMEOUT  # from a claim's allocation until its binding conditions must be true (KEP-5007)

@@ -51,7 +51,7 @@ _MESSAGE_BYTES = 4096
 
 
 @dataclass
-class _Container:
+class _RuncContainer:
     status: ContainerStatus
     spec: JSON
     log: ContainerLog
@@ -62,10 +62,10 @@ class _Container:
 
 
 @dataclass
-class _Pod:
+class _PodSandbox:
     sandbox: Sandbox
     namespaces: PodNamespaces
-    containers: dict[str, _Container] = field(default_factory=dict)
+    containers: dict[str, _RuncContainer] = field(default_factory=dict)
     earlier: dict[str, ContainerLog] = field(default_factory=dict)  # logs of the previous attempt
 
 
@@ -89,7 +89,7 @@ class RuncRuntime:
         self.cdi_dirs = cdi_dirs
         self.dev = dev
         self._runc = runc
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _PodSandbox] = {}
         self._changes = Changes()
 
     @property
@@ -102,7 +102,7 @@ class RuncRuntime:
         image = await asyncio.to_thread(self.images.find, container.image)
         pod = self._pods.get(sandbox.uid)
         if pod is None:
-            pod = _Pod(sandbox, await PodNamespaces.make(sandbox.hostname))
+            pod = _PodSandbox(sandbox, await PodNamespaces.make(sandbox.hostname))
             self._pods[sandbox.uid] = pod
         folder = self.state / sandbox.uid / f"{container.name}-{container.attempt}"
         identity = self._runc.name()
@@ -121,7 +121,7 @@ class RuncRuntime:
             time.time(),
         )
         message = folder / "termination-log"
-        found = _Container(
+        found = _RuncContainer(
             status, spec, log, console, image.stop_signal or "TERM", message if message.exists() else None
         )
         try:
@@ -142,7 +142,7 @@ class RuncRuntime:
         found.ended = asyncio.create_task(self._follow(sandbox.uid, found), name=f"container {container.name}")
         return status
 
-    def _prepare(self, pod: _Pod, container: ContainerConfig, image: Image, folder: Path, identity: str) -> JSON:
+    def _prepare(self, pod: _PodSandbox, container: ContainerConfig, image: Image, folder: Path, identity: str) -> JSON:
         """Writes the bundle. Returns the spec with its devices injected.
 
         Raises:
@@ -215,7 +215,7 @@ class RuncRuntime:
         taken = {m.container for m in container.mounts}
         return [m for m in own if m.container not in taken]
 
-    async def _follow(self, uid: str, container: _Container) -> None:
+    async def _follow(self, uid: str, container: _RuncContainer) -> None:
         """Waits until the container has ended and its output is in the log, then sets its final status."""
         code = await container.console.follow()
         container.log.close()
@@ -247,7 +247,7 @@ class RuncRuntime:
             await self._runc.signal(identity, "KILL")
             await asyncio.wait({task})
 
-    def _running(self, pod_uid: str, name: str) -> tuple[_Container, asyncio.Task[None]] | None:
+    def _running(self, pod_uid: str, name: str) -> tuple[_RuncContainer, asyncio.Task[None]] | None:
         pod = self._pods.get(pod_uid)
         container = pod.containers.get(name) if pod else None
         if container is None or container.ended is None or container.status.state is ContainerState.EXITED:
@@ -261,7 +261,7 @@ class RuncRuntime:
             pod.namespaces.close()
         await asyncio.to_thread(shutil.rmtree, self.state / pod_uid, ignore_errors=True)
 
-    async def _end(self, container: _Container) -> None:
+    async def _end(self, container: _RuncContainer) -> None:
         if container.ended is None or container.ended.done():
             return
         await self._runc.signal(container.status.id.removeprefix("runc://"), "KILL")

@@ -72,7 +72,7 @@ def _unmountable(spec: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class _Container:
+class _SimulatedContainer:
     status: ContainerStatus
     spec: JSON
     log: ContainerLog
@@ -96,7 +96,7 @@ class SimulatedRuntime:
         self.state = state
         self.cdi_dirs = cdi_dirs
         self.dev = dev
-        self._pods: dict[str, dict[str, _Container]] = {}
+        self._pods: dict[str, dict[str, _SimulatedContainer]] = {}
         self._earlier: dict[tuple[str, str], ContainerLog] = {}  # logs of the previous attempt
         self._changes = Changes()
 
@@ -122,7 +122,7 @@ class SimulatedRuntime:
         if before := containers.get(container.name):
             _close(before)
             self._earlier[sandbox.uid, container.name] = before.log
-        found = _Container(status, spec, log)
+        found = _SimulatedContainer(status, spec, log)
         containers[container.name] = found
         if why := _unmountable(spec):
             found.status = status.not_started(why)
@@ -136,7 +136,7 @@ class SimulatedRuntime:
             )
         return found.status
 
-    def _end(self, pod_uid: str, container: _Container, code: int) -> None:
+    def _end(self, pod_uid: str, container: _SimulatedContainer, code: int) -> None:
         _ended(container, code)
         self._changes.notify(pod_uid)
 
@@ -234,7 +234,7 @@ def _mount(mount: Mapping[str, Any]) -> str:
     return f"{mount['destination']} from {mount.get('source', '')} ({','.join(mount.get('options') or [])})"
 
 
-def _ended(container: _Container, code: int) -> None:
+def _ended(container: _SimulatedContainer, code: int) -> None:
     if container.status.state is ContainerState.RUNNING:
         reason = "Completed" if code == 0 else "Error"
         container.status = replace(
@@ -243,7 +243,7 @@ def _ended(container: _Container, code: int) -> None:
     _close(container)
 
 
-def _close(container: _Container) -> None:
+def _close(container: _SimulatedContainer) -> None:
     if container.end:
         container.end.cancel()
     container.log.close()

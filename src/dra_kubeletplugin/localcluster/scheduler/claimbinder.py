@@ -18,7 +18,7 @@ from ...resourceapi.defaulting import now
 from ...scheduling.framework import extended, pod_groups
 from ...scheduling.framework.binding import Readiness, state_of
 from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for, results_of
-from ...scheduling.framework.devices import Candidate, PodClaims
+from ...scheduling.framework.devices import NodeAllocation, PodClaims
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Plugin, SchedulerError, Unschedulable
 from ..informer import FINALIZER, words_of
@@ -55,7 +55,7 @@ class ClaimBinder:
 
     # --- reserve --------------------------------------------------------------------------------
 
-    def reserve(self, claims: PodClaims, offer: Candidate | None) -> PodBinding:
+    def reserve(self, claims: PodClaims, offer: NodeAllocation | None) -> PodBinding:
         """Reserves the devices of an offer, so that no other pod gets them."""
         return PodBinding(self, claims, offer)
 
@@ -245,7 +245,7 @@ class ClaimBinder:
 class PodBinding:
     """The claims of one pod during its binding; create it with :meth:`ClaimBinder.reserve`."""
 
-    def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: Candidate | None) -> None:
+    def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: NodeAllocation | None) -> None:
         self._binder = binder
         self._claims = list(claims.claims)
         self._consumers = claims.consumers

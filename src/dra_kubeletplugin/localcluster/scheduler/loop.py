@@ -213,10 +213,9 @@ class Scheduler:
             diagnosis.after = f"{await self.binder.free_claims(pod, None)}, {not_helpful(len(snapshot.nodes))}"
             await self._unschedulable(entry, diagnosis)
             return
-        use, slices, classes = self.cache.claims.use, self.cache.slices.slices, self.cache.classes
         fractions = self.features.has("DRAFractionalCapacityRange")
         allocations = NodeAllocator(
-            self._memory, slices, classes, use, len(snapshot.nodes), patience=_MOMENT, fractions=fractions
+            self._memory, self.cache.devices(), len(snapshot.nodes), patience=_MOMENT, fractions=fractions
         )
         cycle = Cycle(pod, snapshot, claims, allocations)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...base.yaml import documents
-from ...base.yaml.documents import Document
+from ...base.yaml.documents import YamlDocument
 from ...driver import Driver
 from . import driver as own_folder
 from . import helm, kustomize, monitoring, values_validation
@@ -65,7 +65,7 @@ def values_of(
 
     Raises :class:`SourceError` with every error, each with file and line.
     """
-    found: list[Document] = []
+    found: list[YamlDocument] = []
     faults: list[str] = []
     for path in paths:
         in_file = documents.read(path, faults)
@@ -90,7 +90,7 @@ def values_of(
     return values
 
 
-def _with_place(text: str, found: Sequence[Document], paths: Sequence[Path]) -> str:
+def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
     """Prepends the place of the value that a sentence is about: the last file that sets it."""
     path, _, _ = text.partition(": ")
     top = path.partition(".")[0]

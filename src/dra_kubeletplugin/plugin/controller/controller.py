@@ -18,7 +18,7 @@ from ...base.telemetry.metrics import Metrics
 from ...claims.device_status import DeviceStatusReporter
 from ...devices.discovery import DeviceDiscovery, Intervals
 from ...devices.inventory import Inventory
-from ...devices.slices import ClusterScope, Publisher
+from ...devices.slices import ClusterScope, Leadership, Publisher, TaintTimes
 from ...driver import Driver, Role
 from ...driver.calls import Calls
 from ...errors import LeaseLostError, NotReadyError, printable
@@ -26,7 +26,7 @@ from ...host import Host
 from ...kube import ApiConfig, KubeClient, load_config
 from ...kube.leader_election import LeaderElector, LeaseTimes
 from ..lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
-from .binding import Binder, BindingRecords, ClaimWatch
+from .binding import BindCalls, Binder, BindingRecords, ClaimWatch
 from .binding.binder import RetryIntervals
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,8 @@ class Controller:
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
-        self.binder = Binder(
-            driver, self.calls, self.records, self.reports, conditions, self.inventory, name, self.metrics,
-            lambda: self.elector.leads, pauses,
-        )  # fmt: skip
+        calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
+        self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
         pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceDiscovery(
@@ -93,8 +91,9 @@ class Controller:
             self.inventory,
             ClusterScope(name, settings.namespace),
             self.metrics,
-            lambda: self.elector.leads,
-            gates_off=self.scan.gates_off,
+            Leadership(lambda: self.elector.leads),
+            TaintTimes(),
+            self.scan.gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False

@@ -37,9 +37,9 @@ class HealthService:
         self.heartbeat = inventory.health_timeout / 3 if heartbeat is None else heartbeat
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        v1_grpc.add_DRAResourceHealthServicer_to_server(_Servicer(self, v1.NodeWatchResourcesResponse), server)
+        v1_grpc.add_DRAResourceHealthServicer_to_server(_HealthServicer(self, v1.NodeWatchResourcesResponse), server)
         v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
-            _Servicer(self, v1alpha1.NodeWatchResourcesResponse), server
+            _HealthServicer(self, v1alpha1.NodeWatchResourcesResponse), server
         )
 
     async def stream(self, kind: type[Response]) -> AsyncIterator[Response]:
@@ -86,7 +86,7 @@ def _status(health: DeviceHealth) -> Any:  # the enums of both versions have the
     return v1.UNKNOWN if health.healthy is None else v1.HEALTHY if health.healthy else v1.UNHEALTHY
 
 
-class _Servicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):
+class _HealthServicer(v1_grpc.DRAResourceHealthServicer, v1alpha1_grpc.DRAResourceHealthServicer):
     def __init__(self, service: HealthService, kind: type[Response]) -> None:
         self._service = service
         self._kind = kind

@@ -36,10 +36,10 @@ class NodeService:
 
     def add_to(self, server: grpc.aio.Server) -> None:
         v1_grpc.add_DRAPluginServicer_to_server(
-            _Servicer(self, v1.NodePrepareResourcesResponse, v1.NodeUnprepareResourcesResponse), server
+            _NodeServicer(self, v1.NodePrepareResourcesResponse, v1.NodeUnprepareResourcesResponse), server
         )
         v1beta1_grpc.add_DRAPluginServicer_to_server(
-            _Servicer(self, v1beta1.NodePrepareResourcesResponse, v1beta1.NodeUnprepareResourcesResponse), server
+            _NodeServicer(self, v1beta1.NodePrepareResourcesResponse, v1beta1.NodeUnprepareResourcesResponse), server
         )
 
     async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
@@ -91,7 +91,7 @@ def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimIdentity]
     return (ClaimIdentity(c.namespace, c.name, c.uid) for c in claims)
 
 
-class _Servicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
+class _NodeServicer(v1_grpc.DRAPluginServicer, v1beta1_grpc.DRAPluginServicer):
     """One version of the service. The messages of both have the same fields, except share_id."""
 
     def __init__(

@@ -33,7 +33,7 @@ class UsageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _SliceDevice:
     """The part of a device's row that depends on its slice only. ``row`` has no holders."""
 
     row: DeviceRow
@@ -48,7 +48,7 @@ class _Slice:
     generation: int
     wanted: int  # the number of slices that its pool should have
     node: str
-    devices: Sequence[_Device]
+    devices: Sequence[_SliceDevice]
     sets: Draws  # the totals of counters
     json: JSON
 
@@ -78,7 +78,7 @@ class UsageCounter:
     def __init__(self) -> None:
         self._slices = ObjectCache(_or_sentence(_slice, "a slice"))
         self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "a claim"))
-        self._rows: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+        self._rows: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
 
     def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
         """Returns the usage, ordered by node, driver, pool and slice. Devices that only claims mention come last.
@@ -93,7 +93,7 @@ class UsageCounter:
         held = _held(self._claims.of(claims), notes)
         rows: list[DeviceRow] = []
         sets: list[CounterRow] = []
-        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]] = {}
+        kept: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
         known: set[DeviceKey] = set()
         incomplete_pools: set[PoolKey] = set()
         for key, pool in _pools(self._slices.of(slices), notes).items():
@@ -123,10 +123,10 @@ class UsageCounter:
     def _row(
         self,
         key: DeviceKey,
-        device: _Device,
+        device: _SliceDevice,
         holders: tuple[Holder, ...],
         remaining: Draws,
-        kept: dict[DeviceKey, tuple[_Device, tuple[Holder, ...], DeviceRow]],
+        kept: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]],
     ) -> DeviceRow:
         use = _use(device, holders, remaining)
         before = self._rows.get(key)
@@ -260,7 +260,7 @@ def _slice(sl: JSON) -> _Slice:
     return _Slice(key, generation, wanted, str(spec.get("nodeName") or ""), devices, sets, sl)
 
 
-def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
+def _device(pool: PoolKey, spec: JSON, device: JSON) -> _SliceDevice:
     attributes = {str(n): _value(v) for n, v in (device.get("attributes") or {}).items()}
     capacity = {str(n): str(Quantity(c["value"])) for n, c in (device.get("capacity") or {}).items()}
     taints = device.get("taints") or []
@@ -285,11 +285,11 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _Device:
         attributes=attributes,
         capacity=capacity,
     )
-    return _Device(row, draws, bool(device.get("allowMultipleAllocations")), device)
+    return _SliceDevice(row, draws, bool(device.get("allowMultipleAllocations")), device)
 
 
 def _remaining(
-    key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_Device], held: Mapping[DeviceKey, Iterable[Holder]]
+    key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_SliceDevice], held: Mapping[DeviceKey, Iterable[Holder]]
 ) -> dict[str, dict[str, Quantity]]:
     """Returns the free amount of each counter. A shared device is counted once; admin access uses nothing."""
     remaining = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
@@ -302,7 +302,7 @@ def _remaining(
     return remaining
 
 
-def _use(device: _Device, holders: tuple[Holder, ...], remaining: Draws) -> DeviceUse:
+def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) -> DeviceUse:
     if any(not h.admin for h in holders):
         return DeviceUse.SHARED if device.shared else DeviceUse.HELD
     for name, counters in device.draws.items():

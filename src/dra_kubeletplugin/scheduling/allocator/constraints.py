@@ -56,7 +56,7 @@ class Constraint(ABC):
     def _remove(self, request: str) -> None: ...
 
 
-class MatchAttribute(Constraint):
+class MatchAttributeConstraint(Constraint):
     """All devices have the attribute and share at least one value: the only one, or one of a list (KEP-5491)."""
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
@@ -74,7 +74,7 @@ class MatchAttribute(Constraint):
         self._common.pop()
 
 
-class DistinctAttribute(Constraint):
+class DistinctAttributeConstraint(Constraint):
     """All devices have the attribute, and no device shares a value of it with a device of another request.
 
     Within one request Kubernetes compares with that request's latest device only, because it stores one value per
@@ -109,9 +109,9 @@ def build(claim: JSON) -> list[Constraint]:
     for c in claim["spec"].get("devices", {}).get("constraints") or []:
         requests = list(c.get("requests") or [])
         if c.get("matchAttribute") is not None:
-            out.append(MatchAttribute(c["matchAttribute"], requests))
+            out.append(MatchAttributeConstraint(c["matchAttribute"], requests))
         elif c.get("distinctAttribute") is not None:
-            out.append(DistinctAttribute(c["distinctAttribute"], requests))
+            out.append(DistinctAttributeConstraint(c["distinctAttribute"], requests))
         else:
             raise ValueError("empty constraint (unsupported constraint type?)")
     return out

@@ -10,6 +10,7 @@ from typing import Any
 from . import extended, node_info, queueing_hints
 from .claim_cache import ClaimCache
 from .cycle import CycleSnapshot
+from .node_allocation import DeviceSnapshot
 from .node_info import NodeInfo
 from .pod_info import PodInfo
 from .queueing_hints import ChangeKind, ClusterChange
@@ -31,6 +32,10 @@ class Cache:
         self._orphaned: dict[str, dict[str, PodInfo]] = {}  # pods of unknown nodes, by node name
         self._placed: dict[str, str] = {}  # pod UID → node
         self._nominated: dict[str, tuple[str, PodInfo]] = {}  # pod UID → its nominated node
+
+    def devices(self) -> DeviceSnapshot:
+        """Returns what an allocation reads, as it is now."""
+        return DeviceSnapshot(self.slices.slices, self.classes, self.claims.use)
 
     # --- nodes ----------------------------------------------------------------------------------
 

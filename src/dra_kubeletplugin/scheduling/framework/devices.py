@@ -63,7 +63,7 @@ def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class NodeAllocation:
     """The allocation that a node offers for the unallocated claims, in their order."""
 
     indices: list[int]  # of the claims
@@ -85,7 +85,7 @@ class PodClaims:
     extended: JSON | None = None
     by_class: Mapping[str, str] = field(default_factory=dict)  # extended resource → class
     unusable: list[int] = field(default_factory=list)
-    offers: dict[str, Candidate] = field(default_factory=dict)
+    offers: dict[str, NodeAllocation] = field(default_factory=dict)
     consumers: list[JSON] = field(default_factory=list)
     timeout: float = 0.0  # seconds for binding conditions
 
@@ -147,7 +147,7 @@ class PodClaims:
         if unusable:
             self.unusable += [i for i in unusable if i not in self.unusable]
             return rejected("resourceclaim not available on the node")
-        self.offers[node.name] = Candidate(wanted, results, filled, mappings)
+        self.offers[node.name] = NodeAllocation(wanted, results, filled, mappings)
         return None
 
     def _usable(self, claim: JSON, node: NodeInfo) -> bool:

@@ -69,10 +69,20 @@ class AllocationMemory:
         return nodes
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceSnapshot:
+    """What an allocation reads, at one moment: the slices, the DeviceClasses by name, and the use of each pool's devices."""
+
+    slices: Slices
+    classes: Mapping[str, JSON]
+    use: Mapping[PoolKey, DeviceUse]
+
+
 class NodeAllocator:
     """Allocates for one pod on a snapshot.
 
     Args:
+        nodes: the number of nodes that may be searched.
         limit: seconds for one node. The limit for all nodes assumes that 16 of them are searched in parallel.
         patience: seconds until :class:`AllocationSlow` is raised, unless :meth:`take_time` was called.
         fractions: whether the gate DRAFractionalCapacityRange is on.
@@ -81,9 +91,7 @@ class NodeAllocator:
     def __init__(
         self,
         memory: AllocationMemory,
-        slices: Slices,
-        classes: Mapping[str, JSON],
-        use: Mapping[PoolKey, DeviceUse],
+        devices: DeviceSnapshot,
         nodes: int,
         limit: float = TIME_LIMIT,
         patience: float = math.inf,
@@ -91,9 +99,7 @@ class NodeAllocator:
         fractions: bool = False,
     ) -> None:
         self._memory = memory
-        self._slices = slices
-        self._classes = classes
-        self._use = use
+        self._devices = devices
         self._limit = limit
         self._fractions = fractions
         started = time.monotonic()
@@ -124,14 +130,14 @@ class NodeAllocator:
         :class:`AllocationTimeout` after ``limit``, :class:`AllocationSlow` after ``patience``.
         """
         if self._key is not key:
-            self._key, self._known = key, self._memory.of(key, self._classes)
+            self._key, self._known = key, self._memory.of(key, self._devices.classes)
         known = self._known
         found = known.get(node.name)
-        if found and found.slices is self._slices and found.labels is node.labels:
+        if found and found.slices is self._devices.slices and found.labels is node.labels:
             pools = found.pools
         else:
-            pools = self._memory.pools.pools(node, self._slices)
-        uses = [self._use.get(p.key, UNUSED) for p in pools]
+            pools = self._memory.pools.pools(node, self._devices.slices)
+        uses = [self._devices.use.get(p.key, UNUSED) for p in pools]
         if found and found.pools is pools and found.uses == uses:
             return found.results
         left = min(self._limit, min(self._end, self._patience_end) - time.monotonic())
@@ -144,7 +150,7 @@ class NodeAllocator:
                 raise AllocationSlow from None
             raise
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):
-            known[node.name] = _CachedResult(self._slices, node.labels, pools, uses, results)
+            known[node.name] = _CachedResult(self._devices.slices, node.labels, pools, uses, results)
         return results
 
     def _search(
@@ -153,13 +159,15 @@ class NodeAllocator:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}
         fractions = self._fractions
-        self._state = SearchState(self._classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions)
+        self._state = SearchState(
+            self._devices.classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions
+        )
         if self._cancelled:
             self._state.cancelled = True  # cancelled before the state existed
         search = Search(self._state, pools, claims)
         if not search.run():
             return None
         return [
-            allocation_result(node.node, claim, picks, self._classes)
+            allocation_result(node.node, claim, picks, self._devices.classes)
             for claim, picks in zip(claims, search.picks, strict=True)
         ]

@@ -12,24 +12,19 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ....base.telemetry.logs import operation, operation_id
+from ....base.telemetry.logs import operation
 from ....base.telemetry.metrics import Metrics
+from ....claims.claim_fields import ClaimFields, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
-from ....devices.inventory import Inventory
-from ....driver import AllocatedDevice, Claim, Condition, DeviceStatus, Driver
-from ....driver.calls import Calls
-from ....driver.claim import EncodedClaim
-from ....driver.config.parameters import Resolved
-from ....driver.config.resolution import Resolver
-from ....errors import ApiError, ClaimError, ConfigError, DraError, PermanentError, clip, describe
-from ....resourceapi.conversion import GROUP, convert
-from ....resourceapi.encoded import from_json
-from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch, DeviceResult
+from ....driver import Condition, DeviceStatus
+from ....errors import ApiError, ConfigError, DraError, PermanentError, clip, describe
+from .bind_calls import BindCalls
+from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch
 from .records import BindingRecord, BindingRecords
 
 log = logging.getLogger(__name__)
@@ -62,37 +57,27 @@ class Binder:
     """Binds and unbinds the claims of one driver. Created on the event loop; only the leader uses it.
 
     Args:
-        author: writes the statuses that the driver reports.
         conditions: writes the binding conditions, with its own field manager.
         leads: whether this process leads; if not, no step begins.
     """
 
     def __init__(
         self,
-        driver: Driver,
-        calls: Calls,
+        calls: BindCalls,
         records: BindingRecords,
-        author: DeviceStatusReporter,
         conditions: DeviceStatusReporter,
-        inventory: Inventory,
-        name: str,
         metrics: Metrics,
         leads: Callable[[], bool],
         pauses: RetryIntervals | None = None,
     ) -> None:
-        self.driver = driver
         self.calls = calls
         self.records = records
-        self.author = author
         self.conditions = conditions
-        self.inventory = inventory
-        self.name = name
         self.metrics = metrics
         self.leads = leads
         self.pauses = pauses or RetryIntervals()
         self.faults: dict[str, str] = {}
         """Why claims are not bound or unbound, by claim (namespace/name)."""
-        self._resolver = Resolver(driver, name)
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, BindingRecord] = {}
         self._results: dict[
@@ -242,7 +227,7 @@ class Binder:
             error: DraError | None = None
             started = time.monotonic()
             try:
-                await self.calls(self.driver.bind, await self._driver_claim(wanted))
+                await self.calls.bind(wanted)
             except (PermanentError, ConfigError) as e:
                 error = e
             except DraError:
@@ -265,18 +250,17 @@ class Binder:
             self._written[wanted.claim.uid] = entry
             return
 
-        def same(obj: Mapping[str, object]) -> bool:
-            allocation = (obj.get("status") or {}).get("allocation") or {}  # type: ignore[attr-defined]
-            return (allocation.get("allocationTimestamp") or "") == wanted.stamp
+        def is_same_allocation(claim: ClaimFields) -> bool:
+            return claim.allocated_at == wanted.stamp
 
-        if not await self.conditions.write(wanted.claim, statuses, same):
+        if not await self.conditions.write(wanted.claim, statuses, is_same_allocation):
             log.info("claim %s was deallocated while it was bound", wanted.claim)
         self._written[wanted.claim.uid] = entry
 
     async def _unbind(self, record: BindingRecord) -> None:
         claim = record.claim
         try:
-            await self.calls(self.driver.unbind, claim)
+            await self.calls.unbind(claim)
         except DraError:
             self.metrics.inc("binds_total", operation="unbind", result="retried")
             raise
@@ -289,51 +273,6 @@ class Binder:
         for uid in list(self._blocked):
             self._blocked.discard(uid)
             self.changed(uid)
-
-    # --- the driver's claim ---------------------------------------------------------------------
-
-    async def _driver_claim(self, wanted: AllocatedClaim) -> Claim:
-        """Creates the driver's claim object.
-
-        Raises:
-            ConfigError: the driver does not accept the parameters.
-            ClaimError: the claim is malformed.
-            ApiError: a request failed.
-        """
-        claim = wanted.claim
-        version = await self.records.client.dra_version()
-        resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
-        obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
-        if version == "v1beta1":  # the only version of another shape
-            head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
-            obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
-        return Claim(
-            namespace=claim.namespace,
-            name=claim.name,
-            uid=claim.uid,
-            devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
-            reserved_for=wanted.reserved_for,
-            object=obj,  # type: ignore[arg-type]  # decoded when the driver reads it
-            operation=operation_id(),
-            node=wanted.node,
-            _status=self.author.of(claim),
-        )
-
-    def _device(
-        self, wanted: AllocatedClaim, result: DeviceResult, resolved: Mapping[str, Resolved | DraError]
-    ) -> AllocatedDevice:
-        found = resolved[result.request]
-        if isinstance(found, DraError):
-            raise found
-        config, source = found
-        try:
-            consumed = result.consumed()
-        except ValueError as e:
-            raise ClaimError(
-                f"claim {wanted.claim}, device {result.device}: consumed capacity: {describe(e)}"
-            ) from None
-        device = self.inventory.get(result.device, result.pool)
-        return result.allocated(device, config, source, consumed)
 
     # --- faults ---------------------------------------------------------------------------------
 

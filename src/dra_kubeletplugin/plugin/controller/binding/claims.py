@@ -1,7 +1,6 @@
 """Follows the claims of the whole cluster for the controller: claims with devices of one driver, and their binding conditions.
 
-Any user of the cluster may write claims of 1 MB, which decoded take 30 MB. Only the fields that this module needs are decoded; opaque
-parameters stay encoded until the binder needs them, and only claims that wait for a binding are kept whole, as JSON.
+Opaque parameters stay encoded until the binder needs them, and only claims that wait for a binding are kept whole, as JSON.
 """
 
 from __future__ import annotations
@@ -14,40 +13,16 @@ from typing import Any
 
 import msgspec
 
+from ....claims.claim_fields import ClaimFields, DeviceKey, DeviceResult
 from ....claims.device_status import ClaimKey
 from ....devices.inventory import Held
-from ....driver.results import AllocationResult
 from ....errors import DraError, NotReadyError, describe
 from ....kube import KubeClient, Reflector
-from ....resourceapi.allocation import node_of
-from ....resourceapi.encoded import config_entries, from_json
+from ....resourceapi.encoded import config_entries
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-DeviceKey = tuple[str, str, str]  # pool, name, share
 _PAGE = 16  # claims in one page of a list: each has up to 1 MB, and a page is decoded in one step
-
-
-class DeviceResult(AllocationResult, rename="camel"):
-    """An allocated device, with what its binding waits for."""
-
-    binding_conditions: list[str] | None = None
-    binding_failure_conditions: list[str] | None = None
-
-    @property
-    def key(self) -> DeviceKey:
-        return self.pool, self.device, self.share_id or ""
-
-
-class _Devices(msgspec.Struct):
-    results: list[DeviceResult] | None = None
-    config: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Allocation(msgspec.Struct, rename="camel"):
-    devices: _Devices | None = None
-    allocation_timestamp: str | None = None
-    node_selector: JSON | None = None
 
 
 class _Condition(msgspec.Struct):
@@ -59,25 +34,7 @@ class _DeviceConditions(msgspec.Struct):
     driver: str
     pool: str
     device: str
-    share_id: str | None = msgspec.field(default=None, name="shareID")
     conditions: list[_Condition] | None = None
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    reserved_for: list[JSON] | None = None
-    devices: list[_DeviceConditions] | None = None
-
-
-class _Metadata(msgspec.Struct):
-    name: str
-    namespace: str
-    uid: str
-
-
-class _Claim(msgspec.Struct):
-    metadata: _Metadata
-    status: _Status | None = None
 
 
 @dataclass(frozen=True)
@@ -134,16 +91,13 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
 
     Raises ``msgspec.ValidationError`` for an object that is no ResourceClaim.
     """
-    found: _Claim = from_json(encoded, _Claim)
-    status = found.status
-    allocation = status.allocation if status else None
-    devices = allocation.devices if allocation else None
-    results = [r for r in (devices.results if devices else None) or () if r.driver == driver]
-    if status is None or allocation is None or devices is None or not results:
+    found = ClaimFields.decode(encoded)
+    results = found.results(driver)
+    if not results:
         return None
     conditions = {
         (d.pool, d.device): {c.type for c in d.conditions or () if c.status == "True"}
-        for d in status.devices or ()
+        for d in found.device_statuses(_DeviceConditions)
         if d.driver == driver
     }
     waiting = [(r, conditions.get((r.pool, r.device), set())) for r in results if r.binding_conditions]
@@ -151,14 +105,16 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
     failed = any(true & set(r.binding_failure_conditions or ()) for r, true in waiting)
     is_whole = not ready and not failed
     meta = found.metadata
+    if not (meta.namespace and meta.name):
+        raise msgspec.ValidationError("a claim has no name or no namespace")
     return AllocatedClaim(
         claim=ClaimKey(meta.namespace, meta.name, meta.uid),
-        node=node_of({"status": {"allocation": {"nodeSelector": allocation.node_selector}}}),
-        stamp=allocation.allocation_timestamp or "",
+        node=found.node,
+        stamp=found.allocated_at,
         results=results,
-        reserved_for=(status.reserved_for or ()) if is_whole else (),
+        reserved_for=found.reserved_for if is_whole else (),
         encoded=bytes(encoded) if is_whole else b"",  # a copy: the buffer belongs to the whole page
-        encoded_config=bytes(devices.config) if is_whole else b"null",
+        encoded_config=bytes(found.encoded_config) if is_whole else b"null",
         ready=ready,
         failed=failed,
     )

@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
+from ....claims.claim_fields import DeviceKey
 from ....driver import BoundClaim, BoundDevice
 from ....errors import ApiError, describe
 from ....kube import KubeClient
 from ....kube.resource import CONFIG_MAPS
-from .claims import AllocatedClaim, BoundClaimIdentity, DeviceKey
+from .claims import AllocatedClaim, BoundClaimIdentity
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]

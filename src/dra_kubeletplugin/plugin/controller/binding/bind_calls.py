@@ -1,0 +1,94 @@
+"""Calls the driver's ``bind`` and ``unbind``, with a claim as the driver's methods get it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ....base.telemetry.logs import operation_id
+from ....claims.claim_fields import DeviceResult
+from ....claims.device_status import DeviceStatusReporter
+from ....devices.inventory import Inventory
+from ....driver import AllocatedDevice, BoundClaim, Claim, Driver
+from ....driver.calls import Calls
+from ....driver.claim import EncodedClaim
+from ....driver.config.parameters import Resolved
+from ....driver.config.resolution import Resolver
+from ....errors import ClaimError, DraError, describe
+from ....kube import KubeClient
+from ....resourceapi.conversion import GROUP, convert
+from ....resourceapi.encoded import from_json
+from .claims import AllocatedClaim
+
+JSON = dict[str, Any]
+
+
+class BindCalls:
+    """The calls of one driver.
+
+    Args:
+        reporter: writes the statuses that the driver reports.
+    """
+
+    def __init__(
+        self, driver: Driver, calls: Calls, client: KubeClient, inventory: Inventory, reporter: DeviceStatusReporter
+    ) -> None:
+        self._driver = driver
+        self._calls = calls
+        self._client = client
+        self._inventory = inventory
+        self._reporter = reporter
+        self._resolver = Resolver(driver, reporter.driver)
+
+    async def bind(self, wanted: AllocatedClaim) -> None:
+        """Calls ``bind``.
+
+        Raises:
+            ConfigError: the driver does not accept the parameters.
+            ClaimError: the claim is malformed.
+            ApiError: a request failed.
+            DraError: the driver's error.
+        """
+        await self._calls(self._driver.bind, await self._driver_claim(wanted))
+
+    async def unbind(self, claim: BoundClaim) -> None:
+        """Calls ``unbind``. Raises :class:`DraError`."""
+        await self._calls(self._driver.unbind, claim)
+
+    async def _driver_claim(self, wanted: AllocatedClaim) -> Claim:
+        """Creates the driver's claim object. Raises as :meth:`bind`."""
+        claim = wanted.claim
+        version = await self._client.dra_version()
+        resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
+        obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
+        if version == "v1beta1":  # the only version of another shape
+            head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
+            obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
+        return Claim(
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
+            reserved_for=wanted.reserved_for,
+            object=obj,  # type: ignore[arg-type]  # decoded when the driver reads it
+            operation=operation_id(),
+            node=wanted.node,
+            _status=self._reporter.of(claim),
+        )
+
+    def _device(
+        self, wanted: AllocatedClaim, result: DeviceResult, resolved: Mapping[str, Resolved | DraError]
+    ) -> AllocatedDevice:
+        found = resolved[result.request]
+        if isinstance(found, DraError):
+            raise found
+        config, source = found
+        try:
+            consumed = result.consumed()
+        except ValueError as e:
+            raise ClaimError(
+                f"claim {wanted.claim}, device {result.device}: consumed capacity: {describe(e)}"
+            ) from None
+        device = self._inventory.get(result.device, result.pool)
+        return result.allocated(device, config, source, consumed)
