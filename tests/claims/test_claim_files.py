@@ -265,6 +265,7 @@ ODD: list[Callable[[Path], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("change", ODD)
 @pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])

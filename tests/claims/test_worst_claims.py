@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 RESIDENT = 8 * 1024 * 1024
 
 
+@pytest.mark.cases(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", worst_parameters.KINDS)
 async def test_no_step_of_the_event_loop_is_long(tmp_path: Path, kind: type[worst_parameters.Config]) -> None:
@@ -57,6 +58,7 @@ async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path)
         assert all(isinstance(o, ConfigError) for o in outcomes)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and malloc_trim is glibc's")
 @pytest.mark.timeout(600)
 async def test_resident_memory_comes_back(tmp_path: Path) -> None:

@@ -88,9 +88,11 @@ def author(tmp_path: Path) -> str:
     return f"{tmp_path / 'worst.py'}:Worst"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_validate_ends_with_at_most_ten_faults_of_an_object(
-    tmp_path: Path, author: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, author: str, shape: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A claim of each shape, and a class whose parameters lie under those of each."""
     config = worst_parameters.entries(Layered, "right numbers", 4)
@@ -102,22 +104,21 @@ def test_validate_ends_with_at_most_ten_faults_of_an_object(
     }
     objects = [below]
     for kind in (Plain, Layered):
-        for shape in SHAPES:
-            obj = worst_parameters.claim(
-                worst_parameters.entries(kind, shape), f"{kind.KIND}-{shape}".replace(" ", "-").lower(), requests=32
-            )
-            del obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]
-            objects.append(obj)
+        obj = worst_parameters.claim(worst_parameters.entries(kind, shape), kind.KIND.lower(), requests=32)
+        del obj["metadata"]["uid"], obj["metadata"]["resourceVersion"]
+        objects.append(obj)
     file = tmp_path / "worst.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     began = time.process_time()
-    assert main(["validate", str(file), "--driver", author, "-o", "json"]) == 1
-    assert time.process_time() - began < len(objects) * COMMAND / 10
+    code = main(["validate", str(file), "--driver", author, "-o", "json"])
+    assert time.process_time() - began < COMMAND
     found = json.loads(capsys.readouterr().out)["objects"]
     assert len(found) == len(objects)
+    assert code == any(o["faults"] for o in found)
     assert all(len(o["faults"]) <= 2 * (MOST_FAULTS + 1) for o in found)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", ["many unknown keys", "nested lists", "deep objects", "long integer"])
 def test_explain_ends(tmp_path: Path, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +140,7 @@ def resident(pid: int) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and malloc_trim is glibc's")
 @pytest.mark.timeout(600)
 async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: Path, author: str) -> None:

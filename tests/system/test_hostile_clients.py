@@ -45,6 +45,7 @@ async def served(plugin: Deployed, path: str) -> str:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_probes_of_a_plugin_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):  # which the bench sets for itself

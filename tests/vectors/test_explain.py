@@ -66,7 +66,7 @@ def waiting(after: JSON) -> list[str]:
 WITH_WAITERS = [s for s in STORIES if s["id"] not in NOT_YET and any(map(waiting, s["after"]))]
 
 
-@pytest.mark.cases(20)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("story", [pytest.param(s, id=s["id"]) for s in WITH_WAITERS])
 async def test_a_pod_that_waits_is_explained_as_kubernetes_did(story: JSON) -> None:
     judged = 0

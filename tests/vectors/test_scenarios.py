@@ -18,7 +18,7 @@ STORIES = [json.loads(line) for line in (FOLDER / "scenarios.jsonl").read_text()
 NOT_YET = dict(line.split(": ", 1) for line in (HERE / "stories_not_yet.txt").read_text().splitlines() if line.strip())
 
 
-@pytest.mark.cases(60)
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("story", [pytest.param(s, id=s["id"]) for s in STORIES])
 async def test_the_cluster_tells_the_story_that_kubernetes_told(story: JSON) -> None:
     reason = NOT_YET.get(story["id"])

@@ -123,6 +123,7 @@ LAYERS = [
 CASES = [*((of, False) for of in (*SCALARS, *LISTS, *OBJECTS)), *((of, True) for of in (*LAYERS, Listed))]
 
 
+@pytest.mark.cases(25)
 @pytest.mark.parametrize(("of", "layered"), CASES, ids=repr)
 def test_the_schema_of_a_type_says_what_the_config_says(of: Any, layered: bool) -> None:
     kind: Any = type("Kind", (Config,), {"__annotations__": {"f": of}, "__module__": __name__, "LAYERED": layered})

@@ -50,6 +50,7 @@ def head(kind: type[Config], **fields: Any) -> JSON:
     return {"apiVersion": kind.API_VERSION, "kind": kind.KIND, **fields}
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_the_worst_texts_few_faults_are_reported_after_few_judgements(
@@ -107,6 +108,7 @@ def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch
     assert inspections.calls == 2
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_review_reports_ten_faults_and_that_the_search_stopped(shape: str) -> None:
     for kind in KINDS:

@@ -73,6 +73,7 @@ def test_a_file_that_is_no_driver_s_is_told_before_anything_starts(tmp_path: Pat
     told(e.value.event(), mistake)
 
 
+@pytest.mark.cases(16)
 @named(CLASSES)
 async def test_a_class_that_cannot_work_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
     with pytest.raises(DraError) as e:
@@ -81,6 +82,7 @@ async def test_a_class_that_cannot_work_is_told_before_anything_starts(tmp_path:
     told(e.value.event(), mistake)
 
 
+@pytest.mark.cases(11)
 @named(DEVICES)
 async def test_an_answer_of_devices_that_is_none_is_the_first_thing_that_is_read(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
@@ -114,6 +116,7 @@ async def test_parameters_that_nobody_reads_are_told_in_the_event(tmp_path: Path
     told(e.value.why, mistake)
 
 
+@pytest.mark.cases(8)
 @named(PREPARE)
 async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_test(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture

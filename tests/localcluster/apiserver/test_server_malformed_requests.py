@@ -185,6 +185,7 @@ def sensible(answer: Answer) -> None:
         assert found["message"].startswith("failed to create typed patch object")
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("kind", list(Registry(FEATURES)), ids=lambda k: k.key)
 async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: Curl, kind: ServedKind) -> None:
     dice = random.Random(kind.key)
@@ -221,6 +222,7 @@ TYPES = (
 )  # fmt: skip
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize(
     "path", ["/api/v1/namespaces/default/configmaps", "/api/v1/namespaces", "/apis/resource.k8s.io/v1/deviceclasses"]
 )

@@ -72,6 +72,7 @@ FORMS: dict[str, JSON] = {
 }
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_release_knows_every_field_that_is_written_for_it(form: str, release: int) -> None:

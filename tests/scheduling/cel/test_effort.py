@@ -110,6 +110,7 @@ DEEP = {
 }
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("name", ENDED)
 def test_an_expression_that_does_too_much_ends_as_one_that_costs_too_much(name: str) -> None:
     selector = cel.Selector(ENDED[name])
@@ -122,6 +123,7 @@ def test_an_expression_that_does_too_much_ends_as_one_that_costs_too_much(name: 
 LARGE = [n for n in ENDED if re.search("doubled|written|flattened|replaced|joined|range|mapped|map is|sorted", n)]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", LARGE)
 def test_an_expression_ends_before_it_has_taken_much_memory(name: str) -> None:
     selector = cel.Selector(ENDED[name])
@@ -134,6 +136,7 @@ def test_an_expression_ends_before_it_has_taken_much_memory(name: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", HELD)
 def test_an_expression_within_its_limit_ends_in_time(name: str) -> None:
     begun = time.thread_time()
@@ -189,6 +192,7 @@ def test_members_and_keys_are_found_by_value_and_a_bool_is_no_number(expression:
 ATTACK = '"' + "a" * 40 + '!".matches("^(a+)+$")'
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("expression", [ATTACK, ENDED["a list is doubled"], ENDED["loops are nested"], DEEP["sums"]])
 @pytest.mark.parametrize("command", ["explain", "simulate"])
 def test_the_commands_end(command: str, expression: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

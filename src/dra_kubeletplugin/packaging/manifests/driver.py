@@ -9,7 +9,7 @@ import yaml
 from ...base.yaml.loader import Dumper
 from . import pod_fields
 from .kustomize import OPTIONS, PARAMETERS, kebab
-from .source import MADE, Source
+from .source import MADE, Source, parse_yaml
 from .values import Values
 
 HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
@@ -87,7 +87,7 @@ def _patches(source: Source, values: Values) -> Iterator[dict[str, object]]:
     """Patches for fields of the pods. A kustomization applies its own patches after its components."""
     for file, manifest in pod_fields.workloads(source):
         if (fields := values.pods[file]) and manifest.feature in {"", *values.features}:
-            found = yaml.safe_load(manifest.with_features(values.features))
+            found = parse_yaml(manifest.with_features(values.features))
             name = found["metadata"]["name"].replace("${name}", values.parameters["name"])
             head = {"apiVersion": found["apiVersion"], "kind": manifest.kind, "metadata": {"name": name}}
             change = head | pod_fields.patch(found["spec"]["template"], fields)

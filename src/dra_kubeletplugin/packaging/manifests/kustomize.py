@@ -15,7 +15,7 @@ import yaml
 from ...base.yaml import loader
 from .patches import patch
 from .replacements import ReplacementPath, places
-from .source import JSON, MADE, PARAMETER, Manifest, Source
+from .source import JSON, MADE, PARAMETER, Manifest, Source, parse_yaml
 from .values import merged
 
 HEADER = f"# {MADE}: changes here will be lost.\n"
@@ -103,7 +103,7 @@ def _dump(value: JSON) -> str:
 
 
 def _patch(manifest: Manifest, feature: str, capitals: _Capitals) -> JSON:
-    off, on = (yaml.safe_load(capitals(manifest.with_features(f))) for f in (frozenset(), frozenset({feature})))
+    off, on = (parse_yaml(capitals(manifest.with_features(f))) for f in (frozenset(), frozenset({feature})))
     return _patch_of({k: off[k] for k in ("apiVersion", "kind", "metadata")}, patch(off, on))
 
 
@@ -122,7 +122,7 @@ Found = tuple[JSON, ReplacementPath]
 def _new_places(manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
     """Yields the parameters' places that exist only with the feature."""
     for manifest in manifests:
-        off, on = (yaml.safe_load(manifest.with_features(f)) for f in (frozenset(), frozenset({feature})))
+        off, on = (parse_yaml(manifest.with_features(f)) for f in (frozenset(), frozenset({feature})))
         known = set(places(off))
         yield from ((on, place) for place in places(on) if place not in known)
 
@@ -132,7 +132,7 @@ def _all_places(source: Source) -> Iterator[Found]:
     missing field.
     """
     for manifest in source.all:
-        plain = yaml.safe_load(manifest.with_features(frozenset()))
+        plain = parse_yaml(manifest.with_features(frozenset()))
         yield from ((plain, place) for place in places(plain))
     options = {"kind": "ConfigMap", "metadata": {"name": OPTIONS, "namespace": "${namespace}"}}
     yield from ((options, place) for place in places(options))

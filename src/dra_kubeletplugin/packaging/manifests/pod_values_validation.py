@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-import yaml
-
 from ...base.text import did_you_mean
 from . import pod_fields
-from .source import JSON, PARAMETER, Source
+from .source import JSON, PARAMETER, Source, parse_yaml
 
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
 TAKES_NODE_LABEL = "it would take the place of nodeLabel's: write that label into it, or leave nodeLabel off"
@@ -75,7 +73,7 @@ def _of_pod(source: Source, file: str, valid: Mapping[str, pod_fields.Given], on
         return
     from ...localcluster.apiserver import offline  # imported only if pod fields are set
 
-    plain: JSON = yaml.safe_load(PARAMETER.sub(lambda m: _example_value(source, m[1]), manifest.with_features(on)))
+    plain: JSON = parse_yaml(PARAMETER.sub(lambda m: _example_value(source, m[1]), manifest.with_features(on)))
     base = plain["spec"]["template"]
     made = pod_fields.template_with(base, fields)
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**made["metadata"], "name": "pod"}}

@@ -28,6 +28,7 @@ PARAMETER = re.compile(r"\$\{(\w+)\}")
 _MARK = re.compile(r" #\? (!?)(\w+)$")
 _FIELD = re.compile(r" #= (\w+)$")
 _ALONE = re.compile(r"( *)#([=+]) (\w+)")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class SourceError(Exception):
@@ -174,9 +175,14 @@ class Source:
             yield from manifests
 
 
+def parse_yaml(text: str) -> Any:
+    """Parses one document with libyaml where PyYAML has it: it is ten times as fast as PyYAML's own parser."""
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506
+
+
 def load(folder: Path = SOURCE) -> Source:
     """Loads the source. Raises :class:`SourceError` for a mark or a parameter that ``parameters.yaml`` does not define."""
-    data = yaml.safe_load((folder / "parameters.yaml").read_text())
+    data = parse_yaml((folder / "parameters.yaml").read_text())
     source = Source(
         {name: Parameter(name, **p) for name, p in data["parameters"].items()},
         {name: Feature(name, **f) for name, f in data["features"].items()},
