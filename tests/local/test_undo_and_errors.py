@@ -300,7 +300,7 @@ def test_log_lines_are_text_or_json_with_the_operation() -> None:
     with operation("0123abcd"):
         assert TextFormatter().format(record).endswith("info    x [0123abcd] hello you")
         parsed = json.loads(JsonFormatter().format(record))
-    assert (parsed["message"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
+    assert (parsed["msg"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
 
 
 async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:

@@ -198,7 +198,7 @@ class Metrics:
             except Exception:
                 if family.name not in self._complained:
                     self._complained.add(family.name)
-                    log.exception("%s cannot be measured: it is left out", family.name)
+                    log.exception("cannot read a metric, so it is left out: %s", family.name)
                 continue
             if value is not None:
                 out[key] = float(value)
