@@ -63,7 +63,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         assert status.gates_off == {Gate.PARTITIONS, Gate.TAINTS, Gate.BINDING}
         assert set(status.left_out) == {"p0", "p1", "p2", "tainted", "bound"}
         assert b'dra_gate_off{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
-        assert b"dra_devices_left_out 5.0" in publisher.metrics.text()
+        assert b"dra_devices_not_published 5.0" in publisher.metrics.text()
 
 
 async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer_to_a_write() -> None:

@@ -101,7 +101,8 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         (record,) = await node.plugin.claims.store.all()
         assert (str(record.state), record.attempts) == ("Unpreparing", 1)
         assert "cannot be reversed now" in record.error
-        assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
+        assert b"dra_rollback_failures_total 1.0" in node.plugin.metrics.text()
+        assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
         assert report.undo_failed == [record.uid]
@@ -109,6 +110,7 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         report = await node.plugin.claims.reconciler.once()
         assert report.undone == [record.uid]
         assert await node.leftovers() == NOTHING
+        assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
 
 
 async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_error() -> None:

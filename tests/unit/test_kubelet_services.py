@@ -193,20 +193,20 @@ async def test_the_kubelet_s_word_is_what_is_shown_and_the_way_to_it_is_measured
     for _ in range(2):
         await told(r, registered=True)
         assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (True, "", 1)
-        assert value(metrics, "registration_seconds_count") == 1
+        assert value(metrics, "registration_duration_seconds_count") == 1
     await told(r, registered=False)
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (False, "no reason given", 0)
     assert "the kubelet retries" in caplog.messages[-1]
     await told(r, registered=True)
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (True, "", 1)
-    assert value(metrics, "registration_seconds_count") == 1, "the kubelet came back by itself"
+    assert value(metrics, "registration_duration_seconds_count") == 1, "the kubelet came back by itself"
     r.left()
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (False, "", 0)
     await told(r, registered=True)
     r.lost()
     assert (r.registered.is_set(), value(metrics, "registered")) == (False, 0)
     await told(r, registered=True)
-    assert value(metrics, "registration_seconds_count") == 2
+    assert value(metrics, "registration_duration_seconds_count") == 2
 
 
 @pytest.mark.parametrize(

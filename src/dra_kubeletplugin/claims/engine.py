@@ -133,7 +133,7 @@ class Engine:
                 if window and not alone:
                     window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
-                with self.metrics.timed("request_seconds", operation=work.value):
+                with self.metrics.timed("request_duration_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
             out = {uid: self._outcome(work, str(by_uid[uid]), task) for uid, task in tasks.items()}
             results: Counter[str] = Counter()

@@ -42,7 +42,7 @@ class ClaimTasks:
     """The tasks that work on claims. They outlive the calls that started them; only :meth:`end` cancels one."""
 
     def __init__(self, metrics: Metrics) -> None:
-        metrics.measure("in_flight", lambda: len(self._last))
+        metrics.measure("claims_in_flight", lambda: len(self._last))
         self.ending = False  # True when no new work may start
         self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the one before it
         self._all: set[asyncio.Task[Any]] = set()

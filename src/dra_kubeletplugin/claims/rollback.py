@@ -67,7 +67,7 @@ class Rollback:
         self.changed = changed
         self.events = events
         self.holder_timeout = holder_timeout
-        self.retries = RollbackRetries()
+        self.retries = RollbackRetries(metrics)
 
     async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
         """Runs ``operation`` in a transaction and returns its decision. A claim marked for rollback has no CDI spec afterwards."""
@@ -135,7 +135,7 @@ class Rollback:
             )
             await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
-            self.metrics.inc("undo_failures_total")
+            self.metrics.inc("rollback_failures_total")
             error = as_dra_error(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ..base.telemetry.logs import claim_fields
+from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, StoppingError
 from .record import Record, State
 
@@ -33,7 +34,8 @@ class _Retry:
 class RollbackRetries:
     """Rollbacks of one process. Everything is called on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        metrics.measure("rollbacks_failing", lambda: len(self._retries))
         self._retries: dict[str, _Retry] = {}  # by claim UID
         self._logged: dict[str, set[bytes]] = {}  # digests of texts, which may be long, by claim UID
         self._wake = asyncio.Event()

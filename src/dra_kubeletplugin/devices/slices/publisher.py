@@ -100,7 +100,7 @@ class Publisher:
         self._published_at = 0.0
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
-        metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
+        metrics.measure("devices_not_published", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leader()))
         # measured, because the watch may fail although no write failed
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))

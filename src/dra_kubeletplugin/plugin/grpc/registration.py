@@ -81,7 +81,7 @@ class Registration(pb_grpc.RegistrationServicer):
         if request.plugin_registered:
             if not self.registered.is_set() and self._since is not None:
                 elapsed, self._since = time.monotonic() - self._since, None
-                self.metrics.observe("registration_seconds", elapsed)
+                self.metrics.observe("registration_duration_seconds", elapsed)
                 log.info("registered with the kubelet", extra={"duration_s": round(elapsed, 3)})
             self.error = ""
             self.registered.set()
