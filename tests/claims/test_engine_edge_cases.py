@@ -93,8 +93,8 @@ async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monke
         (slow, fault, says)
         for slow in (False, True)
         for fault, says in (
-            (RecordsError("the disk is full"), "the disk is full: no claim can be worked on until this is mended"),
-            (KeyError("odd"), "undoing what a crash left failed"),
+            (RecordsError("the disk is full"), "claims cannot be prepared or unprepared"),
+            (KeyError("odd"), "failed unexpectedly: rolling back claims"),
         )
     ],
 )
@@ -119,7 +119,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     monkeypatch.setattr(one.claims.reconciler, "once", fail)
     await one.open()
     assert (says in caplog.text) is not slow
-    assert ("undoing what a crash left takes long; it goes on" in caplog.text) is slow
+    assert ("takes long and continues in the background: rolling back claims" in caplog.text) is slow
     go_on.set()
     async with asyncio.timeout(30):
         while says not in caplog.text:
@@ -322,7 +322,10 @@ async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a
     async def told() -> int:
         before = len(caplog.records)
         assert isinstance(await one.prepare(waits), DraError)
-        return sum(r.getMessage().startswith("prepare of claim ns/b") for r in caplog.records[before:])
+        return sum(
+            r.getMessage().startswith("cannot prepare claim") and vars(r)["claim"] == "ns/b"
+            for r in caplog.records[before:]
+        )
 
     async with room(tmp_path, Plain(), api) as one:
         await one.prepare(holder)

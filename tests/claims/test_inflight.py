@@ -334,12 +334,12 @@ async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: py
         go_on.set()
         await asyncio.wait_for(ending, 30)
         assert await task == "done"
-        assert "left unfinished" not in caplog.text
+        assert "unfinished" not in caplog.text
     else:
         await asyncio.wait_for(ending, 30)
         assert task.cancelled()
-        assert "1 claims were left unfinished (prepare u)" in caplog.text
-        assert "do not let themselves" not in caplog.text
+        assert "stopped with unfinished claims, which the next start rolls back: 1 (prepare u)" in caplog.text
+        assert "ignores its cancellation" not in caplog.text
     await tasks_in_flight.end(0)
     assert tasks_in_flight.uids == []
 
@@ -358,7 +358,7 @@ async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog
     async with asyncio.timeout(30):
         await tasks_in_flight.end(0.01)
     assert not task.done()
-    assert "1 of them do not let themselves be cancelled" in caplog.text
+    assert "unfinished work ignores its cancellation: 1 claims" in caplog.text
     go_on.set()
     await task
 

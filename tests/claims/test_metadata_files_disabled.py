@@ -22,5 +22,7 @@ async def test_metadata_that_no_container_gets_is_told_once(caplog: pytest.LogCa
     async with node_with(Forgetful) as node:
         await node.run_pod("a")
         await node.run_pod("b")
-    told = [r.getMessage() for r in caplog.records if "no container has it" in r.getMessage()]
-    assert told == ["prepare gives metadata of devices, and Forgetful.metadata is off: no container has it"]
+    told = [r.getMessage() for r in caplog.records if "returned metadata of devices" in r.getMessage()]
+    assert told == [
+        "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class Forgetful"
+    ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import Claim, PreparedClaim
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import rollback_retries
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
@@ -71,7 +72,7 @@ async def test_a_retry_that_is_scheduled_during_a_reconciling_pass_survives_the_
 
 def test_long_texts_that_are_logged_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollback_retries.log, "log", lambda *args, **kwargs: None)  # else pytest keeps them
-    retries = RollbackRetries()
+    retries = RollbackRetries(Metrics())
     retries.log("u", "text")
     tracemalloc.start()
     try:

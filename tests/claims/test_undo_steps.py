@@ -314,12 +314,12 @@ async def test_everything_is_undone_newest_first_and_the_first_failure_is_raised
     caplog.set_level(logging.CRITICAL)
     driver = Steps()
     steps = [entry(1), entry(2, "plain"), entry(3)]
-    await run_undo(driver, Calls(), steps, CLAIM, "ns/n")
+    await run_undo(driver, Calls(), steps, CLAIM)
     assert driver.undone == ["unprepare", 3, 2, 1]
     driver = Steps()
     driver.broken = {"unprepare", 2}
     with pytest.raises(DriverFailedError, match="unprepare broke"):
-        await run_undo(driver, Calls(), steps, CLAIM, "ns/n")
+        await run_undo(driver, Calls(), steps, CLAIM)
     assert driver.undone == [3, 1]
 
 
@@ -341,7 +341,7 @@ async def test_a_step_of_an_older_version_that_no_longer_fits_is_told_and_the_ot
 ) -> None:
     driver = Steps()
     with pytest.raises(DraError, match=says):
-        await run_undo(driver, Calls(), [entry(1), step], CLAIM, "ns/n")
+        await run_undo(driver, Calls(), [entry(1), step], CLAIM)
     assert driver.undone == ["unprepare", 1]
 
 

@@ -102,7 +102,8 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         (record,) = await node.plugin.claims.store.all()
         assert (str(record.state), record.attempts) == ("Unpreparing", 1)
         assert "cannot be reversed now" in record.error
-        assert b"dra_undo_failures_total 1.0" in node.plugin.metrics.text()
+        assert b"dra_rollback_failures_total 1.0" in node.plugin.metrics.text()
+        assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
         assert report.undo_failed == [record.uid]
@@ -110,6 +111,7 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         report = await node.plugin.claims.reconciler.once()
         assert report.undone == [record.uid]
         assert await node.leftovers() == NOTHING
+        assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
 
 
 async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_error() -> None:
@@ -301,7 +303,7 @@ def test_log_lines_are_text_or_json_with_the_operation() -> None:
     with operation("0123abcd"):
         assert TextFormatter().format(record).endswith("info    x [0123abcd] hello you")
         parsed = json.loads(JsonFormatter().format(record))
-    assert (parsed["message"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
+    assert (parsed["msg"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
 
 
 async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:

@@ -104,7 +104,7 @@ async def test_before_the_first_answer_of_devices_no_name_in_a_report_is_a_stran
     assert inventory.odd.notes == []
     await inventory.update([Pool("node-1", [])])
     await inventory.set_health({"a": Health(True)}, at=2.0)
-    assert inventory.odd.notes == ["health() tells of a, which is no device of this node: it is ignored"]
+    assert inventory.odd.notes == ["health() returned a, which is no device of this node: it is ignored"]
 
 
 async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
@@ -278,7 +278,9 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
     for _ in range(3):
         await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
     assert published(inventory)["a"] == [UNHEALTHY.key]
-    assert sum("the taint that health() gives a cannot be published" in r.getMessage() for r in caplog.records) == 1
+    assert (
+        sum("the taint that health() returned for a cannot be published" in r.getMessage() for r in caplog.records) == 1
+    )
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:

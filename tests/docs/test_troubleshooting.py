@@ -21,6 +21,7 @@ import pytest
 from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, PermanentError, Pool, RetryableError
 from dra_kubeletplugin.analysis.doctor import runtimes
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings
+from dra_kubeletplugin.base.telemetry.logs import TextFormatter
 from dra_kubeletplugin.claims.store.schema import SCHEMA
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell import loop_watchdog
@@ -599,7 +600,7 @@ async def held_loop() -> list[str]:
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            said.append(TextFormatter().format(record).partition("cli.shell.loop_watchdog ")[2])
             first.set()
 
     async def prepare() -> None:

@@ -232,7 +232,7 @@ DEVICES = [
     devices("a keyword of the host", "self.host.pci(vendor=1, zzz=1)", "unexpected keyword argument 'zzz': its parameters are vendor, device, class_code"),
 ]  # fmt: skip
 UNPUBLISHED = [
-    pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0 is not published", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
+    pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
     pools("a counter", "[Device('d-0', consumes_counters={'card': {'memroy': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "counter set 'card' has no counter 'memroy', did you mean 'memory'?"),
     cls("no counter sets", "def devices(self):\n    return [Device('d-0', consumes_counters={'card': {'memory': '1Gi'}})]", "declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"),
 ]  # fmt: skip
@@ -275,6 +275,6 @@ HEALTH = [
     health("a list", "[Health(True)]", "health() answered list"),
     health("text", "{'d-0': 'ok'}", "health() answered str → str"),
     cls("raises", "def health(self):\n    raise OSError('no telemetry')  # here", "the driver's health raised OSError: no telemetry"),
-    cls("a device that is none", "def health(self):\n    return {'d_0': Health(False)}", "health() tells of d_0", "did you mean 'd-0'?"),
-    cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', Taint(key='a', effect='No'))}", "the taint that health() gives d-0 cannot be published", '"NoSchedule"'),
+    cls("a device that is none", "def health(self):\n    return {'d_0': Health(False)}", "health() returned d_0", "did you mean 'd-0'?"),
+    cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', Taint(key='a', effect='No'))}", "the taint that health() returned for d-0 cannot be published", '"NoSchedule"'),
 ]  # fmt: skip

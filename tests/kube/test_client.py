@@ -403,7 +403,7 @@ async def test_a_server_that_changes_is_told_once(caplog: pytest.LogCaptureFixtu
     for _ in range(4):
         await discovery.refresh()
     assert [r.getMessage() for r in caplog.records] == [
-        "the API server has v1 of resource.k8s.io now; before, it was v1beta1"
+        "the API server serves another version of resource.k8s.io: v1, before v1beta1"
     ]
 
 

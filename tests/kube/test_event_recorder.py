@@ -151,7 +151,7 @@ async def test_where_events_are_forbidden_that_is_told_once_and_claims_and_readi
         await until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
         assert len(asked) == 1
         assert 'dra_events_total{result="forbidden"} 1' in node.plugin.metrics.text().decode()
-    lines = [r.getMessage() for r in caplog.records if "an Event cannot be written" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "cannot write an Event" in r.getMessage()]
     assert len(lines) == 1
     assert "docs/deploy.md" in lines[0]
 

@@ -312,7 +312,7 @@ async def test_why_there_is_no_election_is_told_once_until_there_is_one(
     assert [at for at, _ in api.writes] == [6, 6]
     assert elector.fault == ""
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert told == [f"leader election by lease ns/driver: {says}"]
+    assert told == [f"cannot acquire or renew lease ns/driver: {says}"]
 
 
 @pytest.mark.parametrize("spec", [{"holderIdentity": 7}, [1], "x"])

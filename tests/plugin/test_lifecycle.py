@@ -52,7 +52,10 @@ async def test_each_part_of_a_stop_is_done_in_reverse_whatever_the_others_do(
     await asyncio.sleep(0)
     assert order in (["fails", "hangs", "cancelled", "fine"], ["fails", "hangs", "fine", "cancelled"])
     told = [r.getMessage() for r in caplog.records]
-    assert told == ["c failed: KeyError: 'odd'", "b takes longer than 0.01s and is left"]
+    assert told == [
+        "a step of the stop failed: c: KeyError: 'odd'",
+        "a step of the stop took more than 0.01 s and is abandoned: b",
+    ]
 
 
 class Slow(Driver):
@@ -115,7 +118,7 @@ async def test_background_work_that_ends_ends_all(fault: Exception | None, caplo
             assert [j.get_name() for j in jobs] == ["mine", "other"]
             go_on.set()
     assert jobs[1].cancelled()
-    assert ("background task 'mine' failed, the process ends: ValueError: odd" in caplog.text) == bool(fault)
+    assert ("a background task failed, so the process ends: mine: ValueError: odd" in caplog.text) == bool(fault)
 
 
 # --- probes -------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_noth
     """SIGHUP too, which the end of a terminal sends."""
     p = Process(tmp_path, SERVES)
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.send_signal(number)
     assert process.stdout
     assert (await process.stdout.readline()).strip() == b"in stop"
@@ -184,7 +184,7 @@ async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -
     p = Process(tmp_path, SERVES)
     with inherited([signal.SIGHUP], signal.SIG_IGN):
         process = await p.start("", [])
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.send_signal(signal.SIGHUP)
     process.terminate()
     assert await p.ends() == 0
@@ -205,7 +205,7 @@ def stop(self):
 async def test_a_stop_of_the_driver_that_hangs_is_bounded(tmp_path: Path) -> None:
     p = Process(tmp_path, HANGS_IN_STOP)
     process = await p.start("serving")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.terminate()
     assert await p.ends() in {0, 3}
     assert "stop" in p.log
@@ -223,7 +223,7 @@ async def stop(self):
 async def test_a_stop_that_holds_the_event_loop_is_cut_with_a_line_that_names_it(tmp_path: Path) -> None:
     p = Process(tmp_path, HOLDS_IN_STOP)
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.terminate()
     assert await p.ends() == 3
     assert "Slow.stop" in p.log
@@ -232,7 +232,7 @@ async def test_a_stop_that_holds_the_event_loop_is_cut_with_a_line_that_names_it
 async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     p = Process(tmp_path, HOLDS_IN_STOP, STOP_GRACE="60s")
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.terminate()
     assert process.stdout
     assert (await process.stdout.readline()).strip() == b"in stop"
@@ -256,7 +256,7 @@ def devices(self):
 async def test_a_signal_to_a_process_that_the_driver_forked_is_not_one_to_the_plugin(tmp_path: Path) -> None:
     p = Process(tmp_path, FORKS)
     process = await p.start("child ended with -15")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     assert "stopping" not in p.log
     process.terminate()
     assert await p.ends() == 0
@@ -274,7 +274,7 @@ async def test_a_start_that_takes_too_long_is_a_failure_in_one_sentence(tmp_path
 async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plugin(tmp_path: Path) -> None:
     p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", SCAN_TIMEOUT="300ms")
     process = await p.start("looking")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     await p.logged("devices() of the driver has not answered for")
     process.terminate()
     assert await p.ends() == 0
@@ -366,7 +366,7 @@ async def test_what_a_kubeconfig_holds_inline_lies_in_no_file_after_the_end(tmp_
         f"users: [{{name: u, user: {{client-certificate-data: {inline[1]}, client-key-data: {inline[2]}}}}}]\n"
     )
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     assert list((tmp_path / "tmp").iterdir())
     process.terminate()
     assert await p.ends() == 0
@@ -383,7 +383,7 @@ def short_path() -> Iterator[Path]:
 async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(short_path: Path) -> None:
     p = Process(short_path, "def devices(self):\n    return []", POD_UID="11111111-1111-4111-8111-111111111111")
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     own = short_path / "plugins" / "slow.example.com"
     (own / ".x.sock.lock.1-00000000").touch()  # of one that was killed between two lines
     process.kill()
@@ -392,7 +392,7 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(s
     p.environment["POD_UID"] = "22222222-2222-4222-8222-222222222222"
     p.err = short_path / "err2"
     process = await p.start("")
-    await p.logged("serves node")
+    await p.logged("serving the kubelet")
     process.terminate()
     assert await p.ends() == 0
     assert p.left() == []
@@ -407,13 +407,13 @@ async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_on
 
     def counted() -> tuple[int, int]:
         logs = [p.log, q.log]
-        return sum("serves node" in t for t in logs), sum("is served by another process" in t for t in logs)
+        return sum("serving the kubelet" in t for t in logs), sum("is served by another process" in t for t in logs)
 
     async with asyncio.timeout(60):
         while sum(counted()) < 2:
             await asyncio.sleep(0.05)
     assert counted() == (1, 1)
-    loser, winner = (p, q) if "serves node" in q.log else (q, p)
+    loser, winner = (p, q) if "serving the kubelet" in q.log else (q, p)
     assert await loser.ends() == 2
     winner.process.terminate()
     assert await winner.ends() == 0

@@ -229,7 +229,7 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
             _, err = await process.communicate()
         assert process.returncode == 1
         lines = err.decode().strip().splitlines()
-        assert any("background task 'publisher' failed" in line for line in lines)
+        assert any("a background task failed, so the process ends: publisher" in line for line in lines)
         assert "RuntimeError: the publisher broke" in lines[-1]
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
 
@@ -245,8 +245,8 @@ async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_told(tmp_p
         await b.until("the claim to go", lambda: not b.cluster.claims())
         await b.until("everything to be free", b.is_empty)
         assert (
-            f"claim default/{claim['metadata']['name']} (UID {claim['metadata']['uid']}) is gone from the API server"
-            in b.log.read_text()
+            "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it "
+            f"claim=default/{claim['metadata']['name']} claim_uid={claim['metadata']['uid']}" in b.log.read_text()
         )
 
 

@@ -480,10 +480,10 @@ async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
     try:
         async with asyncio.timeout(60):
             line = ""
-            while "reviewing claims at " not in line:
+            while "serving admission reviews at " not in line:
                 line = (await process.stderr.readline()).decode()
                 assert line
-            url = line.partition("reviewing claims at ")[2].partition("/validate")[0]
+            url = line.partition("serving admission reviews at ")[2].partition("/validate")[0]
             obj = claim(parameters())
             obj["spec"]["devices"]["config"][0]["opaque"]["parameters"]["apiVersion"] = "gpu.resource.example.com/v2"
             status, body = await post(url, cert, json.dumps(review(obj)).encode())

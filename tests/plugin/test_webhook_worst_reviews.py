@@ -163,8 +163,8 @@ async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: P
             line = (await process.stderr.readline()).decode()
             assert line, lines
             lines.append(line)
-            if "reviewing claims at " in line:
-                url = line.partition("reviewing claims at ")[2].split("/validate")[0]
+            if "serving admission reviews at " in line:
+                url = line.partition("serving admission reviews at ")[2].split("/validate")[0]
         drain = asyncio.create_task(process.stderr.read())
         for _ in range(WARM // 5):
             await asyncio.gather(*(post(url, cert, body(Plain, "same", 2)) for _ in range(5)))

@@ -25,7 +25,7 @@ def page() -> str:
         "",
         "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
         "code last, and the same fault has the same text each time it is tried. Search the plugin's log for that text: its",
-        "line has the operation id (eight hex digits in brackets) that all other lines of that call have too.",
+        "line has the fields `error_code` and `claim`, and the operation id that all other lines of that call have too.",
         "",
         "| code | reason | class | what to do |",
         "|---|---|---|---|",

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..base.files import NOT_NOW
+from ..base.telemetry.logs import claim_fields
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
 from .metadata_files import MetadataFiles
@@ -61,7 +62,9 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     except (OSError, ValueError, RecursionError) as e:
         if getattr(e, "errno", None) in NOT_NOW:
             raise
-        log.error("the note beside %s tells nothing of its claim (%s)", specs.path(uid), printable(e))
+        log.error(
+            "cannot decode the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}
+        )
         return None
     return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)
 
@@ -109,7 +112,7 @@ class ClaimFiles:
         try:
             self.specs.write_note(record.uid, note_of(record))
         except (OSError, ValueError) as e:
-            log.warning("the note of claim %s cannot be written: %s", record.shown, describe(e))
+            log.warning("cannot write the claim's note: %s", describe(e), extra=claim_fields(record))
 
     def put_metadata(self, record: Record) -> None:
         """Writes only the metadata files of a prepared claim."""
@@ -163,7 +166,7 @@ class ClaimFiles:
         except RecordsError as e:
             if self.read_note(uid) is not None:
                 raise
-            log.warning("the note of claim %s cannot be removed: %s", printable(uid), e)
+            log.warning("cannot remove the claim's note: %s", e, extra={"claim_uid": uid})
 
     def remove_all(self, uid: str) -> None:
         """Removes the spec, the metadata files and the note of a claim without a record."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
 from ..errors import ApiError, describe
@@ -141,7 +142,7 @@ class DeviceStatusReporter:
         self._pending[claim.uid] = pending
         while len(self._pending) > _MOST:
             oldest = self._pending.pop(next(iter(self._pending)))
-            log.warning("the status of claim %s is not reported: too many others are under way", oldest.claim)
+            log.warning("device status is not reported: too many reports are pending", extra=claim_fields(oldest.claim))
             oldest.notify(False)
         self._wake.set()
 
@@ -164,7 +165,7 @@ class DeviceStatusReporter:
             if self._gives_up(pending, e):
                 self._settle(pending, sent, listeners, written=False)
         except Exception as e:  # an unexpected response must not end the process
-            log.exception("reporting the status of claim %s failed", pending.claim)
+            log.exception("unexpected failure while device status is reported", extra=claim_fields(pending.claim))
             if self._gives_up(pending, ApiError(describe(e))):
                 self._settle(pending, sent, listeners, written=False)
         else:
@@ -196,15 +197,15 @@ class DeviceStatusReporter:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
         hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
-        fault = f"the status of claims cannot be reported{hint}: {e}"
+        fault = f"cannot write device status to claims{hint}: {e}"
         if fault != self.fault:
-            log.warning("%s", fault)
+            log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))
         self.fault = fault
         pending.failures += 1
         pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
         pending.not_before = time.monotonic() + pause
         if time.monotonic() - pending.since > _RETRY_FOR or (e.status in {400, 422} and not e.unreachable):
-            log.warning("the status of claim %s is given up: %s", pending.claim, e)
+            log.warning("device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim))
             return True
         return False
 

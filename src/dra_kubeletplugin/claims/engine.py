@@ -13,11 +13,11 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any
 
-from ..base.telemetry.logs import operation, operation_id
+from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
@@ -122,7 +122,7 @@ class Engine:
         with operation() as op:
             if self.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
-            names = {r.uid: str(r) for r in refs}
+            by_uid = {r.uid: r for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
                 if ref.uid in tasks:
@@ -132,9 +132,9 @@ class Engine:
                 if window and not alone:
                     window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
-                with self.metrics.timed("request_seconds", operation=work.value):
+                with self.metrics.timed("request_duration_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.call_timeout)
-            out = {uid: self._outcome(work, names[uid], task) for uid, task in tasks.items()}
+            out = {uid: self._outcome(work, str(by_uid[uid]), task) for uid, task in tasks.items()}
             results: Counter[str] = Counter()
             for uid, result in out.items():
                 if not isinstance(result, DraError):
@@ -142,23 +142,26 @@ class Engine:
                     self._logged_failures.pop(uid, None)
                     continue
                 results[result.reason] += 1
-                self._log_failure(
-                    uid, f"{work.value} of claim {names[uid]} (UID {uid})", result, result.operation or op
-                )
+                self._log_failure(work, by_uid[uid], result, result.operation or op)
             for reason, count in results.items():
                 self.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
 
-    def _log_failure(self, uid: str, what: str, error: DraError, op: str) -> None:
+    def _log_failure(self, work: Work, ref: ClaimIdentity, error: DraError, op: str) -> None:
         """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause."""
-        text, now = f"{what}: {error.event()}", time.monotonic()
+        uid, text, now = ref.uid, f"{work.value}: {error.event()}", time.monotonic()
         before, when = self._logged_failures.get(uid, ("", now))
         if text == before and now - when < _LOG_AGAIN:
             return
         while len(self._logged_failures) >= _MAX_LOGGED:
             del self._logged_failures[next(iter(self._logged_failures))]
         self._logged_failures[uid] = (text, now)
-        log.warning("%s [op %s]: %s", what, op, error.event())
+        fields = {**claim_fields(ref), "error_code": error.code}
+        with operation(op):
+            if work is Work.PREPARE:
+                log.warning("cannot prepare claim: %s", error.event(), extra=fields)
+            else:
+                log.warning("cannot unprepare claim: %s", error.event(), extra=fields)
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
         if not task.done():
@@ -172,6 +175,8 @@ class Engine:
     # --- prepare --------------------------------------------------------------------------------
 
     async def _prepare(self, ref: ClaimIdentity, window: BatchWindow) -> Sequence[PreparedResult]:
+        set_log_fields(functools.partial(claim_fields, ref))
+        began = time.perf_counter()
         try:
             if not is_uid(ref.uid):
                 raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
@@ -180,6 +185,7 @@ class Engine:
                 return await self._repeat(verified)
             if not verified.devices:
                 return ()  # no device of the claim belongs to this driver
+            set_log_fields(functools.partial(_fields_with_pod, ref, verified.reserved_for))
             await window.wait(ref.uid)
         finally:
             window.leave(ref.uid)
@@ -198,10 +204,14 @@ class Engine:
                 case AlreadyPrepared(found):
                     return await self._repeat(found)
                 case Prepare():
-                    return await self._prepare_fresh(record, ref, verified)
+                    prepared = await self._prepare_fresh(record, ref, verified)
+                    fields = {"devices": [p.device for p in prepared], "duration_s": _seconds_since(began)}
+                    log.info("prepared claim", extra=fields)
+                    return prepared
                 case RollBack(found) as marked:
-                    text = f"claim {found.shown} has an earlier record: rolling it back first"
-                    self.rollback.retries.log(found.uid, text, level=logging.INFO)
+                    self.rollback.retries.log(
+                        found.uid, "the claim has an unfinished record: rolling it back first", level=logging.INFO
+                    )
                     await self.rollback.undo(marked)
                 case StaleHolders(holders):
                     await self.rollback.free(holders)
@@ -297,7 +307,7 @@ class Engine:
             if not self.driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
                 self._unused_metadata_logged = True
                 log.warning(
-                    "prepare gives metadata of devices, and %s.metadata is off: no container has it",
+                    "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class %s",
                     type(self.driver).__name__,
                 )
             statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
@@ -316,7 +326,6 @@ class Engine:
             await self._repeat(found)
             record = found
         self.in_flight.drop(record.uid)
-        log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
         self.changed()
         if statuses:
             self.reports.queue(key, statuses)
@@ -331,7 +340,7 @@ class Engine:
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
         """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
         if await self.rollback.restore_files(record):
-            log.warning("CDI file of claim %s was missing or damaged: written again", record.shown)
+            log.warning("the claim's CDI spec was missing or damaged: written again")
         return prepared_result(record)
 
     async def _wait_for_other(self, record: Record) -> None:
@@ -353,6 +362,8 @@ class Engine:
     # --- unprepare ------------------------------------------------------------------------------
 
     async def _unprepare(self, ref: ClaimIdentity) -> None:
+        set_log_fields(functools.partial(claim_fields, ref))
+        began = time.perf_counter()
         for _ in range(_ROUNDS):
             match await self.rollback.unprepare(ref.uid):
                 case InProgress(found):
@@ -360,15 +371,28 @@ class Engine:
                     continue
                 case RollBack(found) as marked:
                     await self.rollback.undo(marked)
-                    log.info("unprepared claim %s", found.shown)
                 case RolledBack(found):
-                    log.info("unprepared claim %s", found.shown)
+                    pass
+                case _:
+                    return
+            devices = [d["device"] for d in found.devices]
+            log.info("unprepared claim", extra={"devices": devices, "duration_s": _seconds_since(began)})
             return
         raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
         await self.tasks.end(grace)
+
+
+def _fields_with_pod(ref: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> Fields:
+    """Returns the claim's log fields; with its pod, if exactly one pod uses the claim."""
+    pods = [str(consumer.get("name")) for consumer in reserved_for if consumer.get("resource") == "pods"]
+    return {**claim_fields(ref), **({"pod": f"{ref.namespace}/{pods[0]}"} if len(pods) == 1 else {})}
+
+
+def _seconds_since(began: float) -> float:
+    return round(time.perf_counter() - began, 6)
 
 
 __all__ = ["Answer", "ClaimIdentity", "Engine"]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.telemetry.logs import operation_id
+from ..base.telemetry.logs import operation_id, set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, describe
 
@@ -42,7 +42,7 @@ class ClaimTasks:
     """The tasks that work on claims. They outlive the calls that started them; only :meth:`end` cancels one."""
 
     def __init__(self, metrics: Metrics) -> None:
-        metrics.measure("in_flight", lambda: len(self._last))
+        metrics.measure("claims_in_flight", lambda: len(self._last))
         self.ending = False  # True when no new work may start
         self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the one before it
         self._all: set[asyncio.Task[Any]] = set()
@@ -70,6 +70,7 @@ class ClaimTasks:
             return before.task, False
 
         async def run() -> Any:
+            set_log_fields(lambda: {"claim_uid": uid})  # ``do`` adds the claim's name where it knows it
             if before:
                 await asyncio.wait([before.task])
             try:
@@ -101,7 +102,7 @@ class ClaimTasks:
         """
         self.ending = True
         if self._all:
-            log.info("stopping: %d claims are being worked on", len(self._last))
+            log.info("stopping; waiting for claims in flight: %d", len(self._last))
             await asyncio.wait(self._all, timeout=grace)
         unfinished = set(self._all)
         for task in unfinished:
@@ -109,9 +110,11 @@ class ClaimTasks:
         if unfinished:
             _, stuck = await asyncio.wait(unfinished, timeout=1)
             names = ", ".join(sorted(t.get_name() for t in unfinished))
-            log.warning("%d claims were left unfinished (%s): the next start undoes them", len(unfinished), names)
+            log.warning(
+                "stopped with unfinished claims, which the next start rolls back: %d (%s)", len(unfinished), names
+            )
             if stuck:
-                log.warning("%d of them do not let themselves be cancelled", len(stuck))
+                log.warning("unfinished work ignores its cancellation: %d claims", len(stuck))
 
 
 def as_dra_error(e: BaseException) -> DraError:
@@ -122,5 +125,5 @@ def as_dra_error(e: BaseException) -> DraError:
     """
     if isinstance(e, DraError):
         return e
-    log.error("a fault of the framework", exc_info=e)
+    log.error("unexpected exception inside the plugin; please report it", exc_info=e)
     return DraError(f"a fault inside the plugin: {describe(e)}")

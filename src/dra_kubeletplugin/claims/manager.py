@@ -130,22 +130,22 @@ class ClaimManager:
         Unusable records do not stop the plugin from serving: each call and :meth:`faults` report them.
         """
         self._updates.open()
-        await self._begin("what the driver's hardware knows", self.recovery.once())
-        await self._begin("undoing what a crash left", self._tidy())
+        await self._begin("calling the driver's recover()", self.recovery.once())
+        await self._begin("rolling back claims that a crash left unfinished", self._tidy())
 
     async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name=what)
         self._startup.append(task)
         done, _ = await asyncio.wait([task], timeout=_START_TIMEOUT)
         if not done:
-            log.warning("%s takes long; it goes on", what)
+            log.warning("a step of the start takes long and continues in the background: %s", what)
             task.add_done_callback(_log_result)
         else:
             _log_result(task)
 
     async def _tidy(self) -> None:
         if report := await self.reconciler.once(ask_server=False):
-            log.info("start: %s", report)
+            log.info("reconciled at start: %s", report)
 
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Returns the background tasks by name. They never end."""
@@ -180,7 +180,7 @@ class ClaimManager:
             try:
                 done = await self.recovery.once()
             except DraError as e:
-                log.warning("recovery: %s", e)
+                log.warning("recovery failed and is retried: %s", e)
                 done = False
             if done:
                 pause = first
@@ -258,6 +258,8 @@ def _log_result(task: asyncio.Task[object]) -> None:
     """Logs the failure of a startup task."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, DraError):
-        log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)
+        log.error(
+            "a step of the start failed, so claims cannot be prepared or unprepared: %s: %s", task.get_name(), error
+        )
     elif error is not None:
-        log.critical("%s failed", task.get_name(), exc_info=error)
+        log.critical("a step of the start failed unexpectedly: %s", task.get_name(), exc_info=error)

@@ -96,7 +96,7 @@ class MetadataUpdates:
                 then=lambda done: FollowUp(lambda db: self._write(db, update)) if done else done,
             )
             if isinstance(done, int) and done is not False:
-                log.info("metadata of claim %s, request %s: generation %d", update.uid, update.request, done)
+                log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
                 raise ClaimBusyError(f"claim {update.uid} is prepared by another instance of the plugin for too long")
@@ -144,7 +144,7 @@ class _PendingUpdate(Awaitable[int]):
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
         self._done = done
         self._awaited = False
-        self._shown = f"{printable(update.uid)}, request {printable(update.request)}"
+        self._log_fields = {"claim_uid": update.uid, "request": update.request}
         done.add_done_callback(self._ended)
 
     def __await__(self) -> Generator[Any, None, int]:
@@ -162,7 +162,7 @@ class _PendingUpdate(Awaitable[int]):
     def _ended(self, done: concurrent.futures.Future[int]) -> None:
         error = None if done.cancelled() else done.exception()
         if isinstance(error, DraError) and not self._awaited:
-            log.warning("metadata of claim %s is not updated: %s", self._shown, error)
+            log.warning("device metadata is not updated: %s", error, extra=self._log_fields)
 
 
 __all__ = ["MetadataUpdates"]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..base.telemetry.logs import operation
+from ..base.telemetry.logs import claim_fields, operation
 from ..base.telemetry.metrics import Metrics
 from ..errors import (
     ApiError,
@@ -105,7 +105,7 @@ class Reconciler:
             try:
                 await self.once()
             except DraError as e:
-                log.warning("reconciling failed, trying again in %gs: %s", interval, e)
+                log.warning("reconcile failed; the next pass is in %g s: %s", interval, e)
 
     async def once(self, *, ask_server: bool = True) -> ReconcileReport:
         """Runs one pass. Without ``ask_server`` it uses local state only, as a start does.
@@ -167,7 +167,7 @@ class Reconciler:
             try:
                 live = await self._is_live(record)
             except ApiUnavailableError as e:
-                log.warning("what became of claim %s is not known: %s", record.shown, e)
+                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
                 self._unknown.add(record.uid)
                 failures += 1
                 if failures == _FAILURES:
@@ -212,10 +212,12 @@ class Reconciler:
                 if (record.uid, record.created) not in self._gone_since or await self._is_live(record):
                     return False  # a kubelet registered meanwhile, or the claim has its devices again
             except ApiUnavailableError as e:
-                log.warning("what became of claim %s is not known: %s", record.shown, e)
+                log.warning("cannot read claim from the API server: %s", e, extra=claim_fields(record))
                 return False
-            what = "is gone from the API server, or has its devices no more, and nobody unprepared it"
-            log.warning("claim %s %s: doing it now", record.shown, what)
+            log.warning(
+                "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it",
+                extra=claim_fields(record),
+            )
             return True
 
         return await self.rollback.reclaim(record, is_over)
@@ -225,12 +227,10 @@ class Reconciler:
         try:
             away = await self.verifier.slices.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
-            log.warning("whether the kubelet of this node lives is not known: %s", describe(e))
+            log.warning("cannot check whether the kubelet of this node is alive: %s", describe(e))
             return True
         if away and not self._kubelet_was_away:
-            log.warning(
-                "the kubelet of this node is away: what claims that are gone have here stays held until it is back"
-            )
+            log.warning("the kubelet of this node does not respond; deleted claims keep their devices until it does")
         self._kubelet_was_away = away
         return away
 
@@ -238,10 +238,9 @@ class Reconciler:
         if record.uid not in self._left_to_kubelet:
             self._left_to_kubelet.add(record.uid)
             log.warning(
-                "claim %s has other devices of this node by now than it was prepared with (%s), which its pod may have all the "
-                "same: they stay held until the kubelet unprepares it: delete that pod",
-                record.shown,
-                ", ".join(str(d["device"]) for d in record.devices),
+                "the claim was prepared with devices that it no longer has, and its pod may still use them; they stay held until "
+                "the kubelet unprepares the claim: delete that pod",
+                extra={**claim_fields(record), "devices": [str(d["device"]) for d in record.devices]},
             )
 
     async def _all(
@@ -268,7 +267,7 @@ class Reconciler:
                 report.still_working.append(uid)
             elif isinstance(error, DraError):
                 if not isinstance(error, UndoFailedError):  # it is logged already
-                    self.rollback.retries.log(uid, f"reconciling claim {printable(uid)}: {error}")
+                    self.rollback.retries.log(uid, "cannot reconcile claim: %s", error)
                 report.undo_failed.append(uid)
             else:
                 raise error

@@ -272,7 +272,8 @@ class SliceLookup:
             if not self._forbidden_logged:
                 self._forbidden_logged = True
                 log.warning(
-                    "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
+                    "cannot read this node, so node selectors of pools and the kubelet's state are not checked: %s; deploy/ has "
+                    "the permissions",
                     e,
                 )
             return None

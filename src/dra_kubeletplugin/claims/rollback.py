@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from sqlite3 import Connection
 from typing import Any
 
+from ..base.telemetry.logs import claim_fields, set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..driver import Driver
 from ..driver.calls import Calls
@@ -66,7 +67,7 @@ class Rollback:
         self.changed = changed
         self.events = events
         self.holder_timeout = holder_timeout
-        self.retries = RollbackRetries()
+        self.retries = RollbackRetries(metrics)
 
     async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
         """Runs ``operation`` in a transaction and returns its decision. A claim marked for rollback has no CDI spec afterwards."""
@@ -121,6 +122,7 @@ class Rollback:
         """
         record = marked.record
         fence = record.fence
+        set_log_fields(functools.partial(claim_fields, record))
         try:
             if marked.fault:
                 raise marked.fault
@@ -129,18 +131,19 @@ class Rollback:
                 self.calls,
                 record.steps,
                 record.prepared_claim(self.transitions.boot_id),
-                record.shown,
                 functools.partial(self.retries.log, record.uid),
             )
             await self.store.do(lambda db: self._drop(db, fence))
         except Exception as e:
-            self.metrics.inc("undo_failures_total")
+            self.metrics.inc("rollback_failures_total")
             error = as_dra_error(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
             record.doc = {**record.doc, "retryAt": time.time() + pause}
             failed = UndoFailedError(f"claim {record.shown} cannot be undone: {error}")
-            self.retries.log(record.uid, str(failed), level=logging.WARNING)
+            self.retries.log(
+                record.uid, "cannot roll back claim; its devices stay held: %s", error, level=logging.WARNING
+            )
             try:
                 await self.store.do(lambda db: rows.update(db, record, fence))
             finally:
@@ -203,7 +206,7 @@ class Rollback:
         except DraError as e:
             # The record keeps the devices held; the next attempt begins with the rollback.
             if not isinstance(e, UndoFailedError):  # it is logged and scheduled already
-                self.retries.log(record.uid, f"claim {record.shown} cannot be rolled back after {error}: {e}")
+                self.retries.log(record.uid, "cannot roll back a failed prepare: %s; prepare failed with: %s", e, error)
                 self.retries.failed(record.uid)
         return None
 
@@ -214,10 +217,12 @@ class Rollback:
         """
 
         async def one(holder: Record) -> None:
-            text = (
-                f"claim {holder.shown} has no use of its devices any more, and another claim needs one: rolling it back"
+            self.retries.log(
+                holder.uid,
+                "rolling back a claim that no longer uses its devices, because another claim needs them",
+                level=logging.INFO,
+                claim=holder,
             )
-            self.retries.log(holder.uid, text, level=logging.INFO)
             try:
                 async with asyncio.timeout(self.holder_timeout):
                     await self._tidy(holder.uid, lambda db: self.transitions.free(db, holder.uid), work=Work.FREE)

@@ -14,7 +14,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ..errors import DraError, StoppingError, printable
+from ..base.telemetry.logs import claim_fields
+from ..base.telemetry.metrics import Metrics
+from ..errors import DraError, StoppingError
 from .record import Record, State
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,8 @@ class _Retry:
 class RollbackRetries:
     """Rollbacks of one process. Everything is called on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        metrics.measure("rollbacks_failing", lambda: len(self._retries))
         self._retries: dict[str, _Retry] = {}  # by claim UID
         self._logged: dict[str, set[bytes]] = {}  # digests of texts, which may be long, by claim UID
         self._wake = asyncio.Event()
@@ -59,10 +62,24 @@ class RollbackRetries:
         self._retries.pop(uid, None)
         self._logged.pop(uid, None)
 
-    def log(self, uid: str, text: str, error: BaseException | None = None, *, level: int = logging.ERROR) -> None:
-        """Logs ``text``, with the traceback of ``error``, unless it was logged for this claim before."""
+    def log(
+        self,
+        uid: str,
+        message: str,
+        *values: object,
+        error: BaseException | None = None,
+        level: int = logging.ERROR,
+        claim: Record | None = None,
+    ) -> None:
+        """Logs ``message``, with the traceback of ``error``, unless it was logged for this claim before.
+
+        Args:
+            uid: of the claim.
+            message: the constant text, with a ``%s`` for each of ``values``.
+            claim: the claim, if the current task works on another one.
+        """
         texts = self._logged.setdefault(uid, set())
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
+        digest = hashlib.blake2b((message % values).encode(errors="replace"), digest_size=8).digest()
         if digest in texts:
             return
         if len(texts) >= _MAX_TEXTS:
@@ -70,7 +87,7 @@ class RollbackRetries:
         texts.add(digest)
         while len(self._logged) > _MAX_CLAIMS:
             del self._logged[next(iter(self._logged))]
-        log.log(level, "%s", text, exc_info=error)
+        log.log(level, message, *values, exc_info=error, extra=claim_fields(claim) if claim else {"claim_uid": uid})
 
     async def run(self, roll_back: Callable[[str], Awaitable[bool]]) -> None:
         """Tries rollbacks again when they are due. Never returns.
@@ -102,7 +119,7 @@ class RollbackRetries:
         except DraError as e:
             retry = self._retries.get(uid)
             if retry and retry.due == float("inf"):  # it failed before the rollback began
-                self.log(uid, f"claim {printable(uid)} cannot be rolled back: {e}")
+                self.log(uid, "cannot roll back claim: %s", e)
                 self.failed(uid)
         else:
             retry = self._retries.get(uid)

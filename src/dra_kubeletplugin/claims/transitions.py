@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..base.telemetry.logs import claim_fields
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from .capacity import Supply, shortage
 from .instances import InstanceLock
@@ -211,7 +212,11 @@ class Transitions:
         try:
             rows.insert(db, self.driver, record)
         except rows.HeldByError as e:
-            log.error("claim %s left something behind that is not undone: %s", record.shown, e)
+            log.error(
+                "a failed prepare is not rolled back, because its devices have another holder: %s",
+                e,
+                extra=claim_fields(record),
+            )
             return NothingToDo()
         return RollBack(record)
 

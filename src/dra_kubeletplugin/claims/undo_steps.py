@@ -10,7 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
@@ -100,7 +100,7 @@ class UndoRecorder(UndoRegistrar):
             await asyncio.wait(saving)
         for registration in self._registrations:
             if not registration.awaited:
-                log.warning("%s", registration.forgotten())
+                log.warning("the driver did not await an undo step: %s", registration.forgotten())
 
     def check(self) -> None:
         """Raises the failures of registered steps. Call it after :meth:`settle`.
@@ -161,8 +161,14 @@ def has_undo(driver: Driver, steps: Sequence[Step]) -> bool:
     return bool(steps) or type(driver).unprepare is not Driver.unprepare
 
 
-def _log(text: str, error: BaseException | None) -> None:
-    log.error("%s", text, exc_info=error)
+class Report(Protocol):
+    """Logs a failure, with its traceback if ``error`` is passed."""
+
+    def __call__(self, message: str, /, *values: object, error: BaseException | None = None) -> None: ...
+
+
+def _log(message: str, /, *values: object, error: BaseException | None = None) -> None:
+    log.error(message, *values, exc_info=error)
 
 
 async def run_undo(
@@ -170,8 +176,7 @@ async def run_undo(
     calls: Calls,
     steps: Sequence[Step],
     claim: PreparedClaim,
-    shown: str,
-    report: Callable[[str, BaseException | None], None] = _log,
+    report: Report = _log,
 ) -> None:
     """Runs ``unprepare``, then every recorded step, newest first. A failure does not stop the remaining ones.
 
@@ -180,8 +185,7 @@ async def run_undo(
         calls: runs the driver's methods.
         steps: the recorded steps, oldest first.
         claim: the claim to roll back.
-        shown: the claim's name in messages.
-        report: logs a failure, with its traceback if an exception is passed.
+        report: logs a failure.
 
     Raises the first :class:`DraError` at the end.
     """
@@ -194,10 +198,10 @@ async def run_undo(
         try:
             await job()
         except DraError as e:
-            report(f"{name} of claim {shown} failed: {printable(e)}", None)
+            report("cannot undo what the driver prepared: %s failed: %s", name, printable(e))
             failures.append(e)
         except Exception as e:
-            report(f"{name} of claim {shown} failed: {describe(e)}", e)
+            report("cannot undo what the driver prepared: %s failed: %s", name, describe(e), error=e)
             failures.append(DriverFailedError(f"{name} failed: {describe(e)}"))
     if failures:
         raise failures[0]

@@ -57,9 +57,10 @@ def serve(
 
     Raises :class:`DraError` for a user's mistake, before anything is started.
     """
-    configure(settings.log_format, settings.log_level)
+    process_fields = {"driver": settings.driver_name, "node": settings.node_name}
+    configure(settings.log_format, settings.log_level, process_fields)
     for note in misspelt(settings, os.environ, own):
-        log.warning("%s", note)
+        log.warning("an environment variable is ignored: %s", note)
     settings.check()
     need_files()
     stop.grace = settings.stop_grace
@@ -67,7 +68,7 @@ def serve(
     try:
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
-        log.critical("ended by %s: only a signal ends a plugin", describe(e))
+        log.critical("the driver ended the process: %s; only a signal may", describe(e))
         code = Exit.FOUND
     # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()
@@ -99,7 +100,7 @@ async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopS
     await asyncio.wait({body, stopping}, return_when=asyncio.FIRST_COMPLETED)
     leave.set()
     if not serving.is_set() and not body.done():
-        log.info("stopped while it starts")
+        log.info("stopping during the start")
         body.cancel()  # the parts that were started stop in reverse order
     await asyncio.wait({body})
     stopping.cancel()
@@ -136,5 +137,7 @@ def _code(body: asyncio.Task[None], *, serving: bool, stopping: bool) -> int:
     if isinstance(error, DraError) and not serving:
         report(error)
         return Exit.WRONG
-    log.critical("ended: %s", describe(error), exc_info=None if isinstance(error, DraError) else error)
+    log.critical(
+        "the process ends after a failure: %s", describe(error), exc_info=None if isinstance(error, DraError) else error
+    )
     return Exit.FOUND

@@ -169,13 +169,10 @@ class DeviceDiscovery:
             if not look.done():
                 self._hangs = True
                 self._metrics.set("scan_hanging", 1)
-                log.error("%s: its answer is taken when it comes; the last one stays in force", self.fault)
+                log.error("discovery of devices hangs, so the last known devices stay published: %s", self.fault)
                 await asyncio.wait({look})
-                log.warning(
-                    "%s() of the driver answered after %.0f s",
-                    request_rescan(self._driver),
-                    time.monotonic() - self._began,
-                )
+                seconds = round(time.monotonic() - self._began, 3)
+                log.warning("discovery of devices returned after it hung", extra={"duration_s": seconds})
         finally:
             look.cancel()
             self._hangs = False
@@ -190,30 +187,36 @@ class DeviceDiscovery:
         try:
             held: Held | None = await self._held()
         except DraError as e:
-            log.warning("which devices claims hold is not known (%s): all that vanish stay published with a taint", e)
+            log.warning(
+                "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
+            )
             held = None
         with judging(getattr(self._driver, request_rescan(self._driver))):
             changed = await self._inventory.update(pools, held, request_rescan(self._driver))
         if changed:
-            log.info("%d devices, %d of them not published", len(self._inventory), len(self._inventory.left_out))
+            log.info(
+                "devices changed: %d, of which %d are not published",
+                len(self._inventory),
+                len(self._inventory.left_out),
+            )
         before, self.note = self.note, self._missing_bind_note()
         if self.note and self.note != before:
-            log.warning("%s", self.note)
+            log.warning("pods may wait for binding conditions: %s", self.note)
 
     def _missing_bind_note(self) -> str:
         waits = None if self._driver.binds else next((d.name for d in self._inventory if d.binding_conditions), None)
         if waits is None:
             return ""
         return (
-            f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait for "
-            "whoever makes them true, until the scheduler gives up"
+            f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait until "
+            "another program makes them true, or the scheduler gives up"
         )
 
     def _record_result(self, look: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if look.cancelled() else look.exception()
         if error is None:
             if self._failures:
-                log.info("looking at the devices works again, after %d failures", self._failures)
+                log.info("discovery of devices works again after failures: %d", self._failures)
             self._failures, self._failure = 0, ""
             self.last_success = time.time()
             self._metrics.set("last_scan_timestamp_seconds", self.last_success)
@@ -223,7 +226,8 @@ class DeviceDiscovery:
         self._metrics.inc("scan_failures_total")
         if text != self._failure:
             # The traceback of a driver's exception is in the log already; any other exception is a bug in the framework.
-            log.error("%s; %s", text, self._consequence, exc_info=None if isinstance(error, DraError) else error)
+            exception = None if isinstance(error, DraError) else error
+            log.error("discovery of devices failed: %s; %s", text, self._consequence, exc_info=exception)
         self._failure = text
 
     # --- when to call again ---------------------------------------------------------------------

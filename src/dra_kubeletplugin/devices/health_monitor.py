@@ -77,6 +77,6 @@ class HealthMonitor:
             before, self.fault = self.fault, f"{printable(e)}; until health() succeeds, devices turn to unknown"
             self._metrics.inc("health_failures_total")
             if self.fault != before:
-                log.warning("%s", self.fault)
+                log.warning("cannot read the health of devices: %s", self.fault, extra={"error_code": e.code})
         else:
             self.fault = ""

@@ -411,8 +411,11 @@ class Inventory:
             elif was and was.fault and not now.fault:
                 recovered.append(key)
             turned = turned or self._taint(was) != self._taint(now)
-        log_sample(log, logging.WARNING, "device %s", failed, lambda f: self._unhealthy_message(*f))
-        log_sample(log, logging.INFO, "device %s is healthy again", recovered, lambda key: self.shown(*key))
+        log_sample(
+            log, logging.WARNING, "device is unhealthy: %s", failed,
+            lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
+        )  # fmt: skip
+        log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
         self._verdicts, self._reported_at = fresh, at
         if turned:
             await self._warm(self._states, self.gates_off)
@@ -423,9 +426,6 @@ class Inventory:
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""
         return at if health.measured is None else self._clock() - max(0.0, self._wall() - health.measured)
-
-    def _unhealthy_message(self, key: DeviceKey, fault: Health) -> str:
-        return f"{self.shown(*key)} is unhealthy: {fault.message or 'no reason given'}"
 
     # --- notifications --------------------------------------------------------------------------
 

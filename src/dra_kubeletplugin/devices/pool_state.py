@@ -235,13 +235,16 @@ async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, J
             try:
                 gone[name], recalled_sets = _recalled(name, described)
             except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
-                log.warning("device %s vanished, and its record does not tell what it was: %s", printable(name), e)
+                log.warning(
+                    "cannot publish a vanished device: its record is not readable: %s", e, extra={"device": name}
+                )
             else:
                 sets_before = {**recalled_sets, **sets_before}
     vanished_now = [n for n in gone if n not in before.gone]
     log_sample(
-        log, logging.WARNING, "device %s vanished while a claim uses it: it stays published with a taint", vanished_now
-    )
+        log, logging.WARNING, "device vanished while a claim uses it: it stays published with a taint", vanished_now,
+        None, lambda name: {"device": name},
+    )  # fmt: skip
     sets = {n: validate_counter_set(s, before.sets.get(n)) for n, s in pool.counter_sets.items()}
     for entry in gone.values():
         for name in entry.device.consumes_counters:

@@ -19,8 +19,13 @@ class RejectedDevicesLog:
     def log(self, out: Mapping[str, str]) -> None:
         """Logs the changes. ``out`` contains what is left out now, by display name, with the reason."""
         news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
-        log_sample(log, logging.ERROR, "%s", news, lambda n: f"{n[0]} is not published: {n[1]}")
-        log_sample(log, logging.INFO, "%s is left out no longer", [n for n in self._logged if n not in out])
+        log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
+        log_sample(
+            log,
+            logging.INFO,
+            "published, or removed, after it was not published: %s",
+            [n for n in self._logged if n not in out],
+        )
         self._logged = out
 
 

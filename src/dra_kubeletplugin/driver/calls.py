@@ -200,7 +200,10 @@ class Calls:
 
     def _no_thread(self, name: str) -> DriverFailedError:
         oldest, seconds = self.running()[0]
-        log.error("no thread for the driver's %s: %d calls run, %s for %.0f s", name, self.busy, oldest, seconds)
+        log.error(
+            "no thread is free for a method of the driver: %s; %d calls run, the longest %s for %.0f s",
+            name, self.busy, oldest, seconds,
+        )  # fmt: skip
         return DriverFailedError(
             f"the driver's {name} cannot be called: all {self._threads.limit} threads are in methods of the driver that do "
             f"not return, {oldest} for the longest: restart the plugin's pod if they hang"
@@ -229,21 +232,21 @@ class Calls:
         if last is None or last.text != text or now - last.when >= _LOG_AGAIN_AFTER:
             self._logged[name] = _Logged(text, now)
             if traceback := own_traceback(error):  # otherwise the text is complete, and the caller logs it
-                log.error("%s", text, exc_info=traceback)
+                log.error("exception in the driver's code: %s", text, exc_info=traceback)
             return
         last.times += 1
         # the 2nd, 4th, 8th time: a method that fails each second must not fill the log
         if last.times & (last.times - 1) == 0:
-            log.warning("%s, %d times now", text, last.times)
+            log.warning("exception in the driver's code, %d times: %s", last.times, text)
 
     def _drop(self, name: str, outcome: _Outcome) -> None:
         """Logs the end of a call whose caller gave up."""
         if inspect.iscoroutine(outcome.value):
             outcome.value.close()
         if outcome.error is None:
-            log.warning("the driver's %s has ended, after its caller gave up", name)
+            log.warning("a method of the driver returned after its time limit: %s", name)
         elif not is_a(outcome.error, asyncio.CancelledError):
-            log.warning("the driver's %s, whose caller gave up, raised %s", name, describe(outcome.error))
+            log.warning("a method of the driver failed after its time limit: %s: %s", name, describe(outcome.error))
 
     # --- running calls --------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class Calls:
             try:
                 done()
             except Exception:
-                log.exception("what should follow the last call of the driver failed")
+                log.exception("unexpected exception after the driver's last call; please report it")
 
 
 @dataclass

@@ -60,7 +60,7 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
             monitor.filter_by(subsystem)
         monitor.start()
     except Exception as e:  # ImportError without libudev, OSError without netlink
-        log.warning("no udev events: %s; devices are rescanned at an interval only", e)
+        log.warning("cannot receive udev events, so devices are rescanned at an interval only: %s", e)
         yield False
         return
 

@@ -40,7 +40,9 @@ class TokenFile(Credentials):
                 message = f"the token file {self.path} cannot be read: {printable(e)}"
                 if not self._value:
                     raise ApiError(str(e) if isinstance(e, ApiError) else message) from None
-                log.warning("%s; the token read before stays in use", message)
+                log.warning(
+                    "cannot read the token file %s, so the last token stays in use: %s", self.path, printable(e)
+                )
             self._read = time.monotonic()
         return self._value
 

@@ -58,7 +58,9 @@ class Discovery:
         self._request = None
         if not request.cancelled() and request.exception() is None:
             if self._version and self._version != request.result():
-                log.info("the API server has %s of %s now; before, it was %s", request.result(), GROUP, self._version)
+                log.info(
+                    "the API server serves another version of %s: %s, before %s", GROUP, request.result(), self._version
+                )
             self._version = request.result()
 
     async def _discover(self) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import ApiError, clip, describe
 from . import KubeClient
@@ -241,7 +242,7 @@ class EventRecorder:
         shown = event.about.written_to
         hint = f"; none is tried in namespace {shown} for an hour (see docs/deploy.md)" if e.status == 403 else ""
         if str(e) != self._fault:
-            log.warning("an Event cannot be written%s: %s", hint, e)
+            log.warning("cannot write an Event: %s%s", e, hint)
         self._fault = str(e)
 
     async def _send(self, event: _RecordedEvent, times: int) -> None:
@@ -293,7 +294,7 @@ class EventRecorder:
             reserved = (found.get("status") or {}).get("reservedFor") or []
             return [s for r in reserved[:_CONSUMERS] if (s := _consumer(r, claim.namespace))]
         except (ApiError, KeyError, TypeError, AttributeError) as e:
-            log.debug("who uses claim %s/%s is not known: %s", claim.namespace, claim.name, describe(e))
+            log.debug("cannot read which pods use a claim: %s", describe(e), extra=claim_fields(claim))
             return []
 
 

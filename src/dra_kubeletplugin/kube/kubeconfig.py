@@ -148,7 +148,7 @@ class Kubeconfig(Credentials):
         self._fault = printable(fault) if fault else ""
         if fault is not None:
             if self._loaded is not None:
-                log.warning("credentials cannot be renewed: %s", self._fault)
+                log.warning("cannot renew the credentials: %s", self._fault)
             return
         self._stale = False
         self._loaded = renewing.result()

@@ -118,7 +118,7 @@ class LeaderElector:
             if await self._attempt(self.times.renew_deadline):
                 break
             await asyncio.sleep(self.times.retry * random.uniform(1, _JITTER))
-        log.info("leads: %s holds lease %s/%s", self.identity, self.namespace, self.name)
+        log.info("became leader: lease %s/%s, identity %s", self.namespace, self.name, self.identity)
         self.leader.set()
         try:
             await self._renew()
@@ -154,7 +154,7 @@ class LeaderElector:
             if e.status == 409:
                 return False
             raise
-        log.info("lease %s/%s given back", self.namespace, self.name)
+        log.info("released lease %s/%s", self.namespace, self.name)
         return True
 
     # --- one attempt ----------------------------------------------------------------------------
@@ -168,11 +168,11 @@ class LeaderElector:
             if await self._attempt(remaining):
                 await asyncio.sleep(min(self.times.retry, self.times.renew_deadline))
             elif self.holder != self.identity:
-                log.error("lease %s/%s was taken by %s", self.namespace, self.name, self.holder or "an unknown holder")
+                log.error("lost lease %s/%s to %s", self.namespace, self.name, self.holder or "an unknown holder")
                 return
             else:
                 await asyncio.sleep(max(0.0, min(self.times.retry, self._remaining())))
-        log.error("lease %s/%s could not be renewed for %gs", self.namespace, self.name, self.times.renew_deadline)
+        log.error("cannot renew lease %s/%s for %g s", self.namespace, self.name, self.times.renew_deadline)
 
     async def _attempt(self, limit: float) -> bool:
         """Tries once, for at most ``limit`` seconds. Returns whether this process holds the lease; external failures are not raised."""
@@ -200,7 +200,7 @@ class LeaderElector:
     def _failed(self, why: str) -> bool:
         fault = f"leader election by lease {self.namespace}/{self.name}: {why}"
         if fault != self.fault:
-            log.warning("%s", fault)
+            log.warning("cannot acquire or renew lease %s/%s: %s", self.namespace, self.name, why)
         self.fault = fault
         return False
 

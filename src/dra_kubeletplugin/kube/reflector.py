@@ -132,7 +132,7 @@ class Reflector:
                 failures += 1
                 self.fault, self.fault_status, self.fault_of_list = str(e), e.status, started == math.inf
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
-                log.log(level, "watching %s: %s (try %d)", self.plural, e, failures)
+                log.log(level, "cannot watch %s: %s (failure %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:
                     self._position = (
                         ""  # a 410 among others, or an event that cannot be decoded and would be sent again

@@ -86,7 +86,7 @@ class Tls:
             message = f"the certificates cannot be used ({shown}): {printable(e)}"
             if self._context is None:
                 raise ApiError(message) from None
-            log.warning("%s; those read before stay in use", message)
+            log.warning("cannot use the new certificates, so the last ones stay in use: %s: %s", shown, printable(e))
         self._checked = time.monotonic()
         return self._context
 

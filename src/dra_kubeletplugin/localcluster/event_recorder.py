@@ -90,7 +90,9 @@ class EventRecorder:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             if not self._lost:
-                log.warning("%s: more than %d events are queued: further ones are dropped", self.component, _QUEUED)
+                log.warning(
+                    "too many queued events, so further ones of %s are dropped: more than %d", self.component, _QUEUED
+                )
             self._lost += 1
 
     def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
@@ -107,7 +109,7 @@ class EventRecorder:
                 about.setdefault(_identity(event), []).append(event)
             await asyncio.gather(*(self._write(events) for events in about.values()))
             if self._lost and self._queue.empty():
-                log.warning("%s: %d events were dropped", self.component, self._lost)
+                log.warning("dropped events of %s: %d", self.component, self._lost)
                 self._lost = 0
 
     async def _write(self, events: list[JSON]) -> None:
@@ -117,9 +119,9 @@ class EventRecorder:
                 await self._send(event)
             except ApiError as e:
                 # The object's namespace was deleted, or the API server is away
-                log.debug("%s: event lost: %s", self.component, e)
+                log.debug("cannot write an event of %s: %s", self.component, e)
             except Exception:
-                log.exception("%s: an event cannot be written", self.component)
+                log.exception("unexpected exception while an event of %s is written", self.component)
 
     async def _send(self, event: JSON) -> None:
         moment = time.monotonic()

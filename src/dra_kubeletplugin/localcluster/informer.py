@@ -110,11 +110,11 @@ class Informers:
                 await reconcile()
             except ApiError as e:
                 # A lost race is a conflict; the next event or resync brings the newer object.
-                log.debug("%s, trying again", e)
+                log.debug("an informer retries after an error: %s", e)
                 await asyncio.sleep(0.02)
                 self.changed.set()
             except Exception:
-                log.exception("an object could not be handled, trying again")
+                log.exception("unexpected exception in an informer; it retries")
                 await asyncio.sleep(1.0)
                 self.changed.set()
 
@@ -136,7 +136,7 @@ class _IndexOf:
         try:
             keys = list(dict.fromkeys(self.keys(obj)))
         except Exception as e:
-            log.debug("an object cannot be indexed: %r", e)
+            log.debug("cannot index an object: %r", e)
             return
         for key in keys:
             self.by_key.setdefault(key, {})[uid] = obj
@@ -185,7 +185,7 @@ class _Copies:
             try:
                 handler(change)
             except Exception:
-                log.exception("%s %s cannot be read", self.reflector.plural, "/".join(name))
+                log.exception("cannot read an object: %s %s", self.reflector.plural, "/".join(name))
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:

@@ -34,10 +34,10 @@ def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callabl
         task = asyncio.ensure_future(stop())
         done, _ = await asyncio.wait([task], timeout=STOP)
         if not done:
-            log.error("%s takes longer than %gs and is left", what, STOP)
+            log.error("a step of the stop took more than %g s and is abandoned: %s", STOP, what)
             task.cancel()
         elif not task.cancelled() and (error := task.exception()):
-            log.error("%s failed: %s", what, describe(error))
+            log.error("a step of the stop failed: %s: %s", what, describe(error))
 
     stack.push_async_callback(limited)
 
@@ -80,7 +80,7 @@ async def _supervised(name: str, job: Job) -> None:
     try:
         await job()
     except Exception as e:
-        log.critical("background task %r failed, the process ends: %s", name, describe(e))
+        log.critical("a background task failed, so the process ends: %s: %s", name, describe(e))
         raise
     raise DraError(f"background task {name!r} ended by itself")
 
@@ -125,7 +125,7 @@ class Probes:
         forks.close_address(port)
         stack.callback(forks.keep_address, port)
         stop_with_timeout(stack, "closing the probes", server.close)
-        log.info("metrics and probes at %s", url)
+        log.info("serving metrics and probes at %s", url)
         return url
 
     async def _answer(self, request: Request) -> Response:

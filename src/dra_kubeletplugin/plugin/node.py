@@ -177,7 +177,7 @@ class Plugin:
                 try:
                     if not await self.scan.first_look(self.settings.scan_timeout):
                         log.warning(
-                            "serving without knowing the devices: %s() of the driver has not answered within %g s",
+                            "serving before the devices are known: the driver's %s() has not returned within %g s",
                             request_rescan(self.driver), self.settings.scan_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
@@ -219,13 +219,16 @@ class Plugin:
             # Callbacks run in reverse order, so the kubelet loses the registration first.
             stop_with_timeout(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
         self._own([OwnedSocket(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
-        log.info("%s serves node %s at %s", self.settings.driver_name, self.settings.node_name, self.paths.dra)
+        fields = {"driver": self.settings.driver_name, "node": self.settings.node_name}
+        log.info("serving the kubelet at %s", self.paths.dra, extra=fields)
 
     def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.claim_sockets(sockets)
         except OSError as e:  # if the disk is full, a kill leaves a stale socket; the service still works
-            log.warning("%s cannot be written, so a kill would leave sockets: %s", self.process.folder, describe(e))
+            log.warning(
+                "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
+            )
 
     def _background(self) -> dict[str, Job]:
         """Returns the background tasks by name; the plugin ends when one of them does."""

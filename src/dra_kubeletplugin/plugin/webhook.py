@@ -73,7 +73,9 @@ class Webhook:
             self.url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
             raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
-        log.info("reviewing claims at %s%s for %s", self.url, PATH, ", ".join(r.driver for r in self.readers))
+        log.info(
+            "serving admission reviews at %s%s", self.url, PATH, extra={"drivers": [r.driver for r in self.readers]}
+        )
         async with contextlib.AsyncExitStack() as stack:
             stop_with_timeout(stack, "closing the webhook", lambda: server.close(_FINISH))
             async with asyncio.TaskGroup() as tasks:
@@ -103,7 +105,7 @@ class Webhook:
             else:
                 answer = await self._review_large(body, timeout * _SHARE)
         except DriverFailedError as e:  # no answer: what follows from that is failurePolicy's to say
-            log.error("%s", e.message)
+            log.error("cannot review an object: %s", e.message, extra={"error_code": e.code})
             return Response(500, f"{e.message}\n".encode(), "text/plain")
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
             text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
@@ -138,8 +140,8 @@ class Webhook:
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
         if found:
             self.refused += 1
-            kind = request["object"]["kind"]
-            log.info("refused %s %s/%s: %s", kind, request.get("namespace", ""), request.get("name", ""), found[0])
+            name = f"{request.get('namespace', '')}/{request.get('name', '')}"
+            log.info("rejected an object: %s", found[0], extra={"kind": request["object"]["kind"], "object": name})
             message = join_first(found, "; ", _SENTENCES, _LONGEST)
             response["status"] = {
                 "metadata": {},
@@ -253,9 +255,9 @@ class Certificate:
                 context = self.load()
             except SettingsError as e:
                 if self.fault != e.message:
-                    log.error("the certificate of before is kept: %s", e.message)
+                    log.error("cannot load the new certificate, so the old one stays in use: %s", e.message)
                 self.fault = e.message
             else:
                 yield context
                 self.fault = ""
-                log.info("the certificate was read again")
+                log.info("loaded the new certificate")

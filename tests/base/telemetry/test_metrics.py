@@ -44,13 +44,13 @@ def test_a_gauge_comes_back_as_it_was_set(value: float) -> None:
 def test_buckets_are_cumulative_and_agree_with_sum_and_count(values: list[float]) -> None:
     metrics = Metrics()
     for value in values:
-        metrics.observe("registration_seconds", value)
+        metrics.observe("registration_duration_seconds", value)
     found = samples(metrics)
     buckets = {dict(labels)["le"]: n for (name, labels), n in found.items() if name.endswith("_bucket")}
     for bound, n in buckets.items():
         assert n == sum(value <= float(bound) for value in values)
-    assert buckets["+Inf"] == found["dra_registration_seconds_count", ()] == len(values)
-    assert math.isclose(found["dra_registration_seconds_sum", ()], sum(values))
+    assert buckets["+Inf"] == found["dra_registration_duration_seconds_count", ()] == len(values)
+    assert math.isclose(found["dra_registration_duration_seconds_sum", ()], sum(values))
 
 
 def test_a_measured_gauge_tells_the_state_of_now() -> None:
@@ -69,7 +69,7 @@ def test_what_is_unknown_or_cannot_be_measured_is_left_out(caplog: pytest.LogCap
     metrics.measure("registered", lambda: 1 / 0)
     for _ in range(2):
         assert not {"dra_slices", "dra_registered"} & {name for name, _ in samples(metrics)}
-    assert [r.getMessage() for r in caplog.records] == ["dra_registered cannot be measured: it is left out"]
+    assert [r.getMessage() for r in caplog.records] == ["cannot read a metric, so it is left out: dra_registered"]
 
 
 def test_what_has_not_happened_yet_is_zero() -> None:
@@ -79,7 +79,7 @@ def test_what_has_not_happened_yet_is_zero() -> None:
 def test_text_that_cannot_be_encoded_hides_no_other_metric() -> None:
     metrics = Metrics()
     metrics.inc("kubelet_calls_total", method="\udc80")
-    assert samples(metrics)["dra_in_flight", ()] == 0
+    assert samples(metrics)["dra_claims_in_flight", ()] == 0
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_no_count_is_lost_between_threads() -> None:
 
     def count() -> None:
         for _ in range(2000):
-            metrics.inc("undo_failures_total")
+            metrics.inc("rollback_failures_total")
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert samples(metrics)["dra_undo_failures_total", ()] == 8000
+    assert samples(metrics)["dra_rollback_failures_total", ()] == 8000
 
 
 def test_every_metric_that_the_code_counts_exists_with_its_labels() -> None:

@@ -133,7 +133,7 @@ def test_times_that_cannot_be_kept_leave_no_file(tmp_path: Path, caplog: pytest.
     times = TaintTimes(path)
     times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
     assert list(tmp_path.iterdir()) == [path]
-    assert "cannot be written" in caplog.text
+    assert "cannot write" in caplog.text
 
 
 async def test_the_loop_goes_on_while_a_long_report_of_health_is_looked_at() -> None:

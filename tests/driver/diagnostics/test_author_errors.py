@@ -322,7 +322,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.log_unknown_names(report, known)
     odd.log_unknown_names(report, known)
-    assert odd.notes[-1] == "health() is odd in 980 more names"
+    assert odd.notes[-1] == "health() returned 980 more such names"
     assert len(odd.notes) == 21
     assert 0 < len(sought) < 20
 
@@ -330,7 +330,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
 def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
     odd = RejectedReports()
     odd.log_unknown_names({"card-1", "card-2"}, {"card-1"})
-    assert odd.notes == ["health() tells of card-2, which is no device of this node: it is ignored"]
+    assert odd.notes == ["health() returned card-2, which is no device of this node: it is ignored"]
     odd.log_unknown_names({"card-l"}, {"card-1"})
     assert odd.notes[0].endswith("did you mean 'card-1'?")
 

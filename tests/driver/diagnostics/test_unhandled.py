@@ -43,7 +43,7 @@ async def test_a_thread_of_the_author_that_raises_is_one_sentence_with_its_line(
     thread.start()
     await asyncio.to_thread(thread.join)
     [said] = sentences(caplog)
-    assert said.startswith("thread poller raised OSError: the card is gone")
+    assert said.startswith("unhandled exception in thread poller: OSError: the card is gone")
     assert f"test_unhandled.py:{LINE}" in said
     assert capsys.readouterr().err == ""
 
@@ -61,7 +61,8 @@ async def test_a_task_and_a_callback_of_the_author_that_raise_are_sentences_with
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     said = sentences(caplog)
-    assert [s.partition(" raised ")[0] for s in said] == ["task refresh", "a callback of the event loop"]
+    said_of = [s.partition("unhandled exception in ")[2].partition(": ")[0] for s in said]
+    assert said_of == ["task refresh", "a callback of the event loop"]
     assert all(f"test_unhandled.py:{LINE}" in s for s in said)
 
 

@@ -142,8 +142,8 @@ class Process:
                 line = (await self.process.stderr.readline()).decode()
                 assert line, self.log
                 self.log.append(line)
-                if "reviewing claims at " in line:
-                    self.url = line.partition("reviewing claims at ")[2].split()[0]
+                if "serving admission reviews at " in line:
+                    self.url = line.partition("serving admission reviews at ")[2].split()[0]
 
     async def stop(self) -> None:
         if self.process and self.process.returncode is None:

@@ -124,7 +124,7 @@ async def leader_of(cluster: LocalCluster, controllers: Controllers) -> str:
     leader = await holder(cluster)
 
     async def knows() -> bool:
-        return f"leads: {leader} holds" in controllers.log()
+        return f"-controller, identity {leader}" in controllers.log()
 
     await cluster.wait(f"{leader} to know that it leads", knows)
     return leader

@@ -193,20 +193,20 @@ async def test_the_kubelet_s_word_is_what_is_shown_and_the_way_to_it_is_measured
     for _ in range(2):
         await told(r, registered=True)
         assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (True, "", 1)
-        assert value(metrics, "registration_seconds_count") == 1
+        assert value(metrics, "registration_duration_seconds_count") == 1
     await told(r, registered=False)
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (False, "no reason given", 0)
-    assert "the kubelet tries again" in caplog.messages[-1]
+    assert "the kubelet retries" in caplog.messages[-1]
     await told(r, registered=True)
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (True, "", 1)
-    assert value(metrics, "registration_seconds_count") == 1, "the kubelet came back by itself"
+    assert value(metrics, "registration_duration_seconds_count") == 1, "the kubelet came back by itself"
     r.left()
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (False, "", 0)
     await told(r, registered=True)
     r.lost()
     assert (r.registered.is_set(), value(metrics, "registered")) == (False, 0)
     await told(r, registered=True)
-    assert value(metrics, "registration_seconds_count") == 2
+    assert value(metrics, "registration_duration_seconds_count") == 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_the_kubelet_s_word_is_what_is_shown_and_the_way_to_it_is_measured
         ("no handler registered for plugin type: DRAPlugin", "DynamicResourceAllocation"),
         ("none of services supported by the plugin", "older than 1.32"),
         ("plugin validation failed: x", "the endpoint is refused"),
-        ("something else", "the kubelet tries again"),
+        ("something else", "the kubelet retries"),
     ],
 )
 async def test_a_refusal_is_told_with_what_to_do(error: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:

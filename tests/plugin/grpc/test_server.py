@@ -223,8 +223,8 @@ async def test_a_path_that_cannot_be_looked_at_is_not_served(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (RuntimeError("odd"), "{0} was removed by somebody, and cannot be restored: {0} cannot be served: RuntimeError: odd"),
-        (ValueError("odd"), "{0} was removed by somebody, and cannot be restored: ValueError: odd"),
+        (RuntimeError("odd"), "socket {0} was removed by another process, and cannot be restored: {0} cannot be served: RuntimeError: odd"),
+        (ValueError("odd"), "socket {0} was removed by another process, and cannot be restored: ValueError: odd"),
     ],
 )  # fmt: skip
 async def test_why_a_socket_cannot_be_restored_is_told_until_it_is(tmp_path: Path, fault: Exception, says: str) -> None:

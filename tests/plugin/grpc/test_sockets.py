@@ -246,7 +246,7 @@ async def test_a_socket_that_cannot_be_restored_is_told_once(
         (folder / "x.sock").unlink()
         folder.rmdir()
         await until(lambda: next(looks) > 20)
-    assert len([r for r in caplog.records if "cannot be restored" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "cannot restore a socket" in r.getMessage()]) == 1
 
 
 async def test_a_start_that_is_cancelled_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

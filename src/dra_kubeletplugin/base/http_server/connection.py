@@ -136,7 +136,7 @@ class Session:
         try:
             return await self.handler(request)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("unexpected exception in an HTTP request: %s %s", request.method, request.path)
             return Response(500, b"internal error", "text/plain")
 
     async def _become(self, tunnel: Tunnel, headers: Mapping[str, str]) -> None:

@@ -136,7 +136,7 @@ class HttpServer:
     async def _cannot_accept(self, error: OSError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            log.warning("cannot accept a connection: %s; closing other connections", error.strerror or error)
+            log.warning("cannot accept a connection, so other connections are closed: %s", error.strerror or error)
         has_closed = error.errno in _NO_DESCRIPTORS and self.connections.close_any()
         await asyncio.sleep(0 if has_closed else _PAUSE)
 

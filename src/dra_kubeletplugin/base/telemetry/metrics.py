@@ -22,46 +22,59 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "dra_"
 _COUNTERS = {
-    "requests_total": ("Claims handled, by operation and result (ok or the error's reason).", ["operation", "result"]),
-    "slice_writes_total": ("Writes of ResourceSlices, by verb.", ["verb"]),
-    "publish_errors_total": ("Failed attempts to publish.", []),
-    "reconciled_total": ("What reconciling did, by action.", ["action"]),
-    "undo_failures_total": ("Undo steps that failed and will be tried again.", []),
-    "records_damaged_total": ("Times that the record database was set aside.", []),
-    "scan_failures_total": ("Looks at the devices that failed.", []),
-    "health_failures_total": ("Calls of the driver's health() that failed.", []),
-    "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
-    "status_reports_total": ("Reports of device status to claims, by result (written, dropped, failed).", ["result"]),
-    "events_total": ("Events about claims and the node, by result (written, failed, forbidden, dropped).", ["result"]),
-    "binds_total": (
-        "Calls of the driver's bind and unbind in the controller, by operation and result.",
+    "requests_total": (
+        "Claims in the kubelet's prepare and unprepare calls, by operation and result: ok, or the reason of the error.",
         ["operation", "result"],
     ),
-    "kubelet_calls_total": ("Calls of the kubelet, by method.", ["method"]),
+    "slice_writes_total": ("Writes of ResourceSlices, by verb.", ["verb"]),
+    "publish_errors_total": ("Failed attempts to publish ResourceSlices.", []),
+    "reconciled_total": ("Claims that reconcile passes changed or could not change, by action.", ["action"]),
+    "rollback_failures_total": ("Failed attempts to roll back or unprepare a claim. Each is retried.", []),
+    "records_damaged_total": ("Times that the record database was damaged and set aside.", []),
+    "scan_failures_total": ("Calls of the driver's devices() or pools() that failed.", []),
+    "health_failures_total": ("Calls of the driver's health() that failed.", []),
+    "dropped_fields_total": ("Fields that the API server dropped from ResourceSlices.", []),
+    "status_reports_total": ("Writes of device status to claims, by result: written, dropped or failed.", ["result"]),
+    "events_total": (
+        "Events about claims, pods and the node, by result: written, failed, forbidden or dropped.",
+        ["result"],
+    ),
+    "binds_total": (
+        "Calls of the driver's bind() and unbind() by the controller, by operation and result: ok, failed or retried.",
+        ["operation", "result"],
+    ),
+    "kubelet_calls_total": ("Calls of the kubelet, by gRPC method.", ["method"]),
 }
 _GAUGES = {
-    "in_flight": ("Claims being worked on.", []),
+    "claims_in_flight": ("Claims that are being prepared, unprepared or rolled back now.", []),
+    "rollbacks_failing": ("Claims whose rollback failed and is retried. Their devices stay held.", []),
     "prepared_claims": ("Claims that are prepared on this node.", []),
-    "devices": ("Devices of this node, by health.", ["health"]),
-    "devices_left_out": (
-        "Devices and counter sets that are not published, because the API server would refuse them or drop what makes them safe.",
+    "devices": ("Devices of the driver, by health.", ["health"]),
+    "devices_not_published": (
+        "Devices and counter sets that are not published: the API server would reject them, or a feature gate is off.",
         [],
     ),
-    "scan_hanging": ("1 while devices() of the driver does not return.", []),
-    "last_scan_timestamp_seconds": ("When devices() last succeeded, in unix seconds.", []),
+    "scan_hanging": ("1 while the driver's devices() or pools() does not return.", []),
+    "last_scan_timestamp_seconds": (
+        "When the driver's devices() or pools() last succeeded, in seconds since 1970.",
+        [],
+    ),
     "slices": ("Published ResourceSlices.", []),
     "pools": ("Published pools.", []),
-    "gate_off": ("1 for each feature gate that the API server was found to have off.", ["gate"]),
-    "publisher": ("1 while this instance is the one that publishes for the node.", []),
-    "publish_fault": ("1 while the slices are not as they should be, or their watch is dead.", []),
-    "leader": ("1 while this process leads the controllers of the driver.", []),
-    "bound_claims": ("Claims for which the controller has called bind and not yet unbind.", []),
-    "registered": ("1 while the kubelet accepts this plugin.", []),
+    "gate_off": (
+        "1 for each feature gate that is off in the API server, of those that matter to this driver.",
+        ["gate"],
+    ),
+    "publisher": ("1 while this instance of the plugin publishes the node's ResourceSlices.", []),
+    "publish_fault": ("1 while the ResourceSlices differ from the driver's devices, or their watch fails.", []),
+    "leader": ("1 while this replica of the controller leads.", []),
+    "bound_claims": ("Claims for which the controller has called bind() and not yet unbind().", []),
+    "registered": ("1 while the plugin is registered with the kubelet.", []),
     "records_healthy": ("1 while the record database can be read and written.", []),
 }
 _HISTOGRAMS = {
-    "request_seconds": ("Time for one call of the kubelet.", ["operation"]),
-    "registration_seconds": ("From start until the kubelet accepted this plugin.", []),
+    "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),
+    "registration_duration_seconds": ("Time from the start until the kubelet registered the plugin.", []),
 }
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0, math.inf)
 
@@ -75,8 +88,8 @@ def page() -> str:
         "# Metrics",
         "",
         "Generated from `src/dra_kubeletplugin/base/telemetry/metrics.py` by `make docs`. `/metrics` of plugin and controller",
-        "has them in Prometheus' text format, where `HTTP_ADDRESS` is set; names do not depend on the driver.",
-        "Alerts and a dashboard that use them: [monitoring](monitoring.md).",
+        "serves them in Prometheus' text format, if `HTTP_ADDRESS` is set. Names do not depend on the driver.",
+        "[Monitoring](monitoring.md) has alerts and a dashboard that use them.",
         "",
         "| name | type | labels | meaning |",
         "|---|---|---|---|",
@@ -198,7 +211,7 @@ class Metrics:
             except Exception:
                 if family.name not in self._complained:
                     self._complained.add(family.name)
-                    log.exception("%s cannot be measured: it is left out", family.name)
+                    log.exception("cannot read a metric, so it is left out: %s", family.name)
                 continue
             if value is not None:
                 out[key] = float(value)

@@ -36,10 +36,11 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
             checks += 1
             if checks >= _CHECKS and not where and (where := at_work(sys._current_frames().get(thread))):
                 log.warning(
-                    "the event loop is held by %s: the kubelet, probes and all claims wait for it: `await` what takes long, or make "
-                    "the method plain `def`, which runs in a thread",
+                    "the event loop is blocked by %s: calls of the kubelet, probes and all claims wait; `await` slow operations, or "
+                    "make the method plain `def`, which runs in a thread",
                     where,
                 )
         if where:
-            log.warning("the event loop goes on, after %.0f s or more", time.monotonic() - started)
+            seconds = round(time.monotonic() - started, 3)
+            log.warning("the event loop runs again", extra={"duration_s": seconds})
         time.sleep(_PAUSE)

@@ -192,7 +192,7 @@ def _log_line(text: str) -> None:
         if not _writable():
             return
         if locked:
-            log.warning("%s", text)
+            log.warning("shutdown: %s", text)
         else:
             os.write(2, f"{text}\n".encode(errors="replace"))
     except OSError:  # the reader of standard error is gone

@@ -84,7 +84,7 @@ class Publisher:
         self._published_at = 0.0
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
-        metrics.measure("devices_left_out", lambda: float(len(inventory.left_out)))
+        metrics.measure("devices_not_published", lambda: float(len(inventory.left_out)))
         metrics.measure("publisher", lambda: float(leadership.leads()))
         # measured, because the watch may fail although no write failed
         metrics.measure("publish_fault", lambda: float(bool(self.fault)))
@@ -250,9 +250,11 @@ class Publisher:
     async def _note_gates(self, off: frozenset[Gate]) -> None:
         await self.inventory.set_gates_off(off)
         if off != self._reported_off:
-            names = ", ".join(sorted(g.value for g in off)) or "none that matters here"
-            log.error("feature gates that the API server has off: %s; devices are published as is safe then", names)
-            log_sample(log, logging.WARNING, "%s", self.inventory.lessened())
+            names = ", ".join(sorted(g.value for g in off)) or "none that this driver needs"
+            log.error(
+                "feature gates are off in the API server: %s; devices are published as far as that is safe", names
+            )
+            log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.lessened())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
                 self.metrics.set("gate_off", int(gate in off), gate=gate.value)
@@ -306,7 +308,7 @@ class Publisher:
 
     def _set_fault(self, fault: str, level: int = logging.WARNING, error: Exception | None = None) -> None:
         if fault != self._fault:
-            log.log(level, "%s", fault, exc_info=error)
+            log.log(level, "slices are not up to date: %s", fault, exc_info=error)
         self._fault = fault
 
     def _mark_current(self, version: int) -> None:

@@ -301,9 +301,9 @@ class Syncer:
         if plan.count:
             made = sum(w.over is None for w in plan.writes)
             log.info(
-                "pool %s: published %d devices in %d slices (%d created, %d updated, %d deleted)",
-                plan.frame.pool, plan.devices, plan.frame.count,
-                made, len(plan.writes) - made, len(plan.first) + len(plan.last),
+                "published %d devices in %d slices (%d created, %d updated, %d deleted)",
+                plan.devices, plan.frame.count, made, len(plan.writes) - made, len(plan.first) + len(plan.last),
+                extra={"pool": plan.frame.pool},
             )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -359,8 +359,7 @@ class Syncer:
             self.dropped.update(fresh)
             self._metrics.inc("dropped_fields_total", len(fresh))
             log.error(
-                "the API server dropped %s from our slices: it does not know them; devices are published without",
-                ", ".join(fresh),
+                "the API server does not know fields of the slices; devices are published without: %s", ", ".join(fresh)
             )
         if off != self._inventory.gates_off:
             await self._inventory.set_gates_off(off)

@@ -85,7 +85,7 @@ class TaintTimes:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as e:
-            log.warning("%s cannot be read, so taints may get new times: %s", self._path, describe(e))
+            log.warning("cannot read %s, so taints may get new times: %s", self._path, describe(e))
 
     def _keep(self, now: Times) -> None:
         if now == self._times:
@@ -97,6 +97,4 @@ class TaintTimes:
         try:
             write_file(str(self._path), str(temporary), msgspec.json.encode(now), 0o600)
         except OSError as e:
-            log.warning(
-                "%s cannot be written, so taints may get new times after a restart: %s", self._path, describe(e)
-            )
+            log.warning("cannot write %s, so taints may get new times after a restart: %s", self._path, describe(e))

@@ -44,7 +44,9 @@ class WriteLock:
                     self._reported = ""
                 except OSError as e:
                     if (fault := str(e)) != self._reported:
-                        log.warning("instances that publish cannot wait for each other at %s: %s", self._folder, fault)
+                        log.warning(
+                            "cannot take the slice write lock %s: %s; continuing without it", self._folder, fault
+                        )
                     self._reported = fault
             yield
 

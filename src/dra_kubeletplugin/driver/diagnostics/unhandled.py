@@ -35,9 +35,4 @@ def _task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _log(who: str, e: BaseException) -> None:
-    log.error(
-        "%s raised %s, and nobody waited for it: what it did is done no more",
-        who,
-        explained(e),
-        exc_info=own_traceback(e),
-    )
+    log.error("unhandled exception in %s: %s; it has stopped", who, explained(e), exc_info=own_traceback(e))

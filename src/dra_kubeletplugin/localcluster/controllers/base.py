@@ -93,16 +93,16 @@ class Controller(ABC):
         A conflict or a deleted object is not logged, because the informer will deliver the newer state.
         """
         if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _lost_race(key, error)):
-            log.debug("%s: %s: %s", self.name, key, error)
+            log.debug("cannot process an object: %s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"
         if self._reported.get(key) == text:
             return
         self._reported[key] = text
         if isinstance(error, ApiError):
-            log.warning("%s: %s: %s", self.name, key, error)
+            log.warning("cannot process an object: %s: %s: %s", self.name, key, error)
             return
-        log.error("%s: cannot process %s: %s", self.name, key, text, exc_info=error)
+        log.error("cannot process an object: %s: %s: %s", self.name, key, text, exc_info=error)
         obj = self.informers.find(key.resource, key.name, key.namespace)
         if obj is not None and (kind := self.kinds.get(key.resource)):
             text = f"{self.name} cannot process this object; it may be malformed: {text}"

@@ -126,7 +126,7 @@ class ClaimManager:
             with contextlib.suppress(OSError):
                 self.checkpoint.rename(aside)
             log.error(
-                "kubelet: %s cannot be read (%s): it was renamed to %s, and prepared claims are forgotten",
+                "kubelet: cannot read the checkpoint %s (%s); it was renamed to %s, and its prepared claims are forgotten",
                 self.checkpoint,
                 e,
                 aside,

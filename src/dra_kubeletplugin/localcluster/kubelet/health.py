@@ -110,7 +110,7 @@ class HealthMonitor:
         try:
             await self._follow(connection, version)
         except Exception:
-            log.exception("kubelet: the health of %s is not followed any more", connection.driver)
+            log.exception("kubelet: the health stream ended unexpectedly", extra={"driver": connection.driver})
         finally:
             self._forget_from(connection)  # also when the channel was closed during the stream
 
@@ -128,7 +128,7 @@ class HealthMonitor:
                 except grpc.aio.AioRpcError as e:
                     if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.behavior.health_unasked:
                         return
-                    log.debug("kubelet: health stream of %s ended: %s", connection.driver, e.code())
+                    log.debug("kubelet: the health stream ended: %s", e.code(), extra={"driver": connection.driver})
                     raise
             self._forget_from(connection)
             await asyncio.sleep(self.retry)

@@ -174,7 +174,7 @@ class LocalKubelet:
             await wipe_slices(self.client, self.name, driver)
 
     def _log_wipe_failure(self, driver: str, error: Exception) -> None:
-        log.warning("kubelet %s: slices of %s are not wiped: %s", self.name, driver or "all drivers", error)
+        log.warning("kubelet: cannot wipe slices: %s", error, extra={"node": self.name, "driver": driver})
 
     # --- pods -----------------------------------------------------------------------------------
 
@@ -231,9 +231,10 @@ class LocalKubelet:
             return
         self._logged[uid] = text
         if isinstance(error, ApiError):
-            log.warning("kubelet %s: pod %s: %s", self.name, uid, error)
+            log.warning("kubelet: cannot sync pod: %s", error, extra={"node": self.name, "pod_uid": uid})
             return
-        log.error("kubelet %s: pod %s cannot be handled: %s", self.name, uid, text, exc_info=error)
+        fields = {"node": self.name, "pod_uid": uid}
+        log.error("kubelet: unexpected exception while a pod is synced: %s", text, exc_info=error, extra=fields)
         if pod := self._pod(uid):
             self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
 

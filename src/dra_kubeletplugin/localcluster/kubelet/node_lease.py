@@ -25,7 +25,7 @@ async def renew_lease(client: KubeClient, node: str, every: float) -> None:
             await _renew(client, node)
             await mark_ready(client, node)
         except ApiError as e:
-            log.debug("kubelet %s: its lease is not renewed: %s", node, e)
+            log.debug("kubelet: cannot renew the node's lease: %s", e, extra={"node": node})
         await asyncio.sleep(every)
 
 

@@ -156,7 +156,7 @@ class PluginWatcher:
         if was_connected and not self.is_connected(connection.driver):
             self.on_gone(connection.driver)
         self.changed.set()
-        log.info("kubelet: plugin %s at %s was removed", connection.driver, connection.socket.name)
+        log.info("kubelet: plugin was removed: %s", connection.socket.name, extra={"driver": connection.driver})
 
     async def _end(self, connection: Connection) -> None:
         if monitor := self._monitors.pop(connection, None):
@@ -168,7 +168,7 @@ class PluginWatcher:
         try:
             await self._monitor(connection)
         except Exception:
-            log.exception("kubelet: the connection of %s is not watched any more", connection.driver)
+            log.exception("kubelet: monitoring of a plugin ended unexpectedly", extra={"driver": connection.driver})
 
     async def _monitor(self, connection: Connection) -> None:
         """Keeps the connection open and notices when the plugin stops responding or responds again. Never returns."""
@@ -182,12 +182,14 @@ class PluginWatcher:
             lost = lost or (was_ready and state is grpc.ChannelConnectivity.IDLE)
             if ready and not connection.connected:
                 connection.connected = True
-                log.info("kubelet: plugin %s responds again", connection.driver)
+                log.info("kubelet: plugin responds again", extra={"driver": connection.driver})
                 self.on_new(connection)
                 self.changed.set()
             elif lost and connection.connected:
                 connection.connected = False
-                log.info("kubelet: plugin %s at %s does not respond", connection.driver, connection.endpoint)
+                log.info(
+                    "kubelet: plugin does not respond: %s", connection.endpoint, extra={"driver": connection.driver}
+                )
                 if not self.is_connected(connection.driver):
                     self.on_gone(connection.driver)
                 self.changed.set()
@@ -204,22 +206,21 @@ class PluginWatcher:
                 await stub.NotifyRegistrationStatus(
                     pb.RegistrationStatus(plugin_registered=False, error=error), timeout=5
                 )
-                log.warning("kubelet: %s refused: %s", path.name, error)
+                log.warning("kubelet: rejected a plugin: %s: %s", path.name, error)
                 return None
             connection = self._connect(path, info, version)
             try:
                 await stub.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), timeout=5)
             except grpc.aio.AioRpcError as e:
                 # The plugin stays registered and is not notified again, like with a real kubelet.
-                log.warning("kubelet: %s was not notified of its registration: %s", path.name, e.code())
+                log.warning("kubelet: cannot notify a plugin of its registration: %s: %s", path.name, e.code())
             return connection
         except grpc.aio.AioRpcError as e:
-            log.debug("kubelet: %s does not respond: %s", path.name, e.code())
+            log.debug("kubelet: a registration socket does not respond: %s: %s", path.name, e.code())
             return None
         except Exception:
-            log.exception(
-                "kubelet: %s cannot be registered", path.name
-            )  # a plugin that fails here must not affect the other plugins
+            # a plugin that fails here must not affect the other plugins
+            log.exception("kubelet: unexpected exception while a plugin is registered: %s", path.name)
             return None
         finally:
             await channel.close()
@@ -250,5 +251,5 @@ class PluginWatcher:
         self._monitors[connection] = asyncio.create_task(self._monitor_safely(connection), name=f"plugin {info.name}")
         self.changed.set()
         self.on_new(connection)
-        log.info("kubelet: plugin %s registered with %s", info.name, version)
+        log.info("kubelet: plugin is registered with %s", version, extra={"driver": info.name})
         return connection

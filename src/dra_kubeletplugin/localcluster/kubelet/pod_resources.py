@@ -41,7 +41,11 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
             await self._start()
         except (OSError, RuntimeError) as e:
             self._server = None
-            log.warning("%s is not served, is the path longer than 107 bytes? %s", self.socket, e)
+            log.warning(
+                "kubelet: cannot serve the pod resources API; a socket's path has at most 107 bytes: %s: %s",
+                self.socket,
+                e,
+            )
 
     async def _start(self) -> None:
         self.socket.parent.mkdir(parents=True, exist_ok=True)

@@ -264,7 +264,7 @@ class PodSync:
         try:
             await self.parts.manager.unprepare(uid)
         except PrepareError as e:
-            log.warning("kubelet: pod %s: %s", uid, e)
+            log.warning("kubelet: cannot sync pod: %s", e, extra={"pod_uid": uid})
             raise Later(str(e)) from None
 
     # --- status ---------------------------------------------------------------------------------

@@ -235,7 +235,10 @@ class Probes:
 
     def _failed(self, key: _Key, error: Exception) -> None:
         """Logs an internal error. The queue retries the probe."""
-        log.error("kubelet: %s of %s: %s", key.occasion.value, key.container, error, exc_info=error)
+        fields = {"container": key.container}
+        log.error(
+            "kubelet: unexpected exception in a probe: %s: %s", key.occasion.value, error, exc_info=error, extra=fields
+        )
 
 
 __all__ = ["ProbeVerdict", "Probes"]

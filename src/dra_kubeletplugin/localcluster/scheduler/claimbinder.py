@@ -161,9 +161,9 @@ class ClaimBinder:
             path = CLAIMS.path(meta["namespace"], meta["name"], "status")
             self.store.wrote(await self.client.call("PATCH", path, patch, content_type=STRATEGIC))
         except ApiError as e:
-            log.debug(
-                "the reservation of %s for %s stays: %s", meta["name"], consumer["name"], e
-            )  # the claim controller removes the reservation later
+            # the claim controller removes the reservation later
+            fields = {"claim": f"{meta['namespace']}/{meta['name']}", "pod": f"{meta['namespace']}/{consumer['name']}"}
+            log.debug("scheduler: cannot remove a reservation: %s", e, extra=fields)
 
     async def delete(self, claim: JSON) -> None:
         """Deletes a claim that was created for extended resources.

@@ -92,7 +92,7 @@ class Scheduler:
                 try:
                     await self._schedule(entry, tasks)
                 except Exception as e:  # a malformed pod or another malformed object, which must affect this pod only
-                    log.exception("scheduler: pod %s", entry.info.key)
+                    log.exception("scheduler: unexpected exception for a pod", extra={"pod": entry.info.key})
                     await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
 
     async def wait_ready(self) -> None:
@@ -316,7 +316,7 @@ class Scheduler:
                 raise
             binding.forget()  # the claim controller removes what was written for a deleted pod
         except Exception as e:
-            log.exception("scheduler: binding pod %s", pod.key)
+            log.exception("scheduler: unexpected exception while a pod is bound", extra={"pod": pod.key})
             await self._undo_binding(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
         else:
             self.queue.done(pod.uid)

@@ -61,7 +61,7 @@ class Reporter:
             try:
                 await self.client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
             except ApiError as e:
-                log.debug("preempting %s: %s", pod.key, e)
+                log.debug("scheduler: cannot preempt pod: %s", e, extra={"pod": pod.key})
                 continue
             text = f"Preempted by pod {preemptor.uid} on node {victims.node}"
             self.events.event(pod.pod, "Pod", "Normal", "Preempted", text)
@@ -73,7 +73,7 @@ class Reporter:
             await self.client.call("PATCH", path, body, content_type=STRATEGIC)
         except ApiError as e:
             # The pod was deleted, or the next attempt reports it again
-            log.debug("the status of pod %s: %s", pod.key, e)
+            log.debug("scheduler: cannot write the pod's status: %s", e, extra={"pod": pod.key})
 
 
 def _conditions(pod: PodInfo) -> list[JSON]:

@@ -178,7 +178,9 @@ class Controller:
     async def _release(self) -> None:
         """Releases the Lease, unless a method of the driver still runs: the next leader must not work at the same time."""
         if self.calls.busy:
-            log.warning("the Lease is left to end by itself: %d calls of the driver still run", self.calls.busy)
+            log.warning(
+                "the Lease is not released and expires, because methods of the driver still run: %d", self.calls.busy
+            )
             return
         await self.elector.release()
 

@@ -73,7 +73,7 @@ class NodeService:
         self.metrics.inc("kubelet_calls_total", method=method)
         refs = list(_refs(request.claims))
         with operation():
-            log.debug("%s for %d claims", method, len(refs))
+            log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             fault = DraError(f"{method} has no answer for this claim")
             answers: Mapping[str, Answer] = {}
             try:
@@ -82,7 +82,7 @@ class NodeService:
                 task = asyncio.current_task()
                 if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # the kubelet has given up, or the server stops
-                log.critical("%s failed inside the plugin", method, exc_info=e)
+                log.critical("unexpected exception in a call of the kubelet: %s; please report it", method, exc_info=e)
                 fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
             return {r.uid: answers.get(r.uid, fault) for r in refs}
 

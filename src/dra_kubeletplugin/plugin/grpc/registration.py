@@ -64,7 +64,7 @@ class Registration(pb_grpc.RegistrationServicer):
         self.left()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
-        log.warning("%s: the kubelet will not call until it is restored", self.error)
+        log.warning("the registration socket was removed; the kubelet calls again when it is restored")
 
     def left(self) -> None:
         """Reports that the kubelet cannot find the plugin any more."""
@@ -72,7 +72,7 @@ class Registration(pb_grpc.RegistrationServicer):
         self.metrics.set("registered", 0)
 
     async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
-        log.debug("the kubelet asks who we are")
+        log.debug("call of the kubelet: GetInfo")
         return self._info
 
     async def NotifyRegistrationStatus(
@@ -81,15 +81,15 @@ class Registration(pb_grpc.RegistrationServicer):
         if request.plugin_registered:
             if not self.registered.is_set() and self._since is not None:
                 elapsed, self._since = time.monotonic() - self._since, None
-                self.metrics.observe("registration_seconds", elapsed)
-                log.info("registered with the kubelet after %.0f ms", elapsed * 1000)
+                self.metrics.observe("registration_duration_seconds", elapsed)
+                log.info("registered with the kubelet", extra={"duration_s": round(elapsed, 3)})
             self.error = ""
             self.registered.set()
             self._accepted()
         else:
             self.registered.clear()
             self.error = request.error or "no reason given"
-            hint = next((h for text, h in _HINTS.items() if text in self.error), "the kubelet tries again")
-            log.error("the kubelet refuses this plugin: %s (%s)", self.error, hint)
+            hint = next((h for text, h in _HINTS.items() if text in self.error), "the kubelet retries")
+            log.error("the kubelet rejected this plugin: %s; %s", self.error, hint)
         self.metrics.set("registered", int(request.plugin_registered))
         return pb.RegistrationStatusResponse()

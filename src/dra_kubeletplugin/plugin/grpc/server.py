@@ -102,16 +102,16 @@ class UnixServer:
             before = self.fault
             if not before:
                 self._lost()
-            removed = self.fault = f"{self.path} was removed by somebody"
+            removed = self.fault = f"socket {self.path} was removed by another process"
             try:
                 await self._bind()
             except Exception as e:  # retried at the next check
                 text = e.message if isinstance(e, SocketError) else describe(e)
                 self.fault = f"{removed}, and cannot be restored: {text}"
                 if self.fault != before:
-                    log.warning("%s", self.fault)
+                    log.warning("cannot restore a socket that another process removed: %s: %s", self.path, text)
                 continue
-            log.warning("%s: it is there again", removed)
+            log.warning("restored a socket that another process removed: %s", self.path)
             self.fault = ""
 
     async def stop(self, grace: float | None = None) -> None:

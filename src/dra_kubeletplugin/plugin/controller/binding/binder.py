@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ....base.telemetry.logs import operation
+from ....base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
 from ....base.telemetry.metrics import Metrics
 from ....claims.claim_fields import ClaimFields, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
@@ -137,9 +137,9 @@ class Binder:
                 return
             except ApiError as e:
                 failures += 1
-                fault = f"the records of what is bound cannot be read: {e}"
+                fault = f"cannot read the records of bound claims: {e}"
                 if fault != self._loaded:
-                    log.warning("%s", fault)
+                    log.warning("cannot read the records of bound claims: %s", e)
                 self._loaded = fault
             await asyncio.sleep(self.pauses.after(failures))
 
@@ -152,6 +152,7 @@ class Binder:
 
     async def _work_on(self, uid: str) -> None:
         event, failures = self._changed[uid], 0
+        set_log_fields(lambda: self._log_fields(uid))
         try:
             while not self._stopping:
                 event.clear()
@@ -236,9 +237,9 @@ class Binder:
             self._results[uid] = wanted.identity, error
             self.metrics.inc("binds_total", operation="bind", result="failed" if error else "ok")
             if error:
-                log.warning("claim %s cannot be bound: %s", wanted.claim, error)
+                log.warning("cannot bind claim: %s", error, extra={"error_code": error.code})
             else:
-                log.info("bound claim %s in %.1f s", wanted.claim, time.monotonic() - started)
+                log.info("bound claim", extra={"duration_s": round(time.monotonic() - started, 3)})
         await self._write_conditions(wanted, self._results[uid][1])
 
     async def _write_conditions(self, wanted: AllocatedClaim, error: DraError | None) -> None:
@@ -246,7 +247,9 @@ class Binder:
         statuses = {r.key: _status(r, error) for r in wanted.waiting}
         entry = wanted.identity, time.monotonic()
         if error and not any(s.conditions for s in statuses.values()):
-            log.error("claim %s has no binding failure conditions: the scheduler waits in vain", wanted.claim)
+            log.error(
+                "cannot report a failed bind: the devices have no binding failure conditions, so the scheduler keeps waiting"
+            )
             self._written[wanted.claim.uid] = entry
             return
 
@@ -254,7 +257,7 @@ class Binder:
             return claim.allocated_at == wanted.stamp
 
         if not await self.conditions.write(wanted.claim, statuses, is_same_allocation):
-            log.info("claim %s was deallocated while it was bound", wanted.claim)
+            log.info("the claim was deallocated while bind() ran")
         self._written[wanted.claim.uid] = entry
 
     async def _unbind(self, record: BindingRecord) -> None:
@@ -269,7 +272,7 @@ class Binder:
         self._bound.pop(claim.uid, None)
         self._results.pop(claim.uid, None)
         self._written.pop(claim.uid, None)
-        log.info("unbound claim %s/%s", claim.namespace, claim.name)
+        log.info("unbound claim", extra=claim_fields(claim))
         for uid in list(self._blocked):
             self._blocked.discard(uid)
             self.changed(uid)
@@ -283,11 +286,18 @@ class Binder:
             return f"{record.claim.namespace}/{record.claim.name}"
         return uid
 
+    def _log_fields(self, uid: str) -> Fields:
+        if found := self._watch.get(uid) if self._watch else None:
+            return claim_fields(found.claim)
+        record = self._bound.get(uid)
+        return claim_fields(record.claim) if record else {"claim_uid": uid}
+
     def _record_fault(self, uid: str, e: Exception) -> None:
         shown = self._shown(uid)
         text = e.message if isinstance(e, DraError) else describe(e)
         if self.faults.get(shown) != text:
-            log.warning("claim %s: %s", shown, text, exc_info=None if isinstance(e, DraError) else e)
+            code = {"error_code": e.code} if isinstance(e, DraError) else {}
+            log.warning("cannot bind or unbind claim: %s", text, extra=code, exc_info=None if code else e)
         self.faults[shown] = text
 
     def _seen(self, uid: str) -> object:

@@ -176,5 +176,7 @@ class ClaimWatch:
         except (msgspec.DecodeError, RecursionError, DraError) as e:
             if uid not in self._odd:
                 self._odd.add(uid)
-                log.warning("what the API server has as claim %s is no ResourceClaim: %s", uid, describe(e))
+                log.warning(
+                    "cannot decode a ResourceClaim of the API server: %s", describe(e), extra={"claim_uid": uid}
+                )
             return self._ours.get(uid)  # what it was is nearer to the truth than nothing

@@ -87,7 +87,12 @@ class BindingRecords:
             except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError) as e:
                 self.unreadable[obj["metadata"]["name"]] = describe(e)
         for name, why in self.unreadable.items():
-            log.error("record %s/%s cannot be read, what it bound stays so: %s", self.namespace, name, why)
+            log.error(
+                "cannot read the record of a bound claim, so it stays bound: ConfigMap %s/%s: %s",
+                self.namespace,
+                name,
+                why,
+            )
         return out
 
     async def create(self, of: AllocatedClaim) -> BindingRecord:

@@ -1,0 +1,96 @@
+"""The log lines of a claim's work have the claim's fields, in both formats, also the lines of the driver."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Claim, PermanentError, PreparedClaim, PreparedDevice
+from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter
+from dra_kubeletplugin.testing import node_with
+from tests.drivers import Toy
+from tests.helpers.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call
+
+PROCESS = {"driver": "toy.example.com", "node": "node-1"}
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.json: list[dict[str, Any]] = []
+        self.text: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.json.append(json.loads(JsonFormatter(PROCESS).format(record)))
+        self.text.append(TextFormatter().format(record))
+
+    def one(self, msg: str) -> dict[str, Any]:
+        (found,) = (line for line in self.json if line["msg"].startswith(msg))
+        return found
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    handler, loggers = Kept(), [logging.getLogger(n) for n in ("dra_kubeletplugin", "vendor")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    yield handler
+    for logger in loggers:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+
+
+class Chatty(Toy):
+    """Logs in a thread and on the event loop."""
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+        if type(self).fail:
+            raise type(self).fail
+        logging.getLogger("vendor").info("firmware is loaded", extra={"firmware": "1.2"})
+        return [d.prepared() for d in claim.devices]
+
+    async def unprepare(self, claim: PreparedClaim) -> None:
+        logging.getLogger("vendor").info("card is reset")
+
+
+async def test_lines_of_a_prepare_and_an_unprepare_have_the_fields_of_the_claim(kept: Kept) -> None:
+    async with node_with(Chatty) as node:
+        await node.run_pod()
+        found = await node.claim_of("pod")
+        namespace, name, uid = ref(found)
+        await node.delete_pod()
+    claim = {"claim": f"{namespace}/{name}", "claim_uid": uid, **PROCESS}
+    prepared, loaded = kept.one("prepared claim"), kept.one("firmware is loaded")
+    for line in (prepared, loaded):
+        assert line.items() >= (claim | {"pod": "default/pod"}).items()
+    assert prepared["devices"] == ["toy-0"]
+    assert 0 < prepared["duration_s"] < 60
+    assert loaded["firmware"] == "1.2"
+    assert loaded["operation"] == prepared["operation"]
+    unprepared, reset = kept.one("unprepared claim"), kept.one("card is reset")
+    for line in (unprepared, reset):
+        assert line.items() >= claim.items()
+    assert 0 < unprepared["duration_s"] < 60
+    (text,) = (line for line in kept.text if " prepared claim " in line)
+    assert f" prepared claim claim={namespace}/{name} claim_uid={uid} pod=default/pod devices=toy-0 duration_s=" in text
+
+
+async def test_a_failed_prepare_has_an_error_code_and_the_id_of_its_operation_once(kept: Kept) -> None:
+    class Failing(Chatty):
+        fail = PermanentError("the card is broken")
+
+    async with node_with(Failing) as node:
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        await prepare_call(node, ref(claim))
+        line = kept.one("cannot prepare claim: ")
+        assert (line["error_code"], line["claim_uid"]) == (PermanentError.code, claim["metadata"]["uid"])
+        assert "the card is broken" in line["msg"]
+        assert "duration_s" not in line
+        (text,) = (line for line in kept.text if "cannot prepare claim: " in line)
+        assert text.count(line["operation"]) == 1
+        await unprepare_call(node, ref(claim))
