@@ -12,8 +12,8 @@ import pytest
 from dra_kubeletplugin import Claim, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter
 from dra_kubeletplugin.testing import node_with
-from tests.drivers import Toy
-from tests.helpers.test_driver_on_a_node import allocate, prepare_call, ref, unprepare_call
+from tests.helpers.drivers import Toy
+from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 PROCESS = {"driver": "toy.example.com", "node": "node-1"}
 

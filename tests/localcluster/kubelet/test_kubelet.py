@@ -14,9 +14,9 @@ from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
 from dra_kubeletplugin.resourceapi.defaulting import now
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.fake_plugin import FakePlugin, Proxy
 from tests.helpers.objects import DRIVER, claim, pod, slice_of
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 JSON = dict[str, Any]
 OTHER = "other.example.com"

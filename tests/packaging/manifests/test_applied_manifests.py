@@ -13,6 +13,7 @@ import yaml
 
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.packaging.manifests.rendering import (
     ALL,
     DRIVERS,
@@ -25,7 +26,6 @@ from tests.packaging.manifests.rendering import (
     values_of,
     with_features,
 )
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]

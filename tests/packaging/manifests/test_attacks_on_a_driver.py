@@ -15,9 +15,9 @@ from dra_kubeletplugin.kube.resource import CLAIMS, CONFIG_MAPS, EVENTS, LEASES,
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.resourceapi.conversion import convert
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.packaging.manifests.deployed import Deployed
 from tests.packaging.manifests.rendering import JSON, LEAST, plain
-from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 
 NAME = "npu.example.com"
 VERSIONS = ("v1", "v1beta2", "v1beta1")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ....base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
+from ....base.telemetry.logs import Fields, claim_fields, operation, set_log_fields
 from ....base.telemetry.metrics import Metrics
 from ....claims.claim_fields import ClaimFields, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
