@@ -166,7 +166,7 @@ and run a driver on it.
 | in the local cluster | `dra dev DRIVER --host FILE` |
 | in a test | `@pytest.mark.dra(host="FILE")` |
 | in a simulation, three times | `dra simulate --host FILE=3` |
-| to describe this machine | `dra inspect --record > FILE` |
+| to describe this machine | `dra inspect --describe-host > FILE` |
 
 In place of a file, you can name a machine of the package: {machines}.
 

@@ -112,7 +112,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
         (["claims", "--yes"], "dra: --yes is of `dra claims forget UID` [DRA-E001]"),
         (["claims", "list", "uid"], "dra: a UID is of `dra claims forget UID` [DRA-E001]"),
         (["inspect", "--controller"], "dra: --controller is of a driver: give DRIVER too [DRA-E001]"),
-        (["inspect", "--record", "-o", "json"], "dra: --output json: --record prints a described host, which is YAML as it is [DRA-E001]"),
+        (["inspect", "--describe-host", "-o", "json"], "dra: --output json: --describe-host prints a described host, which is YAML as it is [DRA-E001]"),
         (["validate", "x", "--driver-name", "y"], "dra: --driver-name names one driver: give --driver once [DRA-E001]"),
         (["doctor", "--no-host", "--host-root", "/h"], "dra: --host-root is of this machine, and --no-host does not look at it [DRA-E001]"),
         (["explain", "-f", "x", "--context", "y"], "dra: --context is of a cluster, and --file is asked in its place [DRA-E001]"),
@@ -138,7 +138,9 @@ def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() 
 
 
 @given(
-    st.permutations(["claims", "-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-wait 1s"])
+    st.permutations(
+        ["claims", "-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-timeout 1s"]
+    )
 )
 def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
     """The places (command, action, UID) keep theirs; what stands between or before them is free."""
@@ -151,7 +153,7 @@ def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
             below.add_parser(name, parents=[parser], add_help=False)
     found = top.parse_args(" ".join(ordered).split())
     assert (found.command, found.action, found.uid, found.yes) == ("claims", "forget", "uid-1", True)
-    assert (found.output, found.driver_name, found.lock_wait) == ("json", "x.example.com", "1s")
+    assert (found.output, found.driver_name, found.lock_timeout) == ("json", "x.example.com", "1s")
 
 
 @settings(max_examples=300)
@@ -170,7 +172,7 @@ def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
                 "-",
                 "",
                 "x",
-                "--state=a",
+                "--state-dir=a",
                 "-h",
                 "--version",
                 "\udcff",

@@ -123,7 +123,7 @@ def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: Dev) -> No
 
 def test_a_killed_driver_comes_back_and_its_slices_stay(dev: Dev) -> None:
     before = dev.driver()
-    assert "killed" in command("kill", "--state", str(dev.state), "--node", "node-1", "--down", "0").stdout
+    assert "killed" in command("kill", "--state-dir", str(dev.state), "--node", "node-1", "--down-for", "0").stdout
     after = until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
     assert after["restarts"] == before["restarts"] + 1
     assert len(dev.devices()) == 2
@@ -181,7 +181,7 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
 
 
 def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: Dev) -> None:
-    dev.verb("restart-kubelet", "--node", "all", "--down", "0.05")
+    dev.verb("restart-kubelet", "--node", "all", "--down-for", "0.05")
     until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
     until(lambda: len(dev.devices()) == 2)
 
@@ -255,7 +255,7 @@ def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
 
 def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: Dev) -> None:
     assert f"state       {dev.state}" in command("status", KUBECONFIG=dev.kubeconfig).stdout
-    done = command("status", "--state", "/nowhere")
+    done = command("status", "--state-dir", "/nowhere")
     assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
 
 
@@ -279,7 +279,7 @@ def short() -> Iterator[Path]:
 
 @pytest.mark.full
 def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
-    with running(short, "--state", str(short / "s")) as dev:
+    with running(short, "--state-dir", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.told
         (node,) = dev.verb("status")["nodes"]
         assert dev.verb("reboot") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, "this machine stays up"
@@ -302,16 +302,18 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
             driver.wait(60)
         assert dev.verb("stop") == {}
         assert dev.process.wait(60) == 0
-    assert (short / "s/kubeconfig").exists(), "--state keeps it"
+    assert (short / "s/kubeconfig").exists(), "--state-dir keeps it"
 
 
 def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(short: Path) -> None:
     (short / "driver.py").write_text(DRIVER)
-    with running(short, GPU, str(short / "driver.py"), "--state", str(short / "s"), "--host", "virtual-machine") as dev:
+    with running(
+        short, GPU, str(short / "driver.py"), "--state-dir", str(short / "s"), "--host", "virtual-machine"
+    ) as dev:
         status = dev.verb("status")
         assert set(status["nodes"][0]["registered"]) == {"gpu.example.com", "fpga.example.com"}
         assert "which driver?" in dev.verb("kill")
-        second = command("--state", str(short / "s"))
+        second = command("--state-dir", str(short / "s"))
         assert second.returncode == 2
         assert f"belongs to another `dra dev` that runs (process {dev.process.pid})" in second.stderr
         pids = [d["pid"] for d in status["drivers"]]
@@ -322,7 +324,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
 
 @pytest.mark.full
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
-    with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
+    with running(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
         assert "--host gives" not in dev.told, "no machine would have what is of no node"
         until(
@@ -332,7 +334,7 @@ def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
             )
         )
         before = dev.driver("controller")["pid"]
-        dev.verb("kill", "--node", "controller", "--down", "0")
+        dev.verb("kill", "--node", "controller", "--down-for", "0")
         until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
 
 
@@ -361,9 +363,9 @@ def _alive(pid: int) -> bool:
         (["--apply", "{nameless}"], "nameless:2: metadata.name: missing"),
         (["--apply", "{text}"], "text:1: text in place of an object"),
         (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
-        (["--api-cert", "/dev/null", "--api-key", "/dev/null"], "--api-cert /dev/null"),
+        (["--api-cert-file", "/dev/null", "--api-private-key-file", "/dev/null"], "--api-cert-file /dev/null"),
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
-        (["--state", "{deep/}" + "x" * 60], "sockets are made below it"),
+        (["--state-dir", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug'?"),
         (

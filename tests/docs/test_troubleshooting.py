@@ -234,7 +234,9 @@ class Gone(Remote):
 async def remote_controller(
     cluster: LocalCluster, config: ApiConfig | None = None, driver: type[Driver] = Remote
 ) -> AsyncIterator[Controller]:
-    settings = ControllerSettings(driver_name=Remote.name, namespace="default", stop_grace=1.0, retry_period=0.1)
+    settings = ControllerSettings(
+        driver_name=Remote.name, namespace="default", shutdown_grace_period=1.0, retry_period=0.1
+    )
     async with Controller(make(driver, Role.CONTROLLER), settings, config or cluster.config).running() as running:
         yield running
 
@@ -502,7 +504,7 @@ async def scan_faults() -> list[str]:
                 await asyncio.sleep(3600)
             return await super().devices()
 
-    async with node_with(Odd, scan_timeout=0.2, rescan_interval=0.5) as node:
+    async with node_with(Odd, discovery_timeout=0.2, rescan_interval=0.5) as node:
         Odd.fails = True
         node.plugin.driver.changed()
         seen = await unready(node, "the bus is gone")
@@ -558,7 +560,7 @@ async def one_record() -> list[str]:
 
 @shows("Records cannot be written")
 async def records_locked() -> list[str]:
-    async with node_with(toy(), lock_wait=0.3) as node:
+    async with node_with(toy(), lock_timeout=0.3) as node:
         db = sqlite3.connect(node.settings.records_path, isolation_level=None)
         db.execute("BEGIN IMMEDIATE")
         await node.apply_pod()

@@ -155,7 +155,7 @@ def test_newer_fields_survive_every_version_and_a_record() -> None:
 
 async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
     """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
-    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace=0.2) as node:
+    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace_period=0.2) as node:
         group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
         made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
         changed = {**made, "status": {**made["status"], "reservedFor": [group]}}

@@ -60,7 +60,7 @@ class Engine:
 
     Args:
         call_timeout: seconds within which the kubelet gets a response.
-        lock_wait: seconds to wait while another instance works on a claim.
+        lock_timeout: seconds to wait while another instance works on a claim.
         changed: called when a claim has taken its devices.
         reports: writes the device status that drivers report.
     """
@@ -79,7 +79,7 @@ class Engine:
         metrics: Metrics,
         *,
         call_timeout: float,
-        lock_wait: float,
+        lock_timeout: float,
         changed: Callable[[], None],
         reports: DeviceStatusReporter,
     ) -> None:
@@ -94,7 +94,7 @@ class Engine:
         self.rollback = rollback
         self.metrics = metrics
         self.call_timeout = call_timeout
-        self.lock_wait = lock_wait
+        self.lock_timeout = lock_timeout
         self.changed = changed
         self.reports = reports
         # The last failure and when it was logged, by claim UID.
@@ -346,9 +346,9 @@ class Engine:
     async def _wait_for_other(self, record: Record) -> None:
         """Waits while another living process works on the claim.
 
-        Raises :class:`ClaimBusyError` after ``lock_wait``.
+        Raises :class:`ClaimBusyError` after ``lock_timeout``.
         """
-        deadline = time.monotonic() + self.lock_wait
+        deadline = time.monotonic() + self.lock_timeout
         while time.monotonic() < deadline:
             now = await self.store.get(record.uid)
             if not isinstance(now, Record) or not self.transitions.has_other_owner(now):
@@ -356,7 +356,7 @@ class Engine:
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
             f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{self.transitions.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
+            f"{self.transitions.process.pid(record.owner)}) for more than {self.lock_timeout:g}s: delete its pod if it hangs"
         )
 
     # --- unprepare ------------------------------------------------------------------------------

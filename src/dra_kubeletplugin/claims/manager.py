@@ -70,7 +70,7 @@ class ClaimManager:
     ) -> None:
         self.metrics = metrics
         self.settings = settings
-        name, wait = settings.driver_name, settings.lock_wait
+        name, wait = settings.driver_name, settings.lock_timeout
         in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.tasks = ClaimTasks(metrics)
@@ -89,11 +89,11 @@ class ClaimManager:
         )  # fmt: skip
         self.engine = Engine(
             driver, calls, self.store, self.files, verifier, transitions, self.tasks, in_flight, rollback, metrics,
-            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
+            call_timeout=settings.call_timeout, lock_timeout=wait, changed=changed, reports=self.reports,
         )  # fmt: skip
         self.reconciler = Reconciler(
             rollback, self.store, self.files, self.tasks, transitions, verifier, metrics,
-            grace=settings.reconcile_grace, work_timeout=settings.call_timeout,
+            grace=settings.reconcile_grace_period, work_timeout=settings.call_timeout,
         )  # fmt: skip
         self.recovery = Recovery(driver, calls, self.store, boot_id)
         # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.

@@ -60,7 +60,7 @@ def parser() -> Parser:
     claims.add_argument("uid", nargs="?", help="UID of the record to forget")
     add_output(claims)
     claims.add_argument("--yes", action="store_true", help="forget without asking")
-    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_wait"))
+    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
     cleanup = commands.add_parser(
         "cleanup",
         help="remove what an uninstalled driver left on this node",
@@ -78,7 +78,7 @@ def parser() -> Parser:
             "kubelet_root",
             "cdi_root",
             "api_timeout",
-            "lock_wait",
+            "lock_timeout",
         ),
     )
     inspect = commands.add_parser(
@@ -90,14 +90,14 @@ def parser() -> Parser:
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="a file, a package's folder, or module:Class")
     inspect.add_argument("--host", metavar="HOST", help=HOST)
     inspect.add_argument(
-        "--record", action="store_true", help="print the machine as a description for --host, and nothing else"
+        "--describe-host", action="store_true", help="print the machine as a description for --host, and nothing else"
     )
     inspect.add_argument("--controller", action="store_true", help="what `dra controller` would publish")
     add_output(inspect)
     add_settings(
         inspect,
         only=(
-            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "scan_timeout", "list_attributes",
+            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "discovery_timeout", "list_attributes",
         ),
     )  # fmt: skip
     _add_parameters(commands)
@@ -184,7 +184,7 @@ def _add_doctor(commands: Any) -> None:
             only=(
                 "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root",
                 "api_timeout",
-                "scan_timeout", "start_timeout", "list_attributes",
+                "discovery_timeout", "start_timeout", "list_attributes",
             ),
         )  # fmt: skip
 
@@ -218,16 +218,16 @@ def _add_own_package(commands: Any) -> None:
     )  # fmt: skip
     deploy.add_argument(
         "--driver", metavar="DRIVER",
-        help="whose options are judged, with --shared by the chart: a file, a package's folder, or module:Class; "
+        help="whose options are judged, with --shared-dir by the chart: a file, a package's folder, or module:Class; "
         "the package that VALUES are in when left out",
     )  # fmt: skip
     deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
     deploy.add_argument(
-        "--base", metavar="PLACE", default="",
+        "--kustomize-base", metavar="PLACE", default="",
         help="refer to a folder `kustomize` there, a path from FOLDER or a URL, and write none",
     )  # fmt: skip
     deploy.add_argument(
-        "--shared",
+        "--shared-dir",
         metavar="FOLDER",
         help="write what all drivers share: all kustomize components, the Helm chart, alerts and a dashboard",
     )
@@ -290,12 +290,14 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         default=[],
         help="serve more versions than the release does by itself, such as resource.k8s.io/v1beta1=true",
     )
-    dev.add_argument("--state", metavar="DIR", help="where to keep everything; a temporary folder when left out")
+    dev.add_argument("--state-dir", metavar="DIR", help="where to keep everything; a temporary folder when left out")
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
     dev.add_argument(
-        "--api-cert", metavar="FILE", help="certificate of the API server, with --api-key; one of its own when left out"
+        "--api-cert-file",
+        metavar="FILE",
+        help="certificate of the API server, with --api-private-key-file; one of its own when left out",
     )
-    dev.add_argument("--api-key", metavar="FILE", help="the certificate's key")
+    dev.add_argument("--api-private-key-file", metavar="FILE", help="the certificate's key")
     dev.add_argument(
         "--apply",
         metavar="FILE",

@@ -35,7 +35,7 @@ def claims(args: argparse.Namespace) -> int:
     found = _databases(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
-    records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_wait)]
+    records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_timeout)]
     put(
         Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
         args.output,
@@ -97,7 +97,7 @@ def _time(seconds: float) -> str:
 
 def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str, Path]]) -> int:
     for driver, path in found:
-        record = next((r for r in read_rows(path, settings.lock_wait) if r.uid == args.uid), None)
+        record = next((r for r in read_rows(path, settings.lock_timeout) if r.uid == args.uid), None)
         if record is None:
             continue
         if isinstance(record, UnreadableRecord):
@@ -118,7 +118,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         MetadataFiles(path.parent, driver).remove_all(record.uid)
-        forget(path, settings.lock_wait, record.uid)
+        forget(path, settings.lock_timeout, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.WELL
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")

@@ -21,7 +21,7 @@ from .shell.output import put
 def run_verb(args: argparse.Namespace) -> int:
     """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
     try:
-        answer = control.ask(_state(args.state), _verb(args))
+        answer = control.ask(_state(args.state_dir), _verb(args))
     except control.ControlError as e:
         print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
         return Exit.WRONG
@@ -30,7 +30,7 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _verb(args: argparse.Namespace) -> AnyVerb:
-    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state", "output"}}
+    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state_dir", "output"}}
     if args.verb == "plug":
         given["function"] = _function(args.function)
     try:
@@ -63,7 +63,7 @@ def _state(given: str | None) -> Path:
         return found[0]
     if not found:
         raise SettingsError(
-            "no `dra dev` of yours runs on this machine; if it was started with --state DIR, give that here too"
+            "no `dra dev` of yours runs on this machine; if it was started with --state-dir DIR, give that here too"
         )
     listed = ", ".join(map(str, found))
-    raise SettingsError(f"{len(found)} clusters run: say which with --state, or by its KUBECONFIG: {listed}")
+    raise SettingsError(f"{len(found)} clusters run: say which with --state-dir, or by its KUBECONFIG: {listed}")

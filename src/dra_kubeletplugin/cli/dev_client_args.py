@@ -37,7 +37,7 @@ def parser(prog: str = "dra dev") -> Parser:
     made: dict[str, Parser] = {}
     for name, help in VERBS.items():
         made[name] = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
-        made[name].add_argument("--state", metavar="DIR", help="state folder of the `dra dev` that is meant")
+        made[name].add_argument("--state-dir", metavar="DIR", help="state folder of the `dra dev` that is meant")
         add_output(made[name])
     for name in ("plug", "unplug", "write", "health", "restart-kubelet", "reboot", "kill", "upgrade"):
         made[name].add_argument("--node", metavar="NAME", default="", help="which node; needed where there are several")
@@ -61,9 +61,19 @@ def parser(prog: str = "dra dev") -> Parser:
     made["health"].add_argument(
         "--effect", choices=("None", "NoSchedule", "NoExecute"), default="", help="of the taint"
     )
-    made["restart-kubelet"].add_argument("--down", type=_seconds, default=0.0, metavar="SECONDS")
+    made["restart-kubelet"].add_argument(
+        "--down-for",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds until the kubelet is started again (0)",
+    )
     made["kill"].add_argument(
-        "--down", type=_seconds, default=1.0, metavar="SECONDS", help="until it is started again (1)"
+        "--down-for",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="seconds until the driver is started again (1)",
     )
     made["drop-fields"].add_argument(
         "fields", metavar="FIELD", nargs="*", help="for example taints; none: keep all again"

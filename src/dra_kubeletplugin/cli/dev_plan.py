@@ -82,10 +82,10 @@ def planned(args: argparse.Namespace) -> Plan:
     found = _ADDRESS.fullmatch(args.api_address)
     if not found or int(found[2]) > 65535:
         faults.append(f"--api-address {args.api_address!r} is not HOST:PORT")
-    state = Path(args.state).absolute() if args.state else None
+    state = Path(args.state_dir).absolute() if args.state_dir else None
     if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
         faults.append(
-            f"--state {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
+            f"--state-dir {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
@@ -174,16 +174,20 @@ def _images(given_images: list[str], faults: list[str]) -> dict[str, Path]:
 
 
 def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Path] | None:
-    if bool(args.api_cert) != bool(args.api_key):
-        faults.append("--api-cert and --api-key go together")
+    if bool(args.api_cert_file) != bool(args.api_private_key_file):
+        faults.append("--api-cert-file and --api-private-key-file go together")
         return None
-    if not args.api_cert:
+    if not args.api_cert_file:
         return None
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(args.api_cert, args.api_key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            args.api_cert_file, args.api_private_key_file
+        )
     except OSError as e:  # ssl.SSLError is one
-        faults.append(f"--api-cert {args.api_cert} with --api-key {args.api_key}: {e}")
-    return Path(args.api_cert), Path(args.api_key)
+        faults.append(
+            f"--api-cert-file {args.api_cert_file} with --api-private-key-file {args.api_private_key_file}: {e}"
+        )
+    return Path(args.api_cert_file), Path(args.api_private_key_file)
 
 
 def _program(

@@ -99,16 +99,16 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
     async with contextlib.AsyncExitStack() as stack:
         await start_driver(stack, driver, calls, settings.start_timeout)
         try:
-            async with asyncio.timeout(settings.scan_timeout):
+            async with asyncio.timeout(settings.discovery_timeout):
                 found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{request_rescan(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
-                "waits for, or give it longer with --scan-timeout (SCAN_TIMEOUT)"
+                f"{request_rescan(driver)}() of {type(driver).__name__} has not answered within {settings.discovery_timeout:g}s: "
+                "see what it waits for, or give it longer with --discovery-timeout (DISCOVERY_TIMEOUT)"
             ) from None
         with judging(getattr(driver, request_rescan(driver))):
             await inventory.update(found, method=request_rescan(driver))
-        if health is not None and (fault := await _health(driver, calls, inventory, settings.scan_timeout)):
+        if health is not None and (fault := await _health(driver, calls, inventory, settings.discovery_timeout)):
             health.append(fault)
     return inventory
 
@@ -154,8 +154,8 @@ def inspect(args: argparse.Namespace) -> int:
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host(root, settings.dev_root, lists=settings.list_attributes)
-        if args.record:
-            print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
+        if args.describe_host:
+            print(recording.text(recording.record(host), "Recorded with `dra inspect --describe-host`."), end="")
             return Exit.WELL
         if not args.driver:
             found = Inspection((), {}, _functions(host, None), ())
@@ -184,14 +184,16 @@ def _check(args: argparse.Namespace) -> None:
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
         refuse(args, of_driver, "is of a driver: give DRIVER too")
-    if args.record:
+    if args.describe_host:
         refuse(
             args,
             {"driver": "DRIVER", "controller": "--controller"},
-            "is not asked by --record, which describes the machine",
+            "is not asked by --describe-host, which describes the machine",
         )
         if args.output != TEXT:
-            raise SettingsError(f"--output {args.output}: --record prints a described host, which is YAML as it is")
+            raise SettingsError(
+                f"--output {args.output}: --describe-host prints a described host, which is YAML as it is"
+            )
 
 
 def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:

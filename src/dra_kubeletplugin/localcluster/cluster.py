@@ -84,7 +84,7 @@ class LocalCluster:
         runtimes: creates a node's runtime from its name, a directory of its own and the directories of CDI specs;
             simulated by default.
         features: the release to behave as, with its feature gates and API versions: ``Features.of("1.37", {"GateName": True})``.
-            By default those in DRA_KUBERNETES and DRA_FEATURE_GATES, else 1.36.
+            By default those in DRA_KUBERNETES_VERSION and DRA_FEATURE_GATES, else 1.36.
 
     Raises:
         SettingsError: the release or a gate in the environment does not exist.

@@ -102,7 +102,7 @@ class Plugin:
             driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
             self._claims_changed, self.events,
         )  # fmt: skip
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        pace = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.scan = DeviceDiscovery(
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
         )
@@ -175,10 +175,10 @@ class Plugin:
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 jobs = start_tasks(tasks, {"devices": self.scan.run})
                 try:
-                    if not await self.scan.first_look(self.settings.scan_timeout):
+                    if not await self.scan.first_look(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
-                            request_rescan(self.driver), self.settings.scan_timeout,
+                            request_rescan(self.driver), self.settings.discovery_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
                     jobs += start_tasks(tasks, self._background())
@@ -189,7 +189,7 @@ class Plugin:
                     self.stopping = True
                     self._registrar.unlink()
                     self.registration.left()
-                    await self.claims.stop(self.settings.stop_grace)
+                    await self.claims.stop(self.settings.shutdown_grace_period)
                     for job in jobs:
                         job.cancel()
 

@@ -121,8 +121,8 @@ class Box:
             "SYSFS_ROOT": str(self.sysfs),
             "CRASH_HARDWARE": str(self.hardware),
             "RECONCILE_INTERVAL": "500ms",
-            "RECONCILE_GRACE": "1s",
-            "LOCK_WAIT": "2s",
+            "RECONCILE_GRACE_PERIOD": "1s",
+            "LOCK_TIMEOUT": "2s",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             **environment,
         }

@@ -175,8 +175,8 @@ class Node:
             "SYSFS_ROOT": str(self.folder / "sys"),
             "CRASH_HARDWARE": str(self.hardware),
             "RECONCILE_INTERVAL": "100ms",
-            "RECONCILE_GRACE": "1h",
-            "LOCK_WAIT": "5s",
+            "RECONCILE_GRACE_PERIOD": "1h",
+            "LOCK_TIMEOUT": "5s",
             **({"POD_UID": pod} if pod else {}),
             **more,
         }
@@ -280,7 +280,7 @@ async def _half(node: Node) -> None:
 
 async def reconcile(node: Node, step: int) -> None:
     """A claim that is gone from the API server, and that nobody unprepares."""
-    one = await node.start("reconcile", step, RECONCILE_GRACE="0s")
+    one = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
     if await one.serves() and (told := await one.prepare(node.a, node.b)) is not None:
         _well(told)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])

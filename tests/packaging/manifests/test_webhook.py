@@ -128,7 +128,7 @@ class Process:
     async def start(self) -> None:
         inner = container(self.deployment)
         env = {e["name"]: e["value"] for e in inner["env"]} | self.options
-        for name, value in (("TLS_CERT", "tls.crt"), ("TLS_KEY", "tls.key")):
+        for name, value in (("TLS_CERT_FILE", "tls.crt"), ("TLS_PRIVATE_KEY_FILE", "tls.key")):
             assert env[name] == f"/etc/webhook/tls/{value}"
             env[name] = str(self.folder / value)
         env["WEBHOOK_ADDRESS"] = "127.0.0.1:0"

@@ -106,24 +106,24 @@ class Settings:
     start_timeout: float = duration(
         "--start-timeout", "START_TIMEOUT", 60.0, "Longest wait for the driver's start(); the plugin ends after it."
     )
-    scan_timeout: float = duration(
-        "--scan-timeout",
-        "SCAN_TIMEOUT",
+    discovery_timeout: float = duration(
+        "--discovery-timeout",
+        "DISCOVERY_TIMEOUT",
         10.0,
         "A devices() of the driver that takes longer is reported; start waits no longer for the first.",
     )
-    stop_grace: float = duration(
-        "--stop-grace",
-        "STOP_GRACE",
+    shutdown_grace_period: float = duration(
+        "--shutdown-grace-period",
+        "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Let calls in flight end for this long at SIGTERM; 10s below the pod's own grace, because a stop that hangs is cut "
         "5s later.",
         least=0,
         to=Audience.ALL,
     )
-    lock_wait: float = duration(
-        "--lock-wait",
-        "LOCK_WAIT",
+    lock_timeout: float = duration(
+        "--lock-timeout",
+        "LOCK_TIMEOUT",
         10.0,
         "Longest wait for another instance that holds the records or a claim.",
         to=Audience.NODE,
@@ -145,9 +145,9 @@ class Settings:
         "Compare records with the API server this often.",
         to=Audience.NODE,
     )
-    reconcile_grace: float = duration(
-        "--reconcile-grace",
-        "RECONCILE_GRACE",
+    reconcile_grace_period: float = duration(
+        "--reconcile-grace-period",
+        "RECONCILE_GRACE_PERIOD",
         120.0,
         "A claim must be gone for this long before it is unprepared.",
         least=0,

@@ -79,17 +79,17 @@ class WebhookSettings(Settings):
         read_address,
         to=Audience.WEBHOOK,
     )
-    tls_cert: Path = option(
-        "--tls-cert",
-        "TLS_CERT",
+    tls_cert_file: Path = option(
+        "--tls-cert-file",
+        "TLS_CERT_FILE",
         Path("/etc/webhook/tls/tls.crt"),
         "The webhook's certificate with those that signed it, PEM; read again when it changes.",
         Path,
         to=Audience.WEBHOOK,
     )
-    tls_key: Path = option(
-        "--tls-key",
-        "TLS_KEY",
+    tls_private_key_file: Path = option(
+        "--tls-private-key-file",
+        "TLS_PRIVATE_KEY_FILE",
         Path("/etc/webhook/tls/tls.key"),
         "The certificate's key, PEM.",
         Path,

@@ -186,7 +186,7 @@ async def _node(on: DevEnvironment, verb: RestartKubelet | Reboot) -> VerbResult
         match verb:
             case RestartKubelet():
                 await node.kubelet.stop()
-                await asyncio.sleep(_seconds("--down", verb.down))
+                await asyncio.sleep(_seconds("--down-for", verb.down_for))
                 await node.kubelet.restart()
             case Reboot():
                 await on.reboot(node.name)
@@ -206,10 +206,10 @@ async def _driver(on: DevEnvironment, verb: Kill | Upgrade) -> VerbResult:
     for process in processes:
         match verb:
             case Kill():
-                await process.kill(_seconds("--down", verb.down))
+                await process.kill(_seconds("--down-for", verb.down_for))
             case Upgrade():
                 await process.upgrade(on.timeout)
-    done = f"killed, and started again in {verb.down:g} s" if isinstance(verb, Kill) else "upgraded"
+    done = f"killed, and started again in {verb.down_for:g} s" if isinstance(verb, Kill) else "upgraded"
     data = {"drivers": [{"driver": p.program.driver, "place": p.place, "pid": p.pid} for p in processes]}
     return VerbResult(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
 

@@ -61,10 +61,10 @@ class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
 
 
 class RestartKubelet(Verb, frozen=True, kw_only=True, tag="restart-kubelet"):
-    """Stops and starts the kubelet. ``down``: seconds between stop and start."""
+    """Stops and starts the kubelet. ``down_for``: seconds between stop and start."""
 
     node: str = ""
-    down: float = 0.0
+    down_for: float = 0.0
 
 
 class Reboot(Verb, frozen=True, kw_only=True, tag="reboot"):
@@ -74,11 +74,11 @@ class Reboot(Verb, frozen=True, kw_only=True, tag="reboot"):
 
 
 class Kill(Verb, frozen=True, kw_only=True, tag="kill"):
-    """Sends SIGKILL to a driver, which is started again after ``down`` seconds."""
+    """Sends SIGKILL to a driver, which is started again after ``down_for`` seconds."""
 
     driver: str = ""
     node: str = ""
-    down: float = 1.0
+    down_for: float = 1.0
 
 
 class Upgrade(Verb, frozen=True, kw_only=True, tag="upgrade"):

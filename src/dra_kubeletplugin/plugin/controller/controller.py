@@ -82,7 +82,7 @@ class Controller:
         calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
         self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        pace = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.scan = DeviceDiscovery(
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
         )
@@ -136,7 +136,7 @@ class Controller:
                 finally:
                     self.stopping = True
                     if self.elector.leader.is_set():
-                        await self.binder.stop(self.settings.stop_grace)
+                        await self.binder.stop(self.settings.shutdown_grace_period)
                     for job in jobs:
                         job.cancel()
 
@@ -171,7 +171,7 @@ class Controller:
         time.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.scan_timeout):
+            async with asyncio.timeout(self.settings.discovery_timeout):
                 await self.watch.synced.wait()
         await self.scan.run()
 
