@@ -312,7 +312,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
         await node.run_pod()
         found = await node.claim_of("pod")
         await node.stop()
-        with node.cluster.api_away():
+        with node.cluster.api_outage():
             from dra_kubeletplugin.plugin.node import Plugin
 
             plugin = Plugin(cls(), node.settings, node.cluster.config)

@@ -449,7 +449,7 @@ async def not_registered() -> list[str]:
 @shows("Slices are not published or old")
 async def slices_old() -> list[str]:
     driver = toy()
-    async with node_with(driver) as node, node.api.away():
+    async with node_with(driver) as node, node.api.outage():
         driver.count = 3
         node.plugin.driver.changed()
         return await unready(node, "slices")
@@ -485,7 +485,7 @@ async def api_away() -> list[str]:
     driver = toy()
     async with node_with(driver) as node:
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        async with node.api.away():
+        async with node.api.outage():
             answer = await prepare_call(node, ref(claim))
             driver.count = 3
             node.plugin.driver.changed()

@@ -124,7 +124,7 @@ async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_cla
     async with node_with(toy()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
-        with node.cluster.api_away():
+        with node.cluster.api_outage():
             answer = await prepare_call(node, ref(found), ("default", "other", "u-2"))
             assert len(answer.claims[found["metadata"]["uid"]].devices) == 1
             assert answer.claims["u-2"].error.startswith("API_UNAVAILABLE:")

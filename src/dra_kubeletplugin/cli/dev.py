@@ -168,7 +168,7 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
 def _why_none(host: NodeHost) -> str:
     if not host.description:
         return "It finds none on this machine; --host gives it a described one."
-    return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
+    return f"It finds none on the described host {host.description}: `dra dev plug-function` adds what it looks for, --host takes another."
 
 
 async def _welcome(running: DevEnvironment, style: Style) -> str:

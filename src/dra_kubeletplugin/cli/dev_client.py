@@ -31,7 +31,7 @@ def run_verb(args: argparse.Namespace) -> int:
 
 def _verb(args: argparse.Namespace) -> AnyVerb:
     given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state_dir", "output"}}
-    if args.verb == "plug":
+    if args.verb == "plug-function":
         given["function"] = _function(args.function)
     try:
         found: AnyVerb = msgspec.convert(given, type=AnyVerb)

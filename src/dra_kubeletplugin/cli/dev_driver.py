@@ -49,7 +49,7 @@ _FAILING_LIMIT = 1.5  # seconds for which a driver's methods may fail before it 
 
 
 class _HealthOverride(msgspec.Struct, frozen=True):
-    """The health of a device according to `dra dev health`."""
+    """The health of a device according to `dra dev set-health`."""
 
     healthy: bool | None
     message: str = ""

@@ -353,7 +353,7 @@ class LocalCluster:
         await node.kubelet.rebooted()
 
     @contextlib.contextmanager
-    def api_away(self) -> Any:
+    def api_outage(self) -> Any:
         """Makes the API server unavailable inside the context."""
         self.api.faults.down = True
         self.api.drop_connections()

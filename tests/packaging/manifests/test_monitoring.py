@@ -226,7 +226,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             Broken.fail_unprepare = None
             await deleting
 
-            async with node.api.away():
+            async with node.api.outage():
                 Broken.report = {"toy-2": Health(False, "hot")}  # something to publish
                 await becomes(cluster, asked, "DraSlicesNotPublished")
                 await becomes(cluster, asked, "DraApiUnavailable")

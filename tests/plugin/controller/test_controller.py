@@ -298,7 +298,7 @@ async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: Loc
     ):
         async with controlled(cluster, driver, lease_duration=2.0, renew_deadline=1.0) as controller:
             await controller.ready(60)
-            with cluster.api_away():
+            with cluster.api_outage():
                 await asyncio.sleep(30)
 
 
