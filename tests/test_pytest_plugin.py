@@ -287,7 +287,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
             assert (node.driver.name, local_cluster.nodes) == ("other.example.com", ["a", "b"])
             assert node.driver.settings.health_interval == 0.5
 
-        @pytest.mark.dra(timers=Timers(wipe=0.1))
+        @pytest.mark.dra(timers=Timers(slice_wipe_delay=0.1))
         def test_timers(node, api):
             node.stop()
             node.wait_published([])

@@ -295,7 +295,7 @@ async def test_slices_come_back_after_the_kubelet_wiped_them() -> None:
 
 
 async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
-    async with node_with(toy(), timers=Timers(wipe=0.2)) as node:
+    async with node_with(toy(), timers=Timers(slice_wipe_delay=0.2)) as node:
         await node.stop()
 
         async def gone() -> bool:

@@ -9,6 +9,7 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..base.settings import ControllerSettings, Settings, load
@@ -146,9 +147,14 @@ def _drivers(args: argparse.Namespace) -> dict[str, type[Driver]]:
 
 def _loaded(target: str) -> type[Driver]:
     """Loads a driver. Raises :class:`SettingsError` for a misspelt verb, and :class:`DriverError`."""
-    if not Path(target).exists() and (verb := did_you_mean(target, VERBS)):
-        raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
-    return load_driver(target)
+    try:
+        return load_driver(target)
+    except DriverError:
+        # A module's name may resemble a verb (`driver`, `kill-driver`), so only a name without a module gets the hint.
+        known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
+        if not known and (verb := did_you_mean(target, VERBS, cutoff=0.4)):
+            raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}") from None
+        raise
 
 
 def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> list[str]:

@@ -28,7 +28,7 @@ from tests.helpers.crash.faulty_proxy import Proxy
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "crash.example.com"
-TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
+TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, slice_wipe_delay=30)
 Found = TypeVar("Found")
 WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
 

@@ -434,7 +434,7 @@ class Sweep:
 
 @contextlib.asynccontextmanager
 async def sweep() -> AsyncIterator[Sweep]:
-    async with forks() as made, LocalCluster(timers=Timers(look=0.05)) as cluster:
+    async with forks() as made, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
         await cluster.apply(device_class("devices", DRIVER))
         yield Sweep(made, cluster)
 
