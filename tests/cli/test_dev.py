@@ -195,7 +195,7 @@ def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
     dev.verb("api-delay", "0.01")
     faults = dev.verb("status")["faults"]
     assert 0 < faults.pop("conflicts") <= 1000, "who writes meanwhile, a kubelet its lease say, has met some"
-    assert faults == {"droppedFields": ["taints"], "slow": 0.01}
+    assert faults == {"droppedFields": ["taints"], "delay": 0.01}
     dev.verb("drop-fields")
     dev.verb("api-conflicts", "0")
     dev.verb("api-delay", "0")

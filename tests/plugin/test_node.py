@@ -332,7 +332,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
         async def withheld() -> bool:
             found = node.cluster.slices()
-            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.left_out
+            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.rejected
 
         await node.cluster.wait("the slice without the device that nothing would keep away", withheld)
         status = await node.plugin.published(60)

@@ -288,7 +288,7 @@ def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: B
     with ThreadPoolExecutor(1) as aside:
         going = aside.submit(away)
         try:
-            browser.shows("the API server is away", "#state")
+            browser.shows("the API server is unavailable", "#state")
         finally:
             seen.set()
         going.result()

@@ -47,11 +47,11 @@ async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_d
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert set(devices_of(specs)) == {"plain"}
         assert status.gates_off == {Gate.COMPATIBILITY}
-        assert "DRADeviceCompatibilityGroups is off" in status.left_out["mig"]
+        assert "DRADeviceCompatibilityGroups is off" in status.rejected["mig"]
     async with api(ON) as server:
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert devices_of(specs)["mig"]["consumesCounters"][0]["compatibilityGroups"] == ["mig"]
-        assert (status.gates_off, dict(status.left_out)) == (frozenset(), {})
+        assert (status.gates_off, dict(status.rejected)) == (frozenset(), {})
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.36", "1.37"])
@@ -81,13 +81,13 @@ async def test_a_pool_of_no_node_that_no_plugin_serves_is_not_published_where_on
     assert [c.name for c in inventory.contents()] == ["net"]
     await inventory.set_gates_off(frozenset({Gate.NODE_OPERATIONS}))
     assert inventory.contents() == []
-    assert "wait on their nodes for a plugin" in inventory.left_out["pool net"]
+    assert "wait on their nodes for a plugin" in inventory.rejected["pool net"]
 
 
 async def test_what_is_no_operation_is_a_fault_of_its_pool() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("d")], skip_node_operations=["NodePrepareResources"])])
-    assert "only be skipped together with NodeUnprepareResources" in inventory.left_out["pool node"]
+    assert "only be skipped together with NodeUnprepareResources" in inventory.rejected["pool node"]
 
 
 @pytest.mark.parametrize(

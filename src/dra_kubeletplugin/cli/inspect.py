@@ -139,7 +139,7 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
         for parcel in pool.devices:
             device = json.loads(parcel.encoded)
             lines.append(f"  {style.green(device.pop('name'))} {json.dumps(device) if device else ''}".rstrip())
-    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.left_out.items()]
+    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.rejected.items()]
     lines = lines or ["no devices"]
     for key, health in inventory.health():
         if health.healthy is False:
@@ -167,7 +167,7 @@ def inspect(args: argparse.Namespace) -> int:
         ):  # each fault is shown beside its device
             progress(f"asking {args.driver} for its devices")
             inventory, node, faults = _query(args, settings, host, root)
-        found = Inspection(_pools(inventory, node), inventory.left_out, _functions(host, inventory), tuple(faults))
+        found = Inspection(_pools(inventory, node), inventory.rejected, _functions(host, inventory), tuple(faults))
 
         def lines(_: Inspection) -> Iterator[str]:
             yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
@@ -240,7 +240,7 @@ def _by_function(inventory: Inventory) -> dict[str, _Devices]:
         if not isinstance(of, str):
             continue
         found, name = out.setdefault(of, _Devices()), inventory.shown(*key)
-        if fault := inventory.left_out.get(name):
+        if fault := inventory.rejected.get(name):
             found.faults += [fault] if fault not in found.faults else []
         else:
             found.published.append(name)

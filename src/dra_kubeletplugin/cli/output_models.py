@@ -88,10 +88,10 @@ class InspectedPool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``left_out`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
+    """``rejected`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
 
     pools: tuple[InspectedPool, ...]
-    left_out: Mapping[str, str]
+    rejected: Mapping[str, str]
     functions: tuple[Function, ...]
     faults: tuple[str, ...]
 

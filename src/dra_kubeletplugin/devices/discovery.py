@@ -197,7 +197,7 @@ class DeviceDiscovery:
             log.info(
                 "devices changed: %d, of which %d are not published",
                 len(self._inventory),
-                len(self._inventory.left_out),
+                len(self._inventory.rejected),
             )
         before, self.note = self.note, self._missing_bind_note()
         if self.note and self.note != before:

@@ -291,7 +291,7 @@ class Plugin:
 
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
-        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
         out += [self.scan.note] if self.scan.note else []
         out += self.inventory.lessened()
         out += [note] if (note := self.health.note()) else []

@@ -112,7 +112,7 @@ async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() ->
             await asyncio.wait_for(publisher.published.wait(), 30)
             await until(lambda: not publisher.fault)
             assert server.devices() == ["a", "c"]
-            assert "refused by the API server: attributes[x]: Forbidden" in inventory.left_out["bad"]
+            assert "refused by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
             server.instead = lambda request: None
             await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
             await until(lambda: server.devices() == ["a", "bad", "c"])
@@ -281,7 +281,7 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
     async with api() as server, publishing(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)
         assert server.devices() == ["good"]
-        assert set(inventory.left_out) == {"bad", "counter set GPU_0"}
+        assert set(inventory.rejected) == {"bad", "counter set GPU_0"}
 
 
 @pytest.mark.parametrize("status", [403, 422])

@@ -64,10 +64,10 @@ def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collect
         number[device.node] = number.get(device.node, 0) + 1
         held[device.node] = held.get(device.node, 0) + (device.use in {DeviceUse.HELD, DeviceUse.SHARED})
     for name in names:
-        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _away(by_name.get(name) or {}))
+        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _unschedulable(by_name.get(name) or {}))
 
 
-def _away(node: Mapping[str, Any]) -> str:
+def _unschedulable(node: Mapping[str, Any]) -> str:
     spec = node.get("spec") or {}
     states = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
     states += ["cordoned"] if spec.get("unschedulable") else []

@@ -10,7 +10,7 @@ from ...resourceapi.usage.rows import CounterRow, DeviceRow, Holder
 def device(row: DeviceRow, sets: Iterable[CounterRow]) -> Iterator[str]:
     yield (
         f"{row.use}"
-        + (f", {row.health}" if row.health != "unsaid" else "")
+        + (f", {row.health}" if row.health != "unreported" else "")
         + (f": {row.message}" if row.message else "")
     )
     yield ""

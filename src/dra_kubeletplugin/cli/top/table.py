@@ -32,8 +32,8 @@ def table(found: Overview, style: Style) -> Iterator[str]:
         yield from _aligned([
             ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.said) for p in pods),
         ], style)  # fmt: skip
-    away = (f"{n.name} is {n.away}" for n in found.nodes if n.away)
-    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *away))
+    unschedulable = (f"{n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable)
+    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *unschedulable))
 
 
 def _cells(r: DeviceRow) -> tuple[str, ...]:

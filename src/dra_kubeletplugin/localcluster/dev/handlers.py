@@ -112,12 +112,12 @@ async def _status(on: DevEnvironment) -> VerbResult:
         drivers.append(entry)
     faults = on.cluster.api.faults
     on_purpose: JSON = {
-        "away": faults.down,
-        "slow": faults.delay,
+        "outage": faults.down,
+        "delay": faults.delay,
         "conflicts": faults.conflicts,
         "throttled": faults.throttle,
         "droppedFields": sorted(faults.dropped),
-        "served": sorted(faults.served) if faults.served is not None else [],
+        "servedVersions": sorted(faults.served) if faults.served is not None else [],
     }
     data = {
         "state": str(on.cluster.state),

@@ -218,7 +218,7 @@ class Controller:
         """Returns facts for the operator that do not affect readiness."""
         if not self.elector.leader.is_set():
             return [f"stands by: {self.elector.holder or 'nobody'} leads"]
-        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
         out += [self.scan.note] if self.scan.note else []
         out += [f"claim {printable(name)}: {reason}" for name, reason in self.binder.faults.items()]
         out += [f"record {name} cannot be read: {reason}" for name, reason in self.records.unreadable.items()]
