@@ -120,7 +120,7 @@ class Reconciler:
             if ask_server:
                 await self._claims(records, report)
             for action, uids in vars(report).items():
-                self.metrics.inc("reconciled_total", len(uids), action=action)
+                self.metrics.inc("reconcile_actions_total", len(uids), action=action)
             log.log(logging.INFO if report else logging.DEBUG, "reconciled: %s", report)
         self.last = report
         return report

@@ -263,10 +263,10 @@ async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
         server.instead = no_watch
         server.drop_connections()
         await until(lambda: "go unnoticed" in publisher.fault)
-        assert b"\ndra_publish_fault 1.0\n" in publisher.metrics.text()
+        assert b"\ndra_publish_failing 1.0\n" in publisher.metrics.text()
         server.instead = lambda request: None
         await until(lambda: not publisher.fault)
-        assert b"\ndra_publish_fault 0.0\n" in publisher.metrics.text()
+        assert b"\ndra_publish_failing 0.0\n" in publisher.metrics.text()
 
 
 # --- what the inventory leaves out ------------------------------------------------------------------

@@ -61,7 +61,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         assert set(sent(server)) == {"plain"}
         assert status.gates_off == {Gate.PARTITIONS, Gate.TAINTS, Gate.BINDING}
         assert set(status.rejected) == {"p0", "p1", "p2", "tainted", "bound"}
-        assert b'dra_gate_off{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
+        assert b'dra_feature_gate_disabled{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
         assert b"dra_devices_not_published 5.0" in publisher.metrics.text()
 
 

@@ -87,7 +87,7 @@ class Publisher:
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(leadership.leads()))
         # measured, because the watch may fail although no write failed
-        metrics.measure("publish_fault", lambda: float(bool(self.fault)))
+        metrics.measure("publish_failing", lambda: float(bool(self.fault)))
 
     @property
     def fault(self) -> str:
@@ -257,7 +257,7 @@ class Publisher:
             log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.lessened())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
-                self.metrics.set("gate_off", int(gate in off), gate=gate.value)
+                self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
             self._reported_off = off
             self._on_gates_off(off)
 
