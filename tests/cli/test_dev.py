@@ -374,7 +374,7 @@ def _alive(pid: int) -> bool:
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
         (["--state-dir", "{deep/}" + "x" * 60], "sockets are made below it"),
         (["nowhere.py"], "nowhere.py is not a file"),
-        (["unplug"], "'unplug' is neither a driver nor a verb, did you mean 'unplug-function'?"),
+        (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug-function'?"),
         (
             ["--nodes", "2", GPU, "--http-address", ":0"],
             "--http-address :0: 2 plugins, each driver on each node, cannot share one address",
