@@ -96,6 +96,7 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
         "LOG_LEVEL": "error",
         "LOCAL_CLUSTER": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONNODEBUGRANGES": "1",
     }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 import threading
 import time
@@ -67,7 +66,7 @@ class InstanceLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.id = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._fd: int | None = None
         self._content = _Content()
         self._writing = threading.Lock()  # the record thread also writes the file
