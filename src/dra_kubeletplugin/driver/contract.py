@@ -97,9 +97,11 @@ class Driver:
     call of an ``async def`` method runs in its own task, so a cancel scope cannot begin in one method and end in another.
 
     An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim. At
-    most 256 plain methods run at once; while 256 of them hang, further calls fail with an error. The framework never stops a method in
-    its thread. It cancels an ``async def`` method when the plugin stops or when the caller gives up. While a method runs, other plugin
-    processes do not touch its claim, because the method may still use the hardware.
+    most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
+
+    The framework never stops a plain method in its thread. It cancels an ``async def`` method when the plugin stops or when a time
+    limit ends, such as ``START_TIMEOUT``; the method then has 1 s to clean up. It does not cancel ``prepare`` when the kubelet stops
+    waiting. While a method runs, other plugin processes do not touch its claim, because the method may still use the hardware.
 
     The framework keeps the records of prepared claims, prevents two claims from getting the same device, and writes CDI files, sockets
     and slices. One driver object lives as long as the process. During a rolling update two plugin processes run, each with its own.
@@ -265,8 +267,8 @@ class Driver:
         events, after :meth:`changed`, and every ``rescan_interval`` seconds. Two calls never overlap.
 
         A call must be cheap to repeat. It must return the same names for the same hardware, also after a reboot, because claims refer
-        to devices by name. New claims do not get a device that you leave out. If the method raises, the framework logs the error, keeps
-        the last result and calls again.
+        to devices by name. New claims do not get a device that you leave out; a claim that holds it keeps it. If the method raises, the
+        framework logs the error, keeps the last result and calls again. It handles errors in the result as for :meth:`pools`.
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
@@ -309,8 +311,9 @@ class Driver:
         The process may die at any point of the call. Then ``unprepare`` is called with ``complete=False``, and after it the steps
         that were registered with ``claim.on_undo``. The same happens when the call raises.
 
-        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The exception's text
-        becomes an event of the pod. Use the same text for the same fault, without counts or times: each new text is a new event.
+        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The kubelet retries
+        after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or times:
+        each new text is a new event.
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
 
@@ -321,7 +324,8 @@ class Driver:
         a reboot. It may also be called for a claim whose prepare never began or did not finish (``claim.complete`` is False). The
         ResourceClaim object may be gone; ``claim`` comes from the framework's record.
 
-        No other claim uses the devices until it returns. If it raises, the devices stay reserved and the call is repeated.
+        After it, the framework runs the undo steps of the claim, also if it raises. No other claim gets the devices until all of them
+        have succeeded. If one raises, the devices stay reserved, and the framework later calls ``unprepare`` and all undo steps again.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
@@ -331,9 +335,10 @@ class Driver:
         contains these devices, and ``claim.node`` the node. When the method returns, the framework sets all binding conditions to True
         and the scheduler binds the pod.
 
-        Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets a binding failure condition to True
-        with the exception's text as message; the scheduler deallocates the claim and tries again. After any other exception the
-        framework calls again, with backoff, until the scheduler's own timeout (10 minutes by default).
+        Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets the first binding failure condition
+        of each device to True, with the exception's text as message. The scheduler deallocates the claim and tries again. Without a
+        failure condition the scheduler waits until its own timeout (10 minutes by default). After any other exception the framework
+        calls again, with backoff, while the claim has the devices.
 
         It must be idempotent: it is called again for the same allocation after a crash, a change of the leader, or an error. Calls for
         one claim never overlap. If another claim still has a device, that claim's :meth:`unbind` runs first. ``claim.report`` adds data
