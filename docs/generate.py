@@ -1,7 +1,6 @@
-"""Writes what of the documentation comes from elsewhere in this tree: `make docs`. A test says when it is to be run.
+"""Generates pages, tables and diagrams of the documentation: `make docs`. A test fails if one is not current.
 
-What belongs to the package is there (`errors_page`, `settings.page`, `metrics.page()`); here is what comes from manifests and from tables
-that no program shows.
+The package itself generates pages that commands print too (`errors_page`, `settings.page`, `metrics.page()`).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def files() -> dict[str, str]:
 
 
 def filled(path: str, **parts: str) -> str:
-    """A page that people write, with tables in it that they don't: between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    """Returns a page with its generated parts replaced: between ``<!-- NAME -->`` and ``<!-- end -->``."""
     text = (ROOT / path).read_text()
     for name, table in parts.items():
         text, count = re.subn(
@@ -79,23 +78,23 @@ _MODULES = {
     },
     "dra_kubeletplugin.testing": {
         "fixtures": "Node, Api, Kubelet, Cluster",
-        "in a loop of the test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
+        "in the event loop of a test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
-        "what came of it": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
+        "results": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
     },
     "dra_kubeletplugin.analysis": {
-        "a cluster": "take, Snapshot, Gap, with_events, from_files",
-        "why": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
+        "the state of a cluster": "take, Snapshot, Gap, with_events, from_files",
+        "why a pod waits": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
         "RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
-        "would it fit": "simulate, Simulation, Placement, Fit",
-        "who has what": "overview, Overview, LiveOverview",
+        "whether a pod would fit": "simulate, Simulation, Placement, Fit",
+        "who holds which device": "overview, Overview, LiveOverview",
     },
     "dra_kubeletplugin.metadata": {
-        "reading": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",
+        "reading metadata files": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",
     },
 }
-"""Every public name once: a name of ``__all__`` that is missing here, or one too many, fails `make docs`."""
+"""Every public name once. `make docs` fails if these are not exactly the names of ``__all__``."""
 
 
 def names() -> str:
@@ -106,11 +105,13 @@ def names() -> str:
             assert sorted(listed) == sorted(public), (
                 f"{module}: {set(listed) ^ set(public) or 'a name is listed twice'}"
             )
+            yield f"From `{module}`:\n"
             for group, text in groups.items():
-                # Resolved by mkdocstrings: `make site` fails where the page does not have one.
-                yield f"| `{module}` | {group} | {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))} |"
+                # mkdocstrings resolves the links; `make site` fails if the page has no such name.
+                yield f"- {group}: {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))}"
+            yield ""
 
-    return table("| import from | for | names |", rows())
+    return "\n".join(rows())
 
 
 # --- deploy/ ----------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def alerts() -> str:
 
 
 def permissions() -> str:
-    """Who may do what, from the objects that ``dra deploy`` renders."""
+    """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
         for text in source.load().all:
@@ -308,7 +309,7 @@ def of_gates() -> str:
 
 
 def without() -> str:
-    """What the plugin does where a gate is off, found out by asking it."""
+    """Returns what the plugin does while a gate is off, as its code decides it."""
 
     def rows() -> Iterator[str]:
         for gate, what, device in _USES:
