@@ -36,7 +36,7 @@ def files() -> dict[str, str]:
         "docs/metrics.md": metrics.page(),
         "docs/commands.md": reference.page(),
         "docs/hosts.md": hosts(),
-        "docs/api.md": filled("docs/api.md", names=names()),
+        "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
         "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
         "docs/security.md": filled("docs/security.md", permissions=permissions()),
@@ -112,6 +112,20 @@ def names() -> str:
             yield ""
 
     return "\n".join(rows())
+
+
+def members(module: str) -> str:
+    """Returns the block that mkdocstrings replaces with the documentation of a module's names, in the order of the list."""
+    listed = ", ".join(_MODULES[module].values())
+    return f"""\
+::: {module}
+    options:
+      show_root_heading: false
+      show_if_no_docstring: true
+      inherited_members: false
+      filters: ["!^_"]
+      members: [{listed}]
+"""
 
 
 # --- deploy/ ----------------------------------------------------------------------------------------

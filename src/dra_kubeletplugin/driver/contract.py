@@ -106,32 +106,22 @@ class Driver:
     The framework keeps the records of prepared claims, prevents two claims from getting the same device, and writes CDI files, sockets
     and slices. One driver object lives as long as the process. During a rolling update two plugin processes run, each with its own.
 
-    A subclass sets:
-        name: DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``.
-        config: a subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None if the driver takes none.
-        options: an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
-            variable, with the field's value as default. ``self.options`` holds the values of this process, already in ``__init__``.
-            Omit it if the driver has no options.
-        unhealthy_taint: the taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them.
-        metadata: whether programs in containers get files that describe their devices, see :mod:`dra_kubeletplugin.metadata`.
-        subsystems: kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``.
+    A subclass sets ``name``, and if it needs them ``config``, ``unhealthy_taint``, ``metadata``, ``subsystems`` and ``options``.
+    ``options`` is an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
+    variable, with the field's value as default. ``self.options`` has the values of this process, already in ``__init__``.
 
-    The framework calls ``__init__`` without arguments. Then, before any other method, it sets:
-        host: the machine: its devices and files.
-        settings: the options of this process, e.g. ``settings.node_name``.
-        log: the driver's logger.
-        role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
-        gates_off: feature gates that the API server has off. When the set changes, ``pools`` is called again.
+    The framework calls ``__init__`` without arguments. Then, before any other method, it sets ``host``, ``settings``, ``log``, ``role``
+    and ``gates_off``.
     """
 
     name: ClassVar[str] = ""
     """DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``."""
     config: ClassVar[type[Config] | Sequence[type[Config]] | None] = None
-    """The kinds of opaque parameters; None if the driver takes none."""
+    """The kinds of opaque parameters: a subclass of :class:`Config`, or a list of them. None if the driver takes none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """The taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them."""
     metadata: ClassVar[bool] = False
-    """Whether containers get device metadata files (KEP-5304).
+    """Whether containers get files that describe their devices (KEP-5304), see :mod:`dra_kubeletplugin.metadata`.
 
     The files contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
     """
@@ -139,9 +129,13 @@ class Driver:
     """Kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
+    """The machine: its devices and files."""
     settings: Settings
+    """The options of this process, e.g. ``settings.node_name``."""
     log: logging.Logger
+    """The driver's logger."""
     role: Role = Role.NODE
+    """``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``."""
     gates_off: frozenset[Gate] = frozenset()
     """Feature gates that the API server has off, as far as the framework has found out.
 
@@ -390,17 +384,21 @@ class Driver:
 
     @property
     def answers_pools(self) -> bool:
+        """Whether the driver overrides :meth:`pools`. For the framework."""
         return type(self).pools is not Driver.pools
 
     @property
     def binds(self) -> bool:
+        """Whether the driver overrides :meth:`bind`. For the framework."""
         return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:
+        """Whether the driver overrides :meth:`health`. For the framework."""
         return type(self).health is not Driver.health
 
     def config_kinds(self) -> Sequence[type[Config]]:
+        """Returns ``config`` as a sequence. For the framework."""
         if self.config is None:
             return ()
         return (self.config,) if isinstance(self.config, type) else tuple(self.config)
