@@ -1,4 +1,4 @@
-"""Calls of 1, 8 and 32 claims beside their floor, in the same run; then what such a call asks of the API server and the disk."""
+"""Measures calls of 1, 8 and 32 claims and their floor in the same run, and counts requests and syncs of such a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AIM = {
     1: 1.3,
     8: 1.5,
     32: 1.5,
-}  # times the floor of a prepare; that of an unprepare is little beside gRPC, which is not in it
+}  # ratio of a prepare to its floor. An unprepare has no aim: its floor is small compared with gRPC
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Row:
     claims: int
     ours: float
     floor: float
-    grpc: float  # of a call that is answered at once
+    grpc: float  # of an empty call
 
     @property
     def ratio(self) -> float:
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one warm call of ``claims`` claims. Syncs are None where nothing can count them."""
+    """The cost of one warm call with ``claims`` claims. Syncs are None if they cannot be counted."""
 
     claims: int
     connections: int
@@ -60,7 +60,7 @@ class Cost:
 
 
 async def timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds."""
+    """Returns the duration in milliseconds."""
     start = time.perf_counter()
     await work()
     return (time.perf_counter() - start) * 1000
@@ -69,7 +69,7 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
 async def rows(
     p: Deployed, api: Api, state: Path, claims: list[Ref], empty: Kubelet, rounds: int = ROUNDS
 ) -> list[Row]:
-    """Interleaved, so that a machine that is slower for a while is so for all."""
+    """Measures all calls in turn, so that a short slowdown of the machine affects all of them."""
     kubelet, floor = Kubelet(p.socket), Floor(api, state, p.cdi)
     await floor.open()
     out = []
@@ -83,7 +83,7 @@ async def rows(
                 ("unprepare", kubelet.unprepare),
                 ("floor unprepare", floor.unprepare),
             ]
-            if n % 2:  # either goes first as often as the other
+            if n % 2:  # each one is first equally often
                 calls = [calls[1], calls[0], calls[3], calls[2]]
             calls += [("empty prepare", empty.prepare), ("empty unprepare", empty.unprepare)]
             for name, call in calls:
@@ -101,7 +101,7 @@ async def rows(
 
 
 async def cost(p: Deployed, api: Api, claims: list[Ref]) -> Cost:
-    """What one call does, after others have warmed it up."""
+    """Counts what one call does, after some warm-up calls."""
     kubelet = Kubelet(p.socket)
     for _ in range(3):
         await kubelet.prepare(claims)
@@ -122,7 +122,7 @@ async def cost(p: Deployed, api: Api, claims: list[Ref]) -> Cost:
 
 
 async def together(p: Deployed, claims: list[Ref]) -> float:
-    """Milliseconds until as many concurrent calls of one claim each are answered."""
+    """Returns the milliseconds for concurrent calls with one claim each."""
     kubelet = Kubelet(p.socket)
     elapsed = await timed(lambda: asyncio.gather(*(kubelet.prepare([c]) for c in claims)))
     await asyncio.gather(*(kubelet.unprepare([c]) for c in claims))
