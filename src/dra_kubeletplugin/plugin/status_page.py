@@ -15,8 +15,7 @@ from ..base.http_server.origin import is_from_here
 from ..base.http_server.server import Request, Response
 from ..claims import Record, RecordStore
 from ..claims.record import UnreadableRecord
-from ..claims.store.rows import Row, read_all
-from ..claims.store.store import Mode
+from ..claims.store.records import Row
 from ..devices.inventory import DeviceKey, Inventory
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
@@ -46,7 +45,7 @@ async def answer(
         return usage_page.page()
     records: Sequence[Row] = ()
     try:
-        records = await store.do(read_all, Mode.READ)
+        records = await store.everything()
     except RecordsError as e:
         notes = [*notes, f"which claims are prepared is not known: {printable(e)}"]
     return usage_page.rows(request, overview(node, driver, inventory, records, notes))

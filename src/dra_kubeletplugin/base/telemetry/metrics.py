@@ -27,7 +27,7 @@ _COUNTERS = {
     "publish_errors_total": ("Failed attempts to publish.", []),
     "reconciled_total": ("What reconciling did, by action.", ["action"]),
     "undo_failures_total": ("Undo steps that failed and will be tried again.", []),
-    "records_damaged_total": ("Times that the record database was set aside.", []),
+    "records_damaged_total": ("Times that the record journal was set aside.", []),
     "scan_failures_total": ("Looks at the devices that failed.", []),
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from slices.", []),
@@ -57,7 +57,7 @@ _GAUGES = {
     "leader": ("1 while this process leads the controllers of the driver.", []),
     "bound_claims": ("Claims for which the controller has called bind and not yet unbind.", []),
     "registered": ("1 while the kubelet accepts this plugin.", []),
-    "records_healthy": ("1 while the record database can be read and written.", []),
+    "records_healthy": ("1 while the record journal can be read and written.", []),
 }
 _HISTOGRAMS = {
     "request_seconds": ("Time for one call of the kubelet.", ["operation"]),
