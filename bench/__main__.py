@@ -11,7 +11,6 @@ import asyncio
 import platform
 import re
 import shutil
-import sqlite3
 import ssl
 import subprocess
 import sys
@@ -55,7 +54,7 @@ def machine(python: str) -> str:
         text=True,
     ).stdout.strip()
     kernel, libc = platform.release(), " ".join(platform.libc_ver())
-    return f"{cores} cores of {cpu}; Linux {kernel}, {libc}; Python {versions}, SQLite {sqlite3.sqlite_version}"
+    return f"{cores} cores of {cpu}; Linux {kernel}, {libc}; Python {versions}"
 
 
 def grouped(lines: list[str]) -> str:

@@ -1,15 +1,15 @@
 """The floor of a call: what no plugin can leave out, done directly, without gRPC, rules or a driver.
 
-For a prepare: GETs of the claims through at most 8 kept connections, one synced commit of their records, their CDI files. For an
-unprepare: the files go, and one commit that is not synced.
+For a prepare: GETs of the claims through at most 8 kept connections, one synced write of their records, their CDI files. For an
+unprepare: the files go, and one write that is not synced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
-import sqlite3
 import ssl
 from pathlib import Path
 
@@ -52,18 +52,7 @@ class Floor:
     def __init__(self, api: Api, state: Path, cdi: Path) -> None:
         self._api = api
         self._cdi = cdi
-        path = state / "floor.db"
-        for old in state.glob("floor.db*"):
-            old.unlink()
-        self._synced, self._unsynced = self._connect(path, "FULL"), self._connect(path, "NORMAL")
-        self._synced.execute("CREATE TABLE claims (uid TEXT PRIMARY KEY, doc TEXT) WITHOUT ROWID")
-
-    @staticmethod
-    def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {synchronous}")
-        return db
+        self._records = os.open(state / "floor.journal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     async def open(self) -> None:
         tls = ssl.create_default_context(cafile=str(self._api.ca))
@@ -76,8 +65,7 @@ class Floor:
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
-        self._synced.close()
-        self._unsynced.close()
+        os.close(self._records)
 
     async def prepare(self, claims: list[Ref]) -> None:
         waiting = list(reversed(claims))
@@ -91,20 +79,20 @@ class Floor:
             await some(self._connections[0])
         else:
             await asyncio.gather(*(some(c) for c in self._connections[: len(claims)]))
-        self._commit(self._synced, "INSERT INTO claims VALUES (?, ?)", [(uid, _DOC) for _, _, uid in claims])
+        self._append([f"{uid} {_DOC}\n" for _, _, uid in claims])
+        os.fdatasync(self._records)
         for _, _, uid in claims:
             write_whole(self._cdi / f"floor-{uid}.json", json.dumps(_SPEC).encode())
 
     async def unprepare(self, claims: list[Ref]) -> None:
         for _, _, uid in claims:
             (self._cdi / f"floor-{uid}.json").unlink()
-        self._commit(self._unsynced, "DELETE FROM claims WHERE uid = ?", [(uid,) for _, _, uid in claims])
+        self._append([f"{uid}\n" for _, _, uid in claims])
 
-    @staticmethod
-    def _commit(db: sqlite3.Connection, statement: str, rows: list[tuple[str, ...]]) -> None:
-        db.execute("BEGIN IMMEDIATE")
-        db.executemany(statement, rows)
-        db.execute("COMMIT")
+    def _append(self, lines: list[str]) -> None:
+        fcntl.flock(self._records, fcntl.LOCK_EX)
+        os.write(self._records, "".join(lines).encode())
+        fcntl.flock(self._records, fcntl.LOCK_UN)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -534,11 +534,13 @@ async def health_unknown() -> list[str]:
 # --- records ----------------------------------------------------------------------------------------
 
 
-@shows("The database was set aside")
+@shows("The journal was set aside")
 async def set_aside() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
+        await node.stop()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
+        await node.start()
         seen = await unready(node, "rebuilt")
         await node.plugin.claims.alerts.check()
         return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]

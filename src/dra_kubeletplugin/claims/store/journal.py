@@ -303,23 +303,26 @@ class Journal:
         generation = 1 + (old.header.generation if old else 0)
         header = new_header(self.specs.driver, generation, repaired, old.header.format if old else 0)
         new = write_new(self.path, header, old.content() if old else records.all_lines())
+        file = None
         try:
+            file = JournalFile(new)  # by this name: another program may replace the final one at any moment
             if fault:
                 self._keep_aside(fault)
             # Before the file gets its name: no other instance may repair an older file meanwhile.
             self.process.note_records(generation)
             new.rename(self.path)
         except BaseException:
+            if file:
+                file.close()
             new.unlink(missing_ok=True)
             self.process.note_records(self.file.header.generation if self.file else 0)
             raise
-        sync_folder(self.path.parent)
-        known, self.file = self.file, JournalFile(self.path)
+        known, self.file = self.file, file
         self.loads += 1
-        for file in {known, old} - {None, self.file}:
-            assert file
-            file.supersede()
-            file.close()
+        sync_folder(self.path.parent)
+        for replaced in filter(None, {known, old}):
+            replaced.supersede()
+            replaced.close()
 
     def _keep_aside(self, fault: str) -> None:
         """Gives the damaged file a second name, under which it is kept for people."""
