@@ -17,7 +17,6 @@ RUNS = 3
 STEPS = (
     "asyncio",
     "ssl",
-    "sqlite3",
     "msgspec",
     "h11",
     "grpc.aio",

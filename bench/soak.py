@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import signal
-import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from bench.node import ROOT, Kubelet, allocate, running
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
+from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.kube.resource import PODS
 from tests.helpers.crash.harness import Box, box, small_cdi
 from tests.helpers.crash.random_faults import Faults
@@ -166,7 +166,7 @@ async def _settle(b: Box, done: Done) -> None:
         nonlocal why
         try:
             b.check_quiet()
-        except (AssertionError, sqlite3.Error) as e:
+        except (AssertionError, RecordsError) as e:
             why = str(e)
             return False
         why = ", ".join([*_moving(b), *b.unrepaired()])

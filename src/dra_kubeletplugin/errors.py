@@ -230,8 +230,8 @@ class RecordsError(DraError):
     code = "DRA-E010"
     reason = "RECORDS_UNAVAILABLE"
     help = (
-        "The database is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
-        "the disk. A damaged file is set aside as records.db.damaged-<time>, never emptied; `dra claims` shows "
+        "The journal is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
+        "the disk. A damaged file is set aside as records.journal.damaged-<time>, never emptied; `dra claims` shows "
         "what was rebuilt."
     )
 
