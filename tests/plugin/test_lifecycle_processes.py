@@ -396,7 +396,7 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(s
     process.terminate()
     assert await p.ends() == 0
     assert p.left() == []
-    assert sorted(f.name for f in own.glob("*lock*")) == [".repair-lock"]
+    assert sorted(f.name for f in own.glob("*lock*")) == [".records.lock"]
 
 
 async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_one_serves(tmp_path: Path) -> None:

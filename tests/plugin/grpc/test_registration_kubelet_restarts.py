@@ -26,7 +26,7 @@ def used(pid: int) -> tuple[int, int, int]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.db"))
+    return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.journal"))
 
 
 async def test_forty_restarts_leave_no_descriptors_threads_memory_nor_files() -> None:
