@@ -32,7 +32,7 @@ _DEVICES = {
 OF_NODES = {
     "cannot allocate all claims": _DEVICES,
     "invalid resource pools were encountered": {ReasonKind.POOL_INVALID},
-    "resourceclaim not available on the node": {ReasonKind.CLAIM_ELSEWHERE},
+    "resourceclaim not available on the node": {ReasonKind.CLAIM_ON_OTHER_NODE},
     "node(s) didn't match pod anti-affinity rules": {ReasonKind.POD_AFFINITY},
     "node(s) were unschedulable": {ReasonKind.CORDONED},
     "node(s) had untolerated taint(s)": {ReasonKind.NODE_TAINT},
@@ -47,14 +47,18 @@ OF_ALL = {
     "status.reservedFor": {ReasonKind.RESERVATION},
     "field is immutable": {ReasonKind.BY_HAND},
     "waiting for binding conditions": {ReasonKind.BINDING},
-    "failed to create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
-    "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
+    "failed to create ResourceClaim": {
+        ReasonKind.ADMIN_LABEL,
+        ReasonKind.TEMPLATE_MISSING,
+        ReasonKind.CLAIM_NOT_CREATED,
+    },
+    "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_CREATED},
 }
 _UNTOLD = {
     ReasonKind.CLAIM_MISSING,
     ReasonKind.CLAIM_DELETED,
     ReasonKind.TEMPLATE_MISSING,
-    ReasonKind.CLAIM_NOT_MADE,
+    ReasonKind.CLAIM_NOT_CREATED,
     ReasonKind.ADMIN_LABEL,
 }
 

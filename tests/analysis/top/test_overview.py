@@ -130,7 +130,7 @@ def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_fro
         "whole": DeviceUse.BLOCKED,
     }
     (counted,) = found.sets
-    assert (counted.node, counted.meters[0].taken, counted.meters[0].total, counted.meters[0].share) == (
+    assert (counted.node, counted.meters[0].used, counted.meters[0].total, counted.meters[0].share) == (
         "n1", "40Gi", "80Gi", 0.5,
     )  # fmt: skip
     admin = count_usage(slices, [claim("c", ("n1", "half-0"), adminAccess=True)])
@@ -142,7 +142,7 @@ def test_a_shared_device_shows_how_much_of_its_capacity_is_taken() -> None:
     device = {"name": "d", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
     claims = [claim(f"c{i}", ("n1", "d"), shareID=str(i), consumedCapacity={"memory": "20Gi"}) for i in range(3)]
     (row,) = count_usage([slice_of("n1", [device])], claims).devices
-    assert (row.use, row.meters[0].taken, row.meters[0].share) == (DeviceUse.SHARED, "60Gi", 0.75)
+    assert (row.use, row.meters[0].used, row.meters[0].share) == (DeviceUse.SHARED, "60Gi", 0.75)
     assert row.holders[0].amounts == {"memory": "20Gi"}
 
 
@@ -279,7 +279,7 @@ def test_pods_that_want_devices_and_do_not_run_wait_the_oldest_first() -> None:
     snapshot = Snapshot.of(pods)
     old = snapshot.pods[1]["metadata"]["uid"]
     found = overview(snapshot, reasons={old: "because"}).waiting
-    assert [(p.name, p.wants, p.said, p.reason) for p in found] == [
+    assert [(p.name, p.requests, p.said, p.reason) for p in found] == [
         ("old", ("c",), "0/1 nodes are available", "because"),
         ("new", ("c",), "0/1 nodes are available", ""),
         ("there", ("c",), "0/1 nodes are available", ""),

@@ -109,7 +109,7 @@ def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
 def matching_pods(pods: Iterable[PodRow], text: str) -> list[PodRow]:
     words = [w for w in text.lower().split() if not w.startswith("!")]
     return [
-        p for p in pods if all(w in f"{p.namespace}/{p.name} {' '.join(p.wants)} {p.reason}".lower() for w in words)
+        p for p in pods if all(w in f"{p.namespace}/{p.name} {' '.join(p.requests)} {p.reason}".lower() for w in words)
     ]
 
 

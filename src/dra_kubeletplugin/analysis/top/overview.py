@@ -83,11 +83,11 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
         meta = obj["metadata"]
         try:
             pod = pod_info.read(obj)
-            wants = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
+            requests = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
         except _MALFORMED as e:
             notes.append(f"pod {meta['namespace']}/{meta['name']} cannot be read, and is left out: {describe(e)}")
             continue
-        if not wants or pod.terminating or (node and pod.node and pod.node != node):
+        if not requests or pod.terminating or (node and pod.node and pod.node != node):
             continue
         yield PodRow(
             namespace=pod.namespace,
@@ -95,7 +95,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
             uid=pod.uid,
             node=pod.node,
             since=str(meta.get("creationTimestamp") or ""),
-            wants=tuple(wants),
+            requests=tuple(requests),
             said=_message(obj),
             reason=reasons.get(pod.uid, ""),
         )

@@ -128,7 +128,7 @@ def set_line(row: CounterRow) -> Text:
 
 def _meter(text: Text, meter: Meter) -> None:
     text.append(f"{meter.name} ", style="dim").append("▕").append(bar(meter.share, 8), style=colour(meter.share))
-    text.append(f"▏{meter.taken}/{meter.total}  ", style="dim")
+    text.append(f"▏{meter.used}/{meter.total}  ", style="dim")
 
 
 def pod_line(row: PodRow, now: float) -> Text:

@@ -222,7 +222,7 @@ class Top(App[None]):
             case DeviceRow() as row:
                 self.push_screen(Sheet(row.id, [*details.device(row, self.shown.sets if self.shown else ())]))
             case CounterRow() as found:
-                notes = [f"{m.name}: {m.taken} of {m.total} taken" for m in found.meters]
+                notes = [f"{m.name}: {m.used} of {m.total} used" for m in found.meters]
                 self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", notes))
             case PodRow() as pod:
                 self.run_worker(self._explain(pod), exclusive=True, exit_on_error=False)

@@ -23,7 +23,7 @@ def table(found: Overview, style: Style) -> Iterator[str]:
     yield from _aligned([_HEAD, *map(_cells, rows)], style)
     if found.sets:
         cells = [
-            (s.node, s.name, m.name, f"{m.taken}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
+            (s.node, s.name, m.name, f"{m.used}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
         ]
         yield ""
         yield from _aligned([("NODE", "COUNTER SET", "COUNTER", "TAKEN", "SHARE"), *cells], style)

@@ -28,7 +28,7 @@ class Meter:
     """How much of a counter or of a shared capacity is used. ``share`` is between 0 and 1, or above 1 if overcommitted."""
 
     name: str
-    taken: str
+    used: str
     total: str
     share: float
 
@@ -124,7 +124,7 @@ class PodRow:
     uid: str
     node: str
     since: str
-    wants: tuple[str, ...]
+    requests: tuple[str, ...]
     said: str = ""
     reason: str = ""
 
