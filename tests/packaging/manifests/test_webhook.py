@@ -143,7 +143,7 @@ class Process:
                 assert line, self.log
                 self.log.append(line)
                 if "serving admission reviews at " in line:
-                    self.url = line.partition("serving admission reviews at ")[2].split()[0]
+                    self.url = line.partition("serving admission reviews at ")[2].split('"')[0]  # of a JSON string
 
     async def stop(self) -> None:
         if self.process and self.process.returncode is None:
