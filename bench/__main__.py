@@ -1,7 +1,7 @@
-"""`make bench`: the figures of README, each beside a floor or an aim, with where they were measured.
+"""`make bench`: measures the figures of docs/figures.md, each with a floor or an aim, and prints the machine.
 
-The plugin runs as a DaemonSet runs it: over HTTPS, from a pod's service account, metrics and probes on. The API server is the local
-one, in a process of its own, 1 ms slower than it could be; a third process is the kubelet, and does the floor.
+The plugin runs as in a DaemonSet: HTTPS, a pod's service account, metrics and probes. The API server is the local one, in its own
+process, with 1 ms added to each response. A third process is the kubelet and measures the floor.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ GO = """The Go example driver was measured elsewhere and not in this run: on a r
 took 3.9, 22, 98 ms, a repeat 2.9, 12, 52 ms, an unprepare 1.5, 8.9, 50 ms, the three calls 3.8, 24, 138 ms of CPU."""
 
 
-SCHEDULING = """Pods that the local cluster schedules in a second, API server, controllers and scheduler in one process, beside what
-Kubernetes publishes of the like workloads (its scheduler_perf, 2025, on its own machines):"""
+SCHEDULING = """Pods that the local cluster schedules per second, with API server, controllers and scheduler in one process, and the
+published figures of Kubernetes for similar workloads (scheduler_perf, 2025, on its own machines):"""
 
 
 def machine(python: str) -> str:
@@ -53,7 +53,7 @@ def machine(python: str) -> str:
 
 
 def grouped(lines: list[str]) -> str:
-    """Calls by the kind of file, each with how often."""
+    """Returns the number of calls for each kind of file."""
     kinds = Counter(re.sub(r"[0-9a-f]{8}-[-0-9a-f]{27}|\d{3,}|tmp\w{8}", "*", line) for line in lines)
     return ": " + ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) if kinds else ""
 
@@ -86,9 +86,9 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
         cost = await latency.cost(p, api, claims[:32])
         print(f"\nA warm prepare and unprepare of {cost.claims} claims:")
         print(f"- new TLS connections: {cost.connections} (aim: 0)")
-        asked = ", ".join(f"{n} x {what}" for what, n in cost.requests.items()) or "none"
+        requests = ", ".join(f"{n} x {what}" for what, n in cost.requests.items()) or "none"
         per_claim = sum(cost.requests.values()) / cost.claims
-        print(f"- requests for each claim: {per_claim:.2f} (aim: at most 1): {asked}")
+        print(f"- requests for each claim: {per_claim:.2f} (aim: at most 1): {requests}")
         for what, found, aim in (("prepare", cost.prepare_syncs, 1), ("unprepare", cost.unprepare_syncs, 0)):
             shown = (
                 "not counted: strace is not installed"
@@ -101,7 +101,7 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
 
 async def memories(api: Api, state: Path, python: str) -> None:
     print(
-        "\n| memory | resident | of it anonymous | shared out (PSS) | aim | start to registered |\n|---|---|---|---|---|---|"
+        "\n| memory | resident | anonymous part | proportional (PSS) | aim | start to registered |\n|---|---|---|---|---|---|"
     )
     for target, (what, aim) in MEMORY.items():
         found = await memory.idle(target, api, state, python)
@@ -116,7 +116,9 @@ async def memories(api: Api, state: Path, python: str) -> None:
 
 
 async def publications(api: Api, state: Path, python: str) -> None:
-    print("\n| publishing | answer to published | aim | our CPU | writes | aim | slowest GetInfo (aim: 100 ms) |")
+    print(
+        "\n| publishing | devices() to published | aim | plugin's CPU | writes | aim | slowest GetInfo (aim: 100 ms) |"
+    )
     print("|---|---|---|---|---|---|---|")
     async for row in publish.rows(api, state, python):
         late = "" if row.seconds <= row.aim else " (missed)"
@@ -127,22 +129,24 @@ async def publications(api: Api, state: Path, python: str) -> None:
             f"| {row.writes} | {row.most}{many} | {row.slowest * 1000:.0f} ms{slow} |"
         )
     quiet = await publish.idle(api, state, python)
-    print(f"\nIdle for {publish.IDLE:g} s with 2,048 devices: {quiet or 'no request but the watch'} (aim: no writes)")
+    print(
+        f"\nIdle for {publish.IDLE:g} s with 2,048 devices: {quiet or 'no request except the watch'} (aim: no writes)"
+    )
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish", "scheduling"), default="all")
-    parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
-    parser.add_argument("--python", default=sys.executable, help="the plugin's interpreter, with all that it needs")
+    parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="folder on a real disk")
+    parser.add_argument("--python", default=sys.executable, help="interpreter for the plugin, with its dependencies")
     parser.add_argument("--rounds", type=int, default=latency.ROUNDS)
     args = parser.parse_args()
     if not shutil.which("openssl"):
-        raise SystemExit("bench: needs openssl, to make the API server's certificate")
+        raise SystemExit("bench: needs openssl, to create the API server's certificate")
     args.state.mkdir(exist_ok=True)
     print(f"Measured on {machine(args.python)}.")
     print(
-        f"API server: the local one, {ssl.OPENSSL_VERSION}, a process of its own, {DELAY * 1000:g} ms added to each answer."
+        f"API server: the local one, {ssl.OPENSSL_VERSION}, in its own process, {DELAY * 1000:g} ms added to each response."
     )
     with tempfile.TemporaryDirectory(dir=args.state) as account:
         async with api_server(Path(account), DELAY) as api:
@@ -155,7 +159,7 @@ async def main() -> None:
                 await publications(api, args.state, args.python)
     if args.what in {"all", "scheduling"}:
         print(f"\n{SCHEDULING}\n", flush=True)
-        # A process of its own, as `dra dev` is one.
+        # In its own process, like `dra dev`.
         process = await asyncio.create_subprocess_exec(args.python, "-m", "bench.scheduling", cwd=ROOT)
         if code := await process.wait():
             raise SystemExit(code)

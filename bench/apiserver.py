@@ -1,6 +1,6 @@
-"""The local API server over HTTPS in a process of its own: its work shares neither an event loop nor a lock with who asks.
+"""The local API server over HTTPS in its own process, so that it shares neither event loop nor interpreter lock with the client.
 
-``python -m bench.apiserver FOLDER DELAY`` serves until its input ends; each line of input is answered by one line of counts.
+``python -m bench.apiserver FOLDER DELAY`` serves until its input ends. For each line of input it prints one line of counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Counts:
-    """What the server saw since it started. ``connections`` are TLS handshakes; watches are no ``requests``."""
+    """Counts since the server started. ``connections`` are TLS handshakes; ``requests`` are without watches."""
 
     connections: int
     requests: dict[str, int]  # by "VERB plural"
@@ -35,7 +35,7 @@ class Counts:
 
 
 class Api:
-    """The running server, from the side of who asks."""
+    """The running server, as clients see it."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, folder: Path) -> None:
         self._process = process
@@ -56,7 +56,7 @@ class Api:
 
 
 def in_pod(url: str, folder: Path) -> ApiConfig:
-    """What a pod with the service account in ``folder`` would be told."""
+    """Returns the configuration of a pod with the service account in ``folder``."""
     host, _, port = url.removeprefix("https://").rpartition(":")
     os.environ |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     return config.load_config(service_account=folder)
@@ -64,7 +64,7 @@ def in_pod(url: str, folder: Path) -> ApiConfig:
 
 @contextlib.asynccontextmanager
 async def api_server(folder: Path, delay: float) -> AsyncIterator[Api]:
-    """``folder`` gets the certificate; every answer comes ``delay`` seconds later than it could."""
+    """Runs a server that delays each response by ``delay`` seconds. Writes its certificate to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     make_certificate(folder)
     (folder / "token").write_text("bench")
@@ -93,7 +93,7 @@ async def api_server(folder: Path, delay: float) -> AsyncIterator[Api]:
 
 
 def make_certificate(folder: Path) -> None:
-    """``ca.crt`` and ``ca.key`` for the loopback, valid for a day. Raises ``FileNotFoundError`` where openssl is missing."""
+    """Writes ``ca.crt`` and ``ca.key`` for the loopback address, valid for a day. Raises ``FileNotFoundError`` without openssl."""
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1"]
     command += ["-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.crt")]

@@ -1,6 +1,6 @@
-"""A plugin as a DaemonSet runs it, beside the API server's process: TLS, a pod's service account, metrics and probes on.
+"""Runs a plugin as a DaemonSet does: with TLS, a pod's service account, metrics and probes.
 
-The kubelet is the caller: it registers the plugin once and then only makes the calls that are measured.
+The caller is the kubelet. It registers the plugin once, and then makes only the calls that are measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Ref = tuple[str, str, str]  # namespace, name, UID
 
 @dataclass(frozen=True)
 class Deployed:
-    """``registered`` is in seconds since the process was started."""
+    """A running plugin. ``registered`` is in seconds after the start of the process."""
 
     pid: int
     driver: str
@@ -44,7 +44,7 @@ class Deployed:
     registered: float
 
     async def probe(self, path: str) -> str:
-        """The answer of /metrics, /healthz or /readyz."""
+        """Returns the response of /metrics, /healthz or /readyz."""
 
         def ask() -> str:
             with urllib.request.urlopen(self.http + path, timeout=10) as answer:  # noqa: S310
@@ -53,8 +53,8 @@ class Deployed:
         return await asyncio.to_thread(ask)
 
     async def published(self) -> None:
-        """Waits until /readyz says so: registered, and slices published. Raises ``TimeoutError`` with what is missing."""
-        said = ""
+        """Waits until /readyz succeeds: registered, and slices published. Raises ``TimeoutError`` with the last response."""
+        response = ""
         try:
             async with asyncio.timeout(START):
                 while True:
@@ -62,10 +62,10 @@ class Deployed:
                         await self.probe("/readyz")
                         return
                     except urllib.error.HTTPError as e:
-                        said = e.read().decode()
+                        response = e.read().decode()
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise TimeoutError(f"{self.driver} is not ready after {START:g}s: {said}") from None
+            raise TimeoutError(f"{self.driver} is not ready after {START:g}s: {response}") from None
 
     def cpu(self) -> float:
         """Seconds of CPU time so far, user and system. Source: clock_getcpuclockid(3)."""
@@ -75,13 +75,13 @@ class Deployed:
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def memory(self) -> dict[str, float]:
-        """MiB by name of /proc/PID/smaps_rollup: Rss, Pss, Anonymous and others."""
+        """Returns the fields of /proc/PID/smaps_rollup in MiB: Rss, Pss, Anonymous and others."""
         lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()[1:]
         return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
 
 
 def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
-    """What the DaemonSet of deploy/ sets, and nothing of ours. Compiled files may be written: the image has them."""
+    """Returns the variables that the DaemonSet of deploy/ sets. Python may write compiled files, because the image has them."""
     kept = {k: v for k, v in os.environ.items() if k in {"PATH", "PYTHONPATH", "HOME", "LANG"}}
     return kept | {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
@@ -96,12 +96,13 @@ def environment(root: Path, cdi: Path, api: Api) -> dict[str, str]:
         "LOG_LEVEL": "error",
         "LOCAL_CLUSTER": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONNODEBUGRANGES": "1",
     }
 
 
 @contextlib.asynccontextmanager
 async def deployed(target: str, api: Api, state: Path, python: str = sys.executable) -> AsyncIterator[Deployed]:
-    """``dra run target`` on ``python``, registered and published. Records are below ``state``; CDI files in memory, as /var/run is."""
+    """Runs ``dra run target``, registered and published. Records are below ``state``, CDI files in memory, as /var/run is."""
     with contextlib.suppress(Exception):
         await api.client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     memory = Path("/dev/shm")
@@ -133,7 +134,7 @@ async def deployed(target: str, api: Api, state: Path, python: str = sys.executa
 
 
 async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple[str, str]:
-    """The kubelet's part of a registration; answers the driver's name and its socket."""
+    """Registers the plugin as the kubelet does. Returns the driver's name and its socket."""
     while not (found := [p for p in registry.iterdir() if not p.name.startswith(".")]):
         if process.returncode is not None:
             raise RuntimeError(f"the plugin ended with {process.returncode}: see its error above")
@@ -149,7 +150,7 @@ async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple
 
 
 async def allocated(api: Api, driver: str, name: str, device: str, config: Sequence[dict[str, Any]] = ()) -> Ref:
-    """A claim that has ``device``, about as large as real ones are, with configuration entries as the scheduler copies them."""
+    """Creates a claim of realistic size to which ``device`` is allocated, with ``config`` as the scheduler copies it."""
     made = await api.client.create(CLAIMS, claim(name, ClaimSpec()), "default")
     result = {"request": "device", "driver": driver, "pool": NODE, "device": device}
     consumer = {"resource": "pods", "name": "bench", "uid": "bench"}

@@ -1,4 +1,4 @@
-"""A driver that does nothing but answer, so that figures are the framework's own."""
+"""Drivers that do no work, so that the figures are those of the framework."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 
 from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, Driver, Health, PreparedDevice, Taint
 
-TOLD = "bench.json"  # below the kubelet's root
-ANSWERED = "bench.answered"  # when the driver had listed its devices, on the clock that all processes share
+DEVICES_FILE = "bench.json"  # below the kubelet's root
+LISTED_FILE = "bench.listed"  # time when the driver had listed its devices, on the monotonic clock of all processes
 
 
-class _Answers(Driver):
-    """Gives a container its devices' names."""
+class _NoWork(Driver):
+    """Prepares a device by setting its name in the container's environment."""
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared(ContainerEdits(env={"DEVICE": d.name})) for d in claim.devices]
 
 
-class Idle(_Answers):
-    """A hundred and twenty-eight devices."""
+class Idle(_NoWork):
+    """128 devices."""
 
     name = "idle.example.com"
 
@@ -51,8 +51,8 @@ class Typed(Idle):
     config = TypedConfig
 
 
-class Many(_Answers):
-    """As many devices as a node may have, with attributes like those of graphics cards."""
+class Many(_NoWork):
+    """2,048 devices, each with 16 attributes."""
 
     name = "many.example.com"
 
@@ -60,14 +60,14 @@ class Many(_Answers):
         return [Device(f"d-{i}", {f"attribute{n}": f"value {n} of {i}" for n in range(16)}) for i in range(2048)]
 
 
-class Told(_Answers):
-    """As many devices as a file says, which is looked at every few milliseconds: a vendor's event, from a thread."""
+class FromFile(_NoWork):
+    """Reads its number of devices from a file, which a thread checks every few milliseconds, like a vendor's event."""
 
-    name = "told.example.com"
+    name = "file.example.com"
 
     def start(self) -> None:
-        self.file = self.settings.kubelet_root / TOLD
-        self.last = self.noted = b""
+        self.file = self.settings.kubelet_root / DEVICES_FILE
+        self.last = self.written = b""
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -82,22 +82,22 @@ class Told(_Answers):
 
     def devices(self) -> list[Device]:
         self.last = self._read()
-        told = json.loads(self.last or b"{}")
+        wanted = json.loads(self.last or b"{}")
         attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
-        changed = {told.get("changed"): {"attribute0": "changed"}}
-        taints = {told.get("tainted"): [Taint(key="told.example.com/sick")]}
+        changed = {wanted.get("changed"): {"attribute0": "changed"}}
+        taints = {wanted.get("tainted"): [Taint(key="file.example.com/sick")]}
         out = [
             Device(f"d-{i}", {**attributes, "index": i, **changed.get(i, {})}, taints=taints.get(i, ()))
-            for i in range(told.get("count", 0))
+            for i in range(wanted.get("count", 0))
         ]
-        if self.noted != self.last:  # looks without a reason come again and again
-            (self.settings.kubelet_root / ANSWERED).write_text(str(time.monotonic()))
-            self.noted = self.last
+        if self.written != self.last:  # the framework also calls devices() at regular intervals
+            (self.settings.kubelet_root / LISTED_FILE).write_text(str(time.monotonic()))
+            self.written = self.last
         return out
 
 
-class ToldOfHealth(Told):
-    """The same, and each device may get a taint one day."""
+class FromFileWithHealth(FromFile):
+    """The same, and reports health, so each device can get a taint."""
 
     name = "health.example.com"
 

@@ -1,4 +1,4 @@
-"""What gRPC alone takes: a plugin that answers at once, as a process of its own. ``python -m bench.empty SOCKET``."""
+"""Measures gRPC alone: a plugin that responds without any work, in its own process. ``python -m bench.empty SOCKET``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
 
 
 class Empty(pb_grpc.DRAPluginServicer):
-    """Answers as large as those of a plugin."""
+    """Returns responses of the size of a real plugin's."""
 
     async def NodePrepareResources(self, request: Any, context: Any) -> Any:
         device = pb.Device(request_names=["device"], pool_name="node-1", device_name="d-1")

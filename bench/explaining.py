@@ -1,7 +1,7 @@
-"""How long ``dra explain`` takes on a large cluster, and its memory: ``python -m bench.explaining [--nodes 500] [--claims 5000]``.
+"""Measures time and memory of ``dra explain`` on a large cluster: ``python -m bench.explaining [--nodes 500] [--claims 5000]``.
 
-Over HTTPS, in a process of its own, with a kubeconfig: what an operator types. The API server is the local one, in this process. The
-same objects are simulated on, too: 1,000 pods on the nodes and devices of the cluster.
+The command runs as an operator runs it: in its own process, with a kubeconfig, over HTTPS. The API server is the local one, in this
+process. The bench also measures ``dra simulate`` with 1,000 pods on the nodes and devices of the cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PER_NODE = 8
 
 
 def objects(nodes: int, claims: int) -> Iterator[tuple[str, JSON]]:
-    """One node in five has large devices; most devices are held, each by a claim of a pod that runs."""
+    """One node in five has large devices. Claims of running pods hold most devices."""
     draw = random.Random(1)
     yield "deviceclasses.resource.k8s.io", _class()
     made = 0
@@ -112,16 +112,16 @@ def _held(number: int, node: str, device: str) -> Iterator[tuple[str, JSON]]:
 
 @dataclass(frozen=True)
 class Run:
-    """A command that has ended: seconds in all and of the processor, the most MiB resident, exit code, standard output."""
+    """A finished command: seconds of wall time and CPU time, maximum resident MiB, exit code, standard output."""
 
     took: float
     cpu: float
     memory: float
     code: int
-    said: str
+    output: str
 
     def __str__(self) -> str:
-        lines = "\n".join(self.said.splitlines()[:3])
+        lines = "\n".join(self.output.splitlines()[:3])
         return (
             f"{self.took:.2f} s ({self.cpu:.2f} s of the processor), {self.memory:.0f} MiB, exit {self.code}\n{lines}"
         )
@@ -169,7 +169,7 @@ def _workload(pods: int) -> list[JSON]:
 
 @asynccontextmanager
 async def _serving(folder: Path, objects: Iterable[tuple[str, JSON]]) -> AsyncIterator[Path]:
-    """An API server over HTTPS that has these objects, and nobody who looks after them; answers a kubeconfig."""
+    """Runs an API server over HTTPS with these objects and no controllers. Yields a kubeconfig."""
     certificate, key = make_certificate(folder, ["127.0.0.1"])
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(str(certificate), str(key))

@@ -1,4 +1,4 @@
-"""The floor of a call: what no plugin can leave out, done directly, without gRPC, rules or a driver.
+"""The floor of a call: only the work that every plugin must do, without gRPC, validation and a driver.
 
 A prepare sends GETs for the claims through at most 8 kept connections, appends their records to a file with one sync, and writes their
 CDI files. A repeat sends the GETs. An unprepare removes the files and appends without a sync.
@@ -27,7 +27,7 @@ _SPEC = {
 
 
 class Connection:
-    """One kept connection that asks for one thing at a time, with the least of HTTP/1.1 that does."""
+    """One open connection for one request at a time, with a minimum of HTTP/1.1."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host
@@ -46,7 +46,7 @@ class Connection:
 
 
 class Floor:
-    """Use :meth:`open`, then the calls in turn, then :meth:`close`."""
+    """Call :meth:`open`, then prepare and unprepare in turn, then :meth:`close`."""
 
     def __init__(self, api: Api, state: Path, cdi: Path) -> None:
         self._api = api
@@ -101,4 +101,4 @@ def write_whole(path: Path, data: bytes) -> None:
         os.write(fd, data)
     finally:
         os.close(fd)
-    os.rename(temporary, path)  # noqa: PTH104 - as few steps as there are
+    os.rename(temporary, path)  # noqa: PTH104 - the fewest steps

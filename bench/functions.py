@@ -1,7 +1,7 @@
-"""`python -m bench.functions`: what it takes to read 1,024 virtual functions, beside the bare reads that it cannot do without.
+"""`python -m bench.functions`: measures the time to read 1,024 virtual functions, and its floor, the system calls alone.
 
-On a described host in memory, whose files take about as long as sysfs'. CPU time, user and system, of the best of five: the machine may
-be shared.
+It uses a described host in memory, whose files are about as fast as sysfs. The figures are user and system CPU time, the best of five,
+because other programs may run on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dra_kubeletplugin import Host
 from dra_kubeletplugin.host.fake import sysfs
 
 CARDS, EACH = 8, 128
-AIM = 150.0  # milliseconds, for finding them with every attribute
+AIM = 150.0  # milliseconds to find them with all attributes
 FILES = ("vendor", "device", "class", "numa_node")
 LINKS = ("physfn", "iommu_group")
 
@@ -46,7 +46,7 @@ def machine(folder: Path) -> Host:
 
 
 def bare(host: Host) -> int:
-    """The floor: each function's link, the files that tell what it is, and its parent and group, without making anything of them."""
+    """The floor: reads each function's links and files, and builds no objects."""
     links = f"{host.sysfs}/bus/pci/devices"
     names = os.listdir(links)  # noqa: PTH208
     for name in names:

@@ -155,7 +155,7 @@ async def round_costs(plugins: Mapping[str, tuple[Deployed, list[Ref]]], rounds:
 
 
 async def cost(p: Deployed, api: Api, claims: list[Ref]) -> Cost:
-    """What one call does, after others have warmed it up."""
+    """Counts what one call does, after some warm-up calls."""
     kubelet = Kubelet(p.socket)
     for _ in range(3):
         await kubelet.prepare(claims)
@@ -176,7 +176,7 @@ async def cost(p: Deployed, api: Api, claims: list[Ref]) -> Cost:
 
 
 async def together(p: Deployed, claims: list[Ref]) -> float:
-    """Milliseconds until as many concurrent calls of one claim each are answered."""
+    """Returns the milliseconds for concurrent calls with one claim each."""
     kubelet = Kubelet(p.socket)
     elapsed = await timed(lambda: asyncio.gather(*(kubelet.prepare([c]) for c in claims)))
     await asyncio.gather(*(kubelet.unprepare([c]) for c in claims))

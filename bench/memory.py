@@ -1,4 +1,4 @@
-"""Idle resident memory as deployed, whole and by what is loaded."""
+"""Measures the idle resident memory of a deployed plugin, in total and by imported module."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 from bench.apiserver import ROOT, Api
 from bench.deployed import deployed
 
-SETTLE = 12.0  # seconds after publishing: idle is what it is after a while, not at once
+SETTLE = 12.0  # seconds after publishing until the plugin is idle and its idle threads have ended
 RUNS = 3
 STEPS = (
     "asyncio",
     "ssl",
-    "sqlite3",
     "msgspec",
     "h11",
     "grpc.aio",
@@ -41,7 +40,7 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Idle:
-    """MiB; ``registered`` in milliseconds after the start of the process. Medians."""
+    """Medians in MiB; ``registered`` in milliseconds after the start of the process."""
 
     resident: float
     anonymous: float
@@ -50,7 +49,7 @@ class Idle:
 
 
 async def idle(target: str, api: Api, state: Path, python: str, runs: int = RUNS) -> Idle:
-    """After readiness probes and scrapes, as a cluster makes them."""
+    """Measures after some probes and scrapes, which a cluster makes too."""
     found = []
     for _ in range(runs):
         async with deployed(target, api, state, python) as p:
@@ -64,7 +63,7 @@ async def idle(target: str, api: Api, state: Path, python: str, runs: int = RUNS
 
 
 def by_import(python: str) -> list[tuple[str, float, int]]:
-    """What each step of loading the plugin adds: name, MiB resident, modules."""
+    """Returns what each import adds: name, resident MiB, number of modules."""
     run = subprocess.run(
         [python, "-c", _BY_IMPORT, *STEPS], check=True, capture_output=True, text=True, cwd=ROOT / "src"
     )

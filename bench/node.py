@@ -1,4 +1,4 @@
-"""A plugin as a real process beside a local cluster: what figures are measured on."""
+"""Runs a plugin as a process with a local cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Process:
-    """One running plugin. ``registered`` is in seconds since the process was started."""
+    """A running plugin. ``registered`` is in seconds after the start of the process."""
 
     process: asyncio.subprocess.Process
     cluster: LocalCluster
@@ -36,7 +36,7 @@ class Process:
         return self.process.pid
 
     def status(self, key: str) -> int:
-        """A figure of /proc/PID/status in KiB, e.g. VmRSS."""
+        """Returns a field of /proc/PID/status in KiB, e.g. VmRSS."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(f"{key}:"):
                 return int(line.split()[1])
@@ -55,7 +55,7 @@ class Process:
 async def running(
     target: str, driver: str, *, state: Path | None = None, timers: Timers | None = None
 ) -> AsyncIterator[Process]:
-    """``dra run target`` against a local cluster; the claims of the figures are made by :func:`allocate`."""
+    """Runs ``dra run target`` with a local cluster. :func:`allocate` creates claims."""
     loop = asyncio.get_running_loop()
     async with LocalCluster(state=state, timers=timers or Timers(look=0.01)) as cluster:
         await cluster.apply(device_class("devices", driver))
@@ -89,7 +89,7 @@ async def running(
 
 
 async def allocate(cluster: LocalCluster, driver: str, name: str, device: str) -> tuple[str, str, str]:
-    """A claim that has ``device``; answers namespace, name and UID."""
+    """Creates a claim to which ``device`` is allocated. Returns namespace, name and UID."""
     (made,) = await cluster.apply(claim(name, ClaimSpec()))
     result = {"request": "device", "driver": driver, "pool": cluster.node.name, "device": device}
     consumer = {"apiGroup": "bench.example.com", "resource": "benches", "name": "bench", "uid": "bench"}

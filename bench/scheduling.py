@@ -1,8 +1,8 @@
-"""How many pods a second the local cluster schedules: workloads in the form of Kubernetes' scheduler_perf, ``python -m bench.scheduling``.
+"""Measures how many pods per second the local cluster schedules: ``python -m bench.scheduling``.
 
-API server, claim controller and scheduler in one process, as in ``dra dev``; nodes and slices are objects that nobody keeps up to
-date. A workload makes nodes, then pods that are not counted and stay, then pods that are. Steady: each of those is deleted once it is
-scheduled.
+The workloads have the form of Kubernetes' scheduler_perf. API server, claim controller and scheduler run in one process, as in
+``dra dev``; there are no kubelets and drivers. A workload creates nodes, then pods that are not counted, then the counted pods. A
+steady workload deletes each counted pod after it is scheduled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _AT_ONCE = 8  # requests in flight
 
 
 def whole(node: str) -> list[JSON]:
-    """Eight devices."""
+    """Returns eight devices."""
     devices = [{"name": f"dev-{i}", "attributes": {"model": {"string": "A"}}} for i in range(8)]
     return [_slice(node, 0, 1, {"devices": devices})]
 
 
 def partitions(node: str) -> list[JSON]:
-    """Two devices of which each is one large, two middle or seven small ones."""
+    """Returns two devices that can each be one large, two medium or seven small partitions."""
     sets = [{"name": f"gpu-{g}", "counters": {"slices": {"value": "7"}}} for g in range(2)]
     devices = []
     for g in range(2):
@@ -59,7 +59,7 @@ def request(name: str, model: str, count: int = 1) -> JSON:
 
 @dataclass(frozen=True)
 class Workload:
-    """``published`` is what Kubernetes' own benchmark says of the like, pods a second; ``aim`` is ours."""
+    """``published`` is the figure of Kubernetes' benchmark for a similar workload, in pods per second."""
 
     name: str
     nodes: int
@@ -68,7 +68,7 @@ class Workload:
     requests: list[JSON] = field(default_factory=lambda: [request("r", "A")])
     devices: Callable[[str], list[JSON]] = whole
     steady: bool = False
-    share: int = 0  # pods of one claim; from a template otherwise
+    share: int = 0  # pods that share one claim; 0 for claims from a template
     aim: float = 0.0
     published: str = "-"
 
@@ -88,10 +88,10 @@ WORKLOADS = (
 
 
 async def measure(workload: Workload) -> tuple[float, float]:
-    """Pods a second, and a second of processor time, from the first pod that counts to the last that has a node.
+    """Returns counted pods per second of wall time and per second of CPU time.
 
-    Cluster and client are one process with one thread at work: on a quiet machine the two are nearly the same, on any other the
-    second tells more.
+    Cluster and client are one process with one busy thread. So both figures are nearly equal on an idle machine; on a busy machine the
+    second is the reliable one.
     """
     async with LocalCluster(()) as cluster:
         client = KubeClient(cluster.config)
@@ -160,7 +160,7 @@ async def _at_once(calls: list[Callable[[], Any]]) -> None:
 
 @asynccontextmanager
 async def _scheduled(client: KubeClient, *, delete: str) -> AsyncIterator[Callable[[int], Any]]:
-    """Answers how to wait until so many pods have a node. Those whose names begin with ``delete`` are deleted then."""
+    """Yields a function that waits until so many pods have a node. Deletes scheduled pods whose names begin with ``delete``."""
     seen: set[str] = set()
     more = asyncio.Condition()
 

@@ -1,4 +1,4 @@
-"""`make soak`: random kills, then thousands of cycles with an eye on memory and descriptors. Bounded in count and time."""
+"""`make soak`: kills the plugin at random, then checks memory and descriptors over thousands of cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import signal
-import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -22,14 +21,15 @@ from bench.node import ROOT, Kubelet, allocate, running
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
+from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.kube.resource import PODS
 from tests.helpers.crash.harness import Box, box, small_cdi
 from tests.helpers.crash.random_faults import Faults
 
-_CALL = 45.0  # seconds after which the kubelet gives a call up; the plugin answers within CALL_TIMEOUT, unless it is stopped
-_SETTLE = 60.0  # seconds from the end of all faults until every pod runs that can, and nothing moves
-_ROUNDS = 10  # between two moments of quiet
-_PODS = 8  # of which a node with four devices runs two to four
+_CALL = 45.0  # seconds until the kubelet cancels a call; the plugin responds within CALL_TIMEOUT, unless it is stopped
+_SETTLE = 60.0  # seconds after the end of all faults until nothing changes any more
+_ROUNDS = 10  # kills between two checks without faults
+_PODS = 8  # a node with four devices runs two to four of them
 QUICK = {
     "CRASH_DELAY": "0.01",
     "LOG_LEVEL": "info",
@@ -44,7 +44,7 @@ QUICK = {
 
 @dataclass
 class Done:
-    """What happened. ``longest_answer`` and ``longest_quiet`` are in seconds: one call of the kubelet, and until all had settled."""
+    """The result. ``longest_answer`` and ``longest_quiet`` are seconds: of one call of the kubelet, and until nothing changed any more."""
 
     kills: int = 0
     pods: int = 0
@@ -64,20 +64,25 @@ class Done:
 async def kills(
     count: int, rng: random.Random, *, rolling: bool = False, faults: bool = False, progress: bool = False
 ) -> Done:
-    """Pods come and go while the plugin is killed at random moments.
+    """Kills the plugin at random moments while pods are created and deleted.
 
-    With ``rolling`` the next instance is started before the last one is killed, or asked to stop, as in an update. With
-    ``faults`` everything around it fails too, but for a moment of quiet every ten kills.
+    Args:
+        count: number of kills.
+        rng: source of the random moments.
+        rolling: whether the next instance starts before the last one is killed or stopped, as in an update.
+        faults: whether the environment of the plugin fails too, except during a check after every ten kills.
+        progress: whether each check is printed.
 
-    Raises ``AssertionError`` when a device has two holders, something is left when all is quiet, or a call got no answer, and
-    ``TimeoutError`` when a pod that could run does not.
+    Raises:
+        AssertionError: a device has two holders, something is left at a check, or a call got no response.
+        TimeoutError: a pod does not run although it could.
     """
     done = Done()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         async with box(Path(folder), proxied=faults, call=_CALL) as b, contextlib.AsyncExitStack() as stack:
             if faults and not stack.enter_context(small_cdi(b)) and progress:
-                print("no right to mount: the CDI folder is not really full, the driver's process pretends", flush=True)
+                print("no permission to mount: the driver's process simulates a full CDI folder", flush=True)
             storm = Faults(b, random.Random(rng.random()))
             stack.push_async_callback(storm.clear)
             await b.start("plugin-0", **QUICK, **({"POD_UID": _uid(0)} if rolling else {}))
@@ -113,7 +118,7 @@ async def _come_and_go(b: Box, rng: random.Random, done: Done) -> None:
 
 
 async def _moment(b: Box, rng: random.Random) -> None:
-    """A random one, or in half of all cases the next at which a device is half taken or half given back."""
+    """Waits for a random moment, or in half of all cases until a prepare or unprepare is in progress."""
     if rng.random() < 0.5:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
@@ -124,7 +129,7 @@ async def _moment(b: Box, rng: random.Random) -> None:
 
 
 async def _replace(b: Box, rng: random.Random, n: int, *, rolling: bool) -> None:
-    """One instance goes and the next comes. Nothing around it is a reason to end, or not to start."""
+    """Replaces an instance by the next one. Faults of the environment must not stop an instance or prevent its start."""
     old, new = f"plugin-{n}", f"plugin-{n + 1}"
     if rolling:
         await b.start(new, timeout=_SETTLE, POD_UID=_uid(n + 1), **QUICK)
@@ -153,7 +158,7 @@ def _undeleted(b: Box) -> list[str]:
 
 
 async def _settle(b: Box, done: Done) -> None:
-    """Waits until nothing moves, and checks that all stories agree and every pod runs that can."""
+    """Waits until nothing changes any more. Checks that all records agree and that every pod runs that can."""
     began = time.monotonic()
     why = ""
 
@@ -161,7 +166,7 @@ async def _settle(b: Box, done: Done) -> None:
         nonlocal why
         try:
             b.check_quiet()
-        except (AssertionError, sqlite3.Error) as e:
+        except (AssertionError, RecordsError) as e:
             why = str(e)
             return False
         why = ", ".join([*_moving(b), *b.unrepaired()])
@@ -177,7 +182,7 @@ async def _settle(b: Box, done: Done) -> None:
 
 
 def _moving(b: Box) -> list[str]:
-    """What is not at its end: pods that go, and pods that could run and do not."""
+    """Returns what has not ended: pods that are being deleted, and pods that could run and do not."""
     pods = b.cluster.api.storage.list("pods")
     out = [f"{p['metadata']['name']} is not gone" for p in pods if p["metadata"].get("deletionTimestamp")]
     claims = {o["name"]: c for c in b.cluster.claims() for o in c["metadata"].get("ownerReferences") or []}
@@ -201,13 +206,13 @@ def _devices(claim: Any) -> list[Any]:
 
 
 def _measure(b: Box, done: Done) -> None:
-    """Every call was answered before the kubelet gave it up, unless the plugin died at it."""
+    """Checks that every call got a response before the kubelet cancelled it, unless the plugin was killed."""
     assert not b.gave_up, b.gave_up
     done.answers, done.longest_answer = len(b.answers), max(b.answers, default=0.0)
 
 
 async def cycles(count: int, state: Path) -> tuple[float, int]:
-    """Prepare and unprepare again and again; answers the growth of memory in MiB and of open descriptors."""
+    """Prepares and unprepares many times. Returns the growth of memory in MiB, and of open descriptors."""
     async with running("bench.drivers:Idle", Idle.name, state=state / "soak") as p:
         kubelet = Kubelet(p.socket)
         claims = [await allocate(p.cluster, p.driver, f"s-{i}", f"d-{i}") for i in range(8)]
@@ -217,7 +222,7 @@ async def cycles(count: int, state: Path) -> tuple[float, int]:
                 await kubelet.prepare(claims)
                 await kubelet.unprepare(claims)
 
-        await some(max(count // 5, 800))  # caches, threads and arenas reach their size first
+        await some(max(count // 5, 800))  # until caches, threads and memory arenas have their final size
         memory, descriptors = p.status("VmRSS"), p.descriptors
         await some(count)
         growth = (p.status("VmRSS") - memory) / 1024, p.descriptors - descriptors
@@ -232,9 +237,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--no-faults", action="store_true", help="kills only")
     args = parser.parse_args()
-    logging.getLogger("dra_kubeletplugin.localcluster").setLevel(
-        logging.ERROR
-    )  # its kubelet complains of what we do to it
+    logging.getLogger("dra_kubeletplugin.localcluster").setLevel(logging.ERROR)  # the kubelet would log the faults
     print(f"{args.kills} random kills, seed {args.seed}", flush=True)
     rolling = args.kills // 4
     for updates, count in ((False, args.kills - rolling), (True, rolling)):
@@ -243,7 +246,7 @@ async def main() -> None:
         rng = random.Random(args.seed)
         done = await kills(count, rng, rolling=updates, faults=not args.no_faults, progress=True)
         what = "rolling updates, half of them by SIGKILL" if updates else "kills"
-        print(f"{what}: {done}: nothing leaked, nothing was handed out twice, every call was answered")
+        print(f"{what}: {done}: nothing leaked, no device had two holders, every call got a response")
         for kind, times in done.faults.most_common():
             print(f"{times:>7} {kind}")
     if not args.cycles:
@@ -257,7 +260,7 @@ async def main() -> None:
 
 
 def _end(number: int, frame: object) -> None:
-    """What was mounted is unmounted, and what was started ended, however often we are asked."""
+    """Ends with KeyboardInterrupt, so that mounts and processes are cleaned up."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Counts what a process asks the disk to keep, by strace where it is installed."""
+"""Counts the sync calls of a process with strace, if it is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def can_count() -> bool:
 
 @contextlib.asynccontextmanager
 async def counted(pid: int) -> AsyncIterator[list[str]]:
-    """Filled at the end with a line for each sync of the process and its threads: the call and the file's name."""
+    """Yields a list, which at the end has a line for each sync of the process: the call and the file's name."""
     found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "trace"
@@ -30,13 +30,13 @@ async def counted(pid: int) -> AsyncIterator[list[str]]:
             stderr=asyncio.subprocess.PIPE,
         )
         assert strace.stderr
-        said = b""
+        output = b""
         async with asyncio.timeout(10):
-            while b"attached" not in said:
+            while b"attached" not in output:
                 line = await strace.stderr.readline()
-                said += line
+                output += line
                 if not line:
-                    raise RuntimeError(f"strace cannot look at process {pid}: {said.decode(errors='replace')}")
+                    raise RuntimeError(f"strace cannot trace process {pid}: {output.decode(errors='replace')}")
         try:
             yield found
         finally:

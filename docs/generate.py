@@ -1,7 +1,6 @@
-"""Writes the generated pages and tables of the documentation: `make docs`. A test fails if they are not current.
+"""Generates pages, tables and diagrams of the documentation: `make docs`. A test fails if one is not current.
 
-The package contains the generators of its own pages (`errors_page`, `settings.page`, `metrics.page()`). This program calls them, and makes
-the tables that come from manifests and from the code of the local cluster.
+The package itself generates pages that commands print too (`errors_page`, `settings.page`, `metrics.page()`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def files() -> dict[str, str]:
         "docs/metrics.md": metrics.page(),
         "docs/commands.md": reference.page(),
         "docs/hosts.md": hosts(),
-        "docs/api.md": filled("docs/api.md", names=names()),
+        "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
         "docs/kubernetes.md": filled("docs/kubernetes.md", gates=of_gates(), without=without(), releases=of_releases()),
         "docs/security.md": filled("docs/security.md", permissions=permissions()),
@@ -46,7 +45,7 @@ def files() -> dict[str, str]:
 
 
 def filled(path: str, **parts: str) -> str:
-    """Returns a page with its generated tables, which stand between ``<!-- NAME -->`` and ``<!-- end -->``; the rest is written by hand."""
+    """Returns a page with its generated parts replaced: between ``<!-- NAME -->`` and ``<!-- end -->``."""
     text = (ROOT / path).read_text()
     for name, table in parts.items():
         text, count = re.subn(
@@ -69,33 +68,33 @@ def table(head: str, rows: Iterator[str]) -> str:
 _MODULES = {
     "dra_kubeletplugin": {
         "a driver": "Driver, run, Role, Health, Gate",
-        "devices": "Device, Pool, Nodes, Taint, Capacity, RequestPolicy, CounterSet, NodeResource, Quantity, Version",
+        "what it publishes": "Device, Pool, Nodes, Taint, Capacity, RequestPolicy, CounterSet, NodeResource, Quantity, Version",
         "partitions": "partitions, Partition, Partitioned, Profile",
         "claims": "Claim, AllocatedDevice, Config, PreparedDevice, PreparedClaim, RecoveredClaim, BoundClaim, BoundDevice",
-        "edits of containers": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
+        "what containers get": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
         "status in claims": "DeviceStatus, Condition, NetworkData",
         "the machine": "Host, PciFunction",
         "errors": "DraError, RetryableError, PermanentError",
     },
     "dra_kubeletplugin.testing": {
         "fixtures": "Node, Api, Kubelet, Cluster",
-        "in the event loop of the test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
+        "in the event loop of a test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
         "results": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
     },
     "dra_kubeletplugin.analysis": {
-        "a cluster": "take, Snapshot, Gap, with_events, from_files",
+        "the state of a cluster": "take, Snapshot, Gap, with_events, from_files",
         "why a pod waits": "explain, waiting, Explanation, ExplanationState, ReasonKind, NodeGroup, "
         "RequestOnNodes, Reason, Example, SuggestedChange, ClaimState, HeldDevice",
-        "whether pods would fit": "simulate, Simulation, Placement, Fit",
+        "whether a pod would fit": "simulate, Simulation, Placement, Fit",
         "who holds which device": "overview, Overview, LiveOverview",
     },
     "dra_kubeletplugin.metadata": {
-        "reading": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",
+        "reading metadata files": "devices, documents, Device, Document, ClaimRef, Network, Value, CONTAINER_ROOT, MetadataError",
     },
 }
-"""Every public name once. A missing or surplus name, compared with ``__all__``, fails `make docs`."""
+"""Every public name once. `make docs` fails if these are not exactly the names of ``__all__``."""
 
 
 def names() -> str:
@@ -106,11 +105,27 @@ def names() -> str:
             assert sorted(listed) == sorted(public), (
                 f"{module}: {set(listed) ^ set(public) or 'a name is listed twice'}"
             )
+            yield f"From `{module}`:\n"
             for group, text in groups.items():
-                # Resolved by mkdocstrings: `make site` fails where the page does not have one.
-                yield f"| `{module}` | {group} | {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))} |"
+                # mkdocstrings resolves the links; `make site` fails if the page has no such name.
+                yield f"- {group}: {', '.join(f'[`{n}`][{module}.{n}]' for n in text.split(', '))}"
+            yield ""
 
-    return table("| import from | for | names |", rows())
+    return "\n".join(rows())
+
+
+def members(module: str) -> str:
+    """Returns the block that mkdocstrings replaces with the documentation of a module's names, in the order of the list."""
+    listed = ", ".join(_MODULES[module].values())
+    return f"""\
+::: {module}
+    options:
+      show_root_heading: false
+      show_if_no_docstring: true
+      inherited_members: false
+      filters: ["!^_"]
+      members: [{listed}]
+"""
 
 
 # --- deploy/ ----------------------------------------------------------------------------------------
@@ -132,7 +147,7 @@ def alerts() -> str:
 
 
 def permissions() -> str:
-    """Returns the permissions of each account, from the objects that ``dra deploy`` renders."""
+    """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
         for text in source.load().all:
@@ -158,17 +173,9 @@ _HOSTS = """# Described hosts
 
 Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
-For authors who need a machine with certain hardware for tests and demonstrations. After this page you can describe a machine in YAML,
-and run a driver on it.
-
-| to use a described host | |
-|---|---|
-| in the local cluster | `dra dev DRIVER --host FILE` |
-| in a test | `@pytest.mark.dra(host="FILE")` |
-| in a simulation, three times | `dra simulate --host FILE=3` |
-| to describe this machine | `dra inspect --record > FILE` |
-
-In place of a file, you can name a machine of the package: {machines}.
+A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
+`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --record` writes one of the machine that it runs on. Machines
+that come with the package go by name: {machines}.
 
 {head}
 ```yaml
@@ -180,8 +187,8 @@ In place of a file, you can name a machine of the package: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). The parser reports all faults together with their lines: unknown keys, values of a wrong
-type, two functions with one address.
+Numbers are decimal or hexadecimal (`0x10ee`). A key that is not known, a value of the wrong type, two functions at one address: each
+is named with its line, all at once.
 """
 
 
@@ -197,13 +204,13 @@ _TYPES = {
     "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
     "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
 }  # fmt: skip
-_KEYS = {  # the meaning of each key, by its place; a missing or surplus key fails `make docs`
+_KEYS = {  # what each means, by where it stands; a key that is missing here, or too much, fails `make docs`
     "": {
         "functions": "PCI functions, below",
         "numa_nodes": "by number, below",
-        "drivers": "kernel drivers that are loaded and bound to no function; `vfio-pci` always is loaded",
-        "nodes": "device nodes that belong to no function: the name below `/dev`, then `c` or `b` with `major:minor`",
-        "files": "other files of sysfs: path and content",
+        "drivers": "kernel drivers that are loaded and bound to nothing; `vfio-pci` always is",
+        "nodes": "device nodes that belong to no function: name below `/dev`, and `c` or `b` with `major:minor`",
+        "files": "any other files of sysfs, by path, with what is in them",
     },
     "functions[]": {
         "address": "`domain:bus:device.function`",
@@ -213,31 +220,31 @@ _KEYS = {  # the meaning of each key, by its place; a missing or surplus key fai
         "subsystem_vendor": "16 bits",
         "subsystem_device": "16 bits",
         "revision": "8 bits",
-        "behind": "address of the bridge, port or controller above the function",
-        "root": "its root complex; with `behind`, a root complex below that function, as Intel's VMD makes one",
+        "behind": "address of the bridge, port or controller that it hangs below",
+        "root": "a root complex of its own, or a path below `behind`, as Intel's VMD has it",
         "driver": "the kernel driver that is bound at boot",
-        "numa": "its NUMA node; if not set, the kernel reports -1",
-        "iommu_group": "its IOMMU group; without a group VFIO cannot use the function",
-        "boot_vga": "whether it is the graphics device of the console",
-        "link": "the maximum of its PCIe link, below",
-        "vfs": "its virtual functions (SR-IOV), below",
-        "classes": 'the class devices of its driver: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
-        "attributes": "other files of its folder: path and content",
+        "numa": "its NUMA node; without, the kernel says -1",
+        "iommu_group": "its group; without one it cannot be given to a virtual machine",
+        "boot_vga": "whether it carries the console",
+        "link": "the most that its link can do, below",
+        "vfs": "the virtual functions that it offers (SR-IOV), below",
+        "classes": 'what its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
+        "attributes": "any other files of its folder, by path",
     },
     "functions[].link": {"speed": "GT/s: {speeds}", "width": "lanes: {widths}"},
     "functions[].vfs": {
-        "total": "the maximum number",
+        "total": "how many it can have",
         "device": "their device id",
-        "enabled": "the number that is enabled at boot; needs `driver` of the function",
+        "enabled": "how many are enabled at boot; needs `driver` of the function",
         "driver": "their kernel driver",
-        "iommu_group": "the group of the first one; each further one has the next number",
-        "offset": "from the parent's address to the first one's; if not set, the parser chooses free addresses",
-        "stride": "from one address to the next",
+        "iommu_group": "the group of the first; the others count up",
+        "offset": "of the first one's address from the parent's; without, addresses that nothing else has",
+        "stride": "between two addresses",
     },
     "numa_nodes{{}}": {
         "cpus": "list of CPUs, as `0-15,32-47`",
-        "socket": "the CPU package",
-        "distances": "to each NUMA node, in order, as in ACPI's SLIT",
+        "socket": "the package that they are in",
+        "distances": "to each node, in order, as ACPI's SLIT has them",
     },
 }
 _OF = {
@@ -248,7 +255,7 @@ _OTHERWISE = {  # defaults that depend on other keys
     "subsystem_vendor": "the vendor",
     "root": "from the address",
     "functions[].vfs.device": "the function's",
-    "offset": "chosen",
+    "offset": "found",
 }
 _REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
 
@@ -286,7 +293,7 @@ def hosts() -> str:
         head=head.split("\n\n", 2)[1].strip().replace("``", "`") + ":\n",
         example=example(),
         rest=rest[rest.index("\n\nA class") :].strip().replace("``", "`"),
-        keys=table("| key | type | default | meaning |", keys()),
+        keys=table("| key | type | default | what |", keys()),
     )
 
 
@@ -316,7 +323,7 @@ def of_gates() -> str:
 
 
 def without() -> str:
-    """What the plugin does if a gate is off, from the function that decides it."""
+    """Returns what the plugin does while a gate is off, as its code decides it."""
 
     def rows() -> Iterator[str]:
         for gate, what, device in _USES:
@@ -334,11 +341,11 @@ def without() -> str:
             elsewhere = gated_fields.options_without(of_all, {gate}, of_this_node=False)
             done = "the pool is published without it"
             if isinstance(elsewhere, str):
-                done += f"; a pool that belongs to no single node is not published: {elsewhere.partition(' is off, and ')[2]}"
+                done += f"; one that is no node's own is not published: {elsewhere.partition(' is off, and ')[2]}"
             yield f"| `{gate.value}` | {what} | {done} |"
 
     assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gated_fields.Gate)
-    return table("| gate | a device with | if the gate is off |", rows())
+    return table("| gate | a device with | where the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
@@ -349,7 +356,7 @@ _OPTIONS = [
 ]
 _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
-    (gated_fields.Gate.PARTITIONS, "its own nodes", {"nodeName": "a"}),
+    (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
     (
         gated_fields.Gate.TAINTS,
         "a taint with effect NoSchedule or NoExecute",
@@ -363,7 +370,7 @@ _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
     (
         gated_fields.Gate.NODE_RESOURCES,
-        "cpu or memory of the node",
+        "cpu or memory of the node in it",
         {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
     ),
 ]

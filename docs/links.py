@@ -1,4 +1,4 @@
-"""Pages name files of this tree by their place, as GitHub wants them; on the site those links lead to GitHub. A hook of MkDocs."""
+"""A hook of MkDocs: on the site, links to files outside docs/ lead to GitHub. In the pages they are relative paths, as on GitHub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     def outward(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(folder / match[1]))
         if target.is_relative_to(ROOT / "docs") or not target.exists():
-            return match[0]  # MkDocs knows those, and says what is wrong with the others
+            return match[0]  # MkDocs resolves these links, and reports those that are wrong
         kind = "tree" if target.is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{target.relative_to(ROOT)}{match[2] or ''})"
 

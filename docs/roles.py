@@ -1,7 +1,7 @@
-"""Extensions of griffe: what its reading of the source does not show as a reader needs it.
+"""Extensions of griffe, which reads the docstrings for the site.
 
-Docstrings name classes as :class:`Name`, which Markdown shows as it is written: here they become code. Methods of the fixtures are
-written as ``run_pod = both(DriverNode.run_pod)``: here they get the parameters and the docstring of that.
+Markdown does not know the notation :class:`Name`, so it becomes code. A method of a fixture such as ``run_pod =
+both(DriverNode.run_pod)`` gets the parameters and the docstring of the original method.
 """
 
 from __future__ import annotations

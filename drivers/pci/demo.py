@@ -1,4 +1,4 @@
-"""The whole story on this machine: `make demo` runs it. Nothing of the machine's own functions is changed."""
+"""`make demo`: shows each step of a claim on this machine. It does not change the machine's PCI functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dra_kubeletplugin.testing import plugin_on
 
 HERE = Path(__file__).parent
 STYLE = Style.of(sys.stdout)
-LAST_LINE = b"that is all\n"  # of the container, see examples/pod.yaml
+LAST_LINE = b"that is all\n"  # the last line of the container's output, see examples/pod.yaml
 
 
 def say(number: int, text: str) -> None:
@@ -37,7 +37,7 @@ def show(text: str, indent: int = 3) -> None:
 
 
 async def main(description: str | None = None) -> int:
-    """``description`` is a described host to use in place of this machine."""
+    """Runs the demo on this machine, or on the described host in the file ``description``."""
     started = time.monotonic()
     logging.basicConfig(level=logging.ERROR)
     Pci = load_driver(str(HERE))
@@ -45,10 +45,10 @@ async def main(description: str | None = None) -> int:
     usable = [fn for fn in real if not fn.is_class(0x06)]
     if not usable and not description:
         description = str(HERE / "hosts/two-sockets.yaml")
-        print(STYLE.yellow("This machine shows no PCI function that could be given away."))
+        print(STYLE.yellow("This machine has no PCI function that a container could get."))
     if description:
-        print(STYLE.yellow(f"A described host is used: {description}"))
-    runtimes, why_not = None, "a described host's folders are of no use to a container"
+        print(STYLE.yellow(f"The demo uses a described host: {description}"))
+    runtimes, why_not = None, "a container cannot use the files of a described host"
     if not description:
         try:
             runtimes, why_not = await runc_runtime.factory(), ""
@@ -63,9 +63,9 @@ async def main(description: str | None = None) -> int:
             cluster.node.runtime.dev = plugin.host.dev
             show(f"API server {cluster.api.public_url}, kubelet root {cluster.node.kubelet_root}")
             show(f"driver {Pci.name} registered with the kubelet in {time.monotonic() - started:.2f} s")
-            story = Story(cluster, plugin, why_not)
+            steps = Steps(cluster, plugin, why_not)
             found = Host(sysfs).pci()
-            for step in (lambda: story.hardware(found), story.claim, story.container, story.clean_up):
+            for step in (lambda: steps.hardware(found), steps.claim, steps.container, steps.clean_up):
                 await step()
         took = time.monotonic() - started
         print(f"\n{STYLE.green('All done')} in {took:.1f} s. Next: make dev, then kubectl.")
@@ -73,13 +73,13 @@ async def main(description: str | None = None) -> int:
     return 0
 
 
-class Story:
-    """The numbered steps after the start."""
+class Steps:
+    """The numbered steps after the start of the cluster."""
 
     def __init__(self, cluster: LocalCluster, plugin: Plugin, why_not: str) -> None:
         self.cluster = cluster
         self.plugin = plugin
-        self.why_not = why_not  # containers do not really run
+        self.why_not = why_not  # why no real container runs; empty if one does
 
     async def hardware(self, functions: list[PciFunction]) -> None:
         say(2, "What this machine has, and what is published of it")
@@ -128,7 +128,7 @@ class Story:
         pod = await self.cluster.pod("pci-demo")
         runtime, uid = self.cluster.node.runtime, pod["metadata"]["uid"]
         if self.why_not:
-            show(STYLE.yellow(f"No real container is run: {self.why_not}. The OCI spec after injection:"))
+            show(STYLE.yellow(f"No real container runs: {self.why_not}. The OCI spec after injection:"))
             spec = runtime.spec(uid, "main")
             shown = {"process": {"env": spec["process"]["env"]}, "mounts": spec["mounts"]}
             shown["linux"] = {"devices": spec["linux"].get("devices", [])}

@@ -230,8 +230,8 @@ class RecordsError(DraError):
     code = "DRA-E010"
     reason = "RECORDS_UNAVAILABLE"
     help = (
-        "The database is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
-        "the disk. A damaged file is set aside as records.db.damaged-<time>, never emptied; `dra claims` shows "
+        "The journal is in the driver's folder below <kubelet-root>/plugins. Look at free space, permissions and "
+        "the disk. A damaged file is set aside as records.journal.damaged-<time>, never emptied; `dra claims` shows "
         "what was rebuilt."
     )
 
@@ -261,7 +261,7 @@ class ClaimError(DraError):
 
 
 class RetryableError(ClaimError):
-    """For driver authors: the prepare failed now but may succeed later; the kubelet retries."""
+    """Raise it in :meth:`Driver.prepare` for a fault that may pass without a change of the claim, the class or the machine."""
 
     code = "DRA-E101"
     reason = "RETRYABLE"
@@ -269,7 +269,7 @@ class RetryableError(ClaimError):
 
 
 class PermanentError(ClaimError):
-    """For driver authors: the prepare fails until the claim, the class or the machine is changed."""
+    """Raise it in :meth:`Driver.prepare` or :meth:`Driver.bind` for a fault that lasts until claim, class or machine change."""
 
     code = "DRA-E102"
     reason = "PERMANENT"

@@ -21,7 +21,7 @@ from dra_kubeletplugin.claims.capacity import (
     shortage,
     takes_json,
 )
-from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.records import OverdrawnByError
 from dra_kubeletplugin.resourceapi.quantity import Format, Quantity
 
 N = 10**9
@@ -255,7 +255,7 @@ def test_of_those_who_hold_what_is_missing_a_message_names_four(holders: int, sh
     missing = Shortage(
         "counter c", ["d-0"], 2 * N, N, N if who else 0, Format.DECIMAL, frozenset(r.uid for r in who), frozenset()
     )
-    told = str(rows.OverdrawnByError(missing, who))
+    told = str(OverdrawnByError(missing, who))
     assert told.startswith("device d-0: 2 of counter c are asked for and there are 1")
     if shown:
         assert f"of which 1 are held{shown} is free when their pods have stopped" in told

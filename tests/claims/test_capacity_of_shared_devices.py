@@ -20,7 +20,7 @@ from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
 from dra_kubeletplugin.claims.instances import InstanceLock
-from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.records import OverdrawnByError
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.helpers.crash.record_stores import BOOT, DRIVER, Stocked, in_memory
@@ -86,7 +86,6 @@ class Guard(RuleBasedStateMachine):
     def teardown(self) -> None:
         for judge in self.judges:
             judge.process.release()
-        self.db.close()
         self.folder.cleanup()
 
     def judge(self) -> Transitions:
@@ -156,7 +155,7 @@ class Guard(RuleBasedStateMachine):
             except OverdrawnError as e:
                 assert self.is_free(wanted)
                 assert not self.fits(which, wanted, self.claims)
-                assert isinstance(e, rows.OverdrawnByError)
+                assert isinstance(e, OverdrawnByError)
                 # Who is named holds some of it, and without those it would fit.
                 named = {r.uid for r in e.holders}
                 rest = {u: c for u, c in self.claims.items() if u not in named}
@@ -183,11 +182,11 @@ class Guard(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     def committed(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.claims)))
-        row = rows.read(self.db, uid)
+        row = self.db.read(uid)
         assert isinstance(row, Record)
         fence = row.fence
         row.state, row.owner = State.PREPARED, ""
-        assert rows.update(self.db, row, fence)
+        assert self.db.update(row, fence)
         # A repetition is answered whatever there is now.
         again = Record(uid, "ns", row.name, State.PREPARING, BOOT, self.judges[0].process.id, {"devices": row.devices})
         assert isinstance(self.judges[0].begin(self.db, again, None, stock(0, 0, 0)), AlreadyPrepared)
@@ -198,7 +197,7 @@ class Guard(RuleBasedStateMachine):
         self.end(data.draw(st.sampled_from(sorted(self.claims))))
 
     def end(self, uid: str) -> None:
-        rows.forget(self.db, uid)
+        self.db.forget(uid)
         del self.claims[uid]
 
     @rule(which=st.integers(0, 1))
@@ -216,9 +215,7 @@ class Guard(RuleBasedStateMachine):
         wanted = [{"request": "r", "pool": "node", "device": device}]
         if self.is_free(wanted) and self.fits(0, [entry(device)], self.claims):
             uid = f"old-{next(self.numbers)}"
-            rows.insert(
-                self.db, DRIVER, Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", {"devices": wanted})
-            )
+            self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", {"devices": wanted}))
             self.claims[uid] = wanted
 
     @invariant()
@@ -229,7 +226,7 @@ class Guard(RuleBasedStateMachine):
 
     @invariant()
     def every_hold_is_known(self) -> None:
-        assert {r[0] for r in self.db.execute("SELECT uid FROM claims")} == set(self.claims)
+        assert self.db.uids() == set(self.claims)
 
 
 def number(text: str) -> Fraction:
@@ -254,9 +251,7 @@ test_the_guard_against_a_model_in_more_examples = pytest.mark.full(LongGuard.Tes
 def guard(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
     process = InstanceLock(tmp_path / "processes")
     process.acquire()
-    db = in_memory()
-    yield db, Transitions(DRIVER, process, BOOT, lambda uid: False)
-    db.close()
+    yield in_memory(), Transitions(DRIVER, process, BOOT, lambda uid: False)
     process.release()
 
 
@@ -265,24 +260,24 @@ def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> 
 
 
 def test_a_refusal_says_which_counter_how_much_and_who_holds_it(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
-        rows.insert(db, DRIVER, claim("one", entry("x-d")))
-        rows.insert(db, DRIVER, claim("two", entry("x-b")))
-        rows.insert(db, DRIVER, claim("other card", entry("y-d")))
+    with guard(tmp_path) as (records, judge):
+        records.insert(claim("one", entry("x-d")))
+        records.insert(claim("two", entry("x-b")))
+        records.insert(claim("other card", entry("y-d")))
         with pytest.raises(OverdrawnError) as e:
-            judge.begin(db, claim("new", entry("x-c")), None, stock(7, 7, 8))
+            judge.begin(records, claim("new", entry("x-c")), None, stock(7, 7, 8))
         assert str(e.value) == (
             "device x-c: 30Gi of counter memory in counter set x of pool node are asked for and there are 70Gi, of which 60Gi are "
             "held by claims ns/name-one (UID one), ns/name-two (UID two): it is free when their pods have stopped"
         )
-        assert rows.read(db, "new") is None
+        assert records.read("new") is None
 
 
 def test_a_refused_share_says_which_capacity_how_much_and_who_holds_it(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
-        rows.insert(db, DRIVER, claim("one", entry("line-0", "s", "2500m")))
+    with guard(tmp_path) as (records, judge):
+        records.insert(claim("one", entry("line-0", "s", "2500m")))
         with pytest.raises(OverdrawnError) as e:
-            judge.begin(db, claim("new", entry("line-0", "t", "7")), None, stock(7, 7, 8))
+            judge.begin(records, claim("new", entry("line-0", "t", "7")), None, stock(7, 7, 8))
         assert str(e.value) == (
             "device line-0: 7 of capacity lanes of device line-0 in pool node are asked for and there are 8, of which 2500m are held "
             "by claim ns/name-one (UID one): it is free when their pods have stopped"
@@ -290,35 +285,35 @@ def test_a_refused_share_says_which_capacity_how_much_and_who_holds_it(tmp_path:
 
 
 def test_shares_of_one_partition_draw_its_counters_once(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
+    with guard(tmp_path) as (records, judge):
         for share in "stuv":
-            verdict = judge.begin(db, claim(share, entry("x-shared", share)), None, stock(2, 1, 8))
+            verdict = judge.begin(records, claim(share, entry("x-shared", share)), None, stock(2, 1, 8))
             assert isinstance(verdict, Prepare)
 
 
 def test_a_share_of_which_nobody_knows_what_it_takes_has_its_device_whole(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
-        rows.insert(db, DRIVER, claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
+    with guard(tmp_path) as (records, judge):
+        records.insert(claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
         with pytest.raises(OverdrawnError, match="of which it is not known what it takes"):
-            judge.begin(db, claim("new", entry("line-0", "t", "500m")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(db, claim("else", entry("line-1", "t", "8")), None, stock(7, 7, 8)), Prepare)
+            judge.begin(records, claim("new", entry("line-0", "t", "500m")), None, stock(7, 7, 8))
+        assert isinstance(judge.begin(records, claim("else", entry("line-1", "t", "8")), None, stock(7, 7, 8)), Prepare)
 
 
 def test_a_device_that_nobody_knows_any_more_draws_everything_of_its_pool(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
-        rows.insert(db, DRIVER, claim("old", {"pool": "node", "device": "gone"}))
+    with guard(tmp_path) as (records, judge):
+        records.insert(claim("old", {"pool": "node", "device": "gone"}))
         with pytest.raises(OverdrawnError, match=r"ns/name-old \(UID old\), of which it is not known what it takes"):
-            judge.begin(db, claim("new", entry("x-a")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(db, claim("plain", entry("plain")), None, stock(7, 7, 8)), Prepare)
+            judge.begin(records, claim("new", entry("x-a")), None, stock(7, 7, 8))
+        assert isinstance(judge.begin(records, claim("plain", entry("plain")), None, stock(7, 7, 8)), Prepare)
 
 
 def test_admin_access_takes_nothing_and_is_never_refused_for_what_others_hold(tmp_path: Path) -> None:
-    with guard(tmp_path) as (db, judge):
-        rows.insert(db, DRIVER, claim("all", entry("x-whole")))
+    with guard(tmp_path) as (records, judge):
+        records.insert(claim("all", entry("x-whole")))
         admin = claim("admin", entry("x-a", adminAccess=True))
-        assert isinstance(judge.begin(db, admin, None, stock(7, 7, 8)), Prepare)
-        rows.forget(db, "all")
-        assert isinstance(judge.begin(db, claim("new", entry("x-whole")), None, stock(7, 7, 8)), Prepare)
+        assert isinstance(judge.begin(records, admin, None, stock(7, 7, 8)), Prepare)
+        records.forget("all")
+        assert isinstance(judge.begin(records, claim("new", entry("x-whole")), None, stock(7, 7, 8)), Prepare)
 
 
 amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")

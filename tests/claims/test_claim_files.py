@@ -16,7 +16,6 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.claim_files import record_of
-from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.helpers.crash.claim_manager import Api, room, until
 from tests.helpers.crash.record_stores import DRIVER, with_file
@@ -166,7 +165,6 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
         before = (await one.claims.store.all())[0]
         one.settings.records_path.write_bytes(b"garbage" * 999)
     one.settings.records_path.write_bytes(b"garbage" * 999)
-    one.settings.records_path.with_name("records.db-wal").unlink(missing_ok=True)
     async with room(tmp_path, Plain(), api) as after:
         await after.inventory.update([Pool("node", [Device(device)])])
         (record,) = await after.claims.store.all()
@@ -222,7 +220,7 @@ async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_to
     async with room(tmp_path, Noting(), api) as one:
         await one.prepare(ref)
         await until(note_of(tmp_path, "a").exists)
-        await one.claims.store.do(lambda db: rows.forget(db, "a"))
+        await one.claims.store.do(lambda records: records.forget("a"))
         with monkeypatch.context() as patch:
             patch.setattr(ClaimSpecs, "note", fails)
             answer = await one.unprepare(ref)
@@ -367,7 +365,7 @@ async def test_a_file_that_appears_while_its_claim_ends_is_no_lost_record(tmp_pa
         await until(gone)
         async with room(tmp_path, Plain(), api) as other:
             assert await other.records() == {}
-            assert other.claims.database.report == []
+            assert other.claims.store.journal.report == []
 
 
 def test_the_record_of_a_file_is_the_record_that_it_was_written_for(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Small steps of the records that only a look at exactly them shows: what is rolled back alone, what a repeat tells, what a
-salvage adds, what is set aside with its log."""
+"""Small steps of the records that only a look at exactly them shows: what is rolled back alone, what a repeat tells."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
+import contextlib
+import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,10 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import ClaimIdentity, Record, State, engine
-from dra_kubeletplugin.claims.instances import InstanceLock
-from dra_kubeletplugin.claims.record import Fence, UnreadableRecord
-from dra_kubeletplugin.claims.store import database, offline, rows
-from dra_kubeletplugin.claims.store.folder import RecordFolder
-from dra_kubeletplugin.claims.store.salvage import SalvagedRecords, fill, from_files
+from dra_kubeletplugin.claims import ClaimIdentity, Record, engine
+from dra_kubeletplugin.claims.record import Fence
+from dra_kubeletplugin.claims.store import offline
+from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.claims.verification import Verifier
@@ -27,7 +26,7 @@ from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.helpers.crash.claim_manager import Api, Room, room
-from tests.helpers.crash.record_stores import DRIVER, a_record, add, in_memory, instance, open_store, with_file
+from tests.helpers.crash.record_stores import DRIVER, a_record, add, instance, open_store, records_locked, with_file
 
 
 class Plain(Driver):
@@ -44,8 +43,8 @@ class Plain(Driver):
 
 
 def noting(key: str, *, fail: bool = False) -> Any:
-    def note(db: sqlite3.Connection) -> str:
-        rows.set_meta(db, f"note:{key}", key)
+    def note(records: Records) -> str:
+        records.set_meta(f"note:{key}", key)
         if fail:
             raise KeyError(key)
         return key
@@ -60,28 +59,23 @@ async def test_of_a_batch_what_fails_is_rolled_back_alone(tmp_path: Path) -> Non
         results = await asyncio.gather(*(store.do(noting(k, fail=k in "bd")) for k in "abcde"), return_exceptions=True)
         assert store.transactions == before + 1
         assert [r if isinstance(r, str) else type(r) for r in results] == ["a", KeyError, "c", KeyError, "e"]
-        assert await store.do(lambda db: sorted(rows.get_meta(db, "note:"))) == ["a", "c", "e"]
+        assert await store.do(lambda records: sorted(records.get_meta("note:"))) == ["a", "c", "e"]
 
 
 # --- an operator's command ----------------------------------------------------------------------------------
 
 
-async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with instance(tmp_path) as store:
-        await store.check_file()
-        path = store.path
+def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    seen: list[sqlite3.Connection] = []
-
-    def fail(db: sqlite3.Connection) -> None:
-        seen.append(db)
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(rows, "read_all", fail)
-    with pytest.raises(RecordsError, match="disk I/O error"):
-        offline.read_rows(path, 1)
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        seen[0].execute("SELECT 1")
+    (path := tmp_path / "records.journal").touch()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "pread", fail)
+    path.write_bytes(b"x")
+    with pytest.raises(RecordsError, match="Input/output error"):
+        offline.read_rows(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 # --- a start ----------------------------------------------------------------------------------------------
@@ -180,81 +174,6 @@ async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> Non
     assert (found.fields.metadata.uid, found.fields.results(DRIVER), list(found.fields.config())) == ("u", [], [])
 
 
-# --- salvage ------------------------------------------------------------------------------------------------
-
-
-def test_files_tell_of_claims_without_a_readable_row_and_of_no_others(tmp_path: Path) -> None:
-    (tmp_path / "cdi").mkdir()
-    for uid in ("known", "odd", "lost"):
-        with_file(tmp_path, uid, f"d-{uid}")
-    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    known = {"known": a_record("known", "d-known"), "odd": UnreadableRecord("odd", "no text", {})}
-    assert sorted(r.uid for r in from_files(specs, known)) == ["lost", "odd"]
-    assert sorted(r.uid for r in from_files(specs, {})) == ["known", "lost", "odd"]
-    (tmp_path / "file").touch()
-    assert from_files(ClaimSpecs(tmp_path / "file", DRIVER), {}) == []
-
-
-def test_of_two_claims_with_one_device_both_are_kept_and_each_holds_what_is_left(tmp_path: Path) -> None:
-    db = in_memory()
-    first, second = a_record("first", "d-0"), a_record("second", "d-0")
-    second.doc["devices"].append({"request": "r", "pool": "node", "device": "d-1"})
-    told = fill(
-        db,
-        DRIVER,
-        SalvagedRecords({"first": first, "second": second}),
-        [a_record("first", "d-9"), a_record("more", "d-2")],
-    )
-    assert len(told) == 1
-    assert "second" in told[0]
-    assert "first" in told[0]
-    assert sorted(rows.uids(db)) == ["first", "more", "second"]
-    holds = db.execute("SELECT device, uid FROM holds ORDER BY device").fetchall()
-    assert holds == [("d-0", "first"), ("d-1", "second"), ("d-2", "more")], (
-        "what a row tells is not told again by a file"
-    )
-    db.close()
-
-
-# --- what was set aside -------------------------------------------------------------------------------------
-
-
-def test_a_log_goes_to_the_file_that_was_set_aside_last_also_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    """A process dies between the renames of the file and of its log."""
-    path = tmp_path / "records.db"
-    early = path.with_name("records.db.unmerged-29990101T000000.000000Z")
-    early.write_bytes(b"set aside when the clock was wrong")
-    process = InstanceLock(tmp_path / "processes")
-    process.acquire()
-    aside = RecordFolder(path, process, 1.0)
-    path.write_bytes(b"the file")
-    with aside.locked():
-        path.rename(aside._aside_name())
-        path.with_name("records.db-wal").write_bytes(b"its log")
-        aside.finish_setting_aside()
-    process.release()
-    (log,) = tmp_path.glob("*-wal")
-    assert path.with_name(log.name.removesuffix("-wal")).read_bytes() == b"the file"
-
-
-@pytest.mark.parametrize("before", [True, False], ids=["its file was set aside", "its file is gone"])
-async def test_a_log_without_its_file_is_set_aside_and_never_over_another(tmp_path: Path, before: bool) -> None:
-    store = open_store(tmp_path)
-    path = store.path
-    aside = path.with_name("records.db.unmerged-1")
-    if before:
-        aside.write_bytes(b"no database")
-        path.with_name("records.db.unmerged-1-wal").write_bytes(b"its own")
-    path.with_name("records.db-wal").write_bytes(b"left over")
-    await store.check_file()
-    await store.close()
-    store.database.process.release()
-    (log,) = tmp_path.glob("records.db.damaged-*-wal")
-    assert log.read_bytes() == (b"its own" if before else b"left over")
-    assert not list(tmp_path.glob("records.db.unmerged-*"))
-    assert State.PREPARED not in {r.state for r in offline.read_rows(path, 1) if not isinstance(r, UnreadableRecord)}
-
-
 # --- a prepare that fails, or seems to ------------------------------------------------------------------------
 
 
@@ -270,13 +189,13 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
     api = Api()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Telling(), api) as one:
-        store, attempt, update = one.claims.store, one.claims.store._attempt, rows.update
-        faults: list[sqlite3.Error] = []
+        store, attempt, update = one.claims.store, one.claims.store._attempt, Records.update
+        faults: list[OSError] = []
 
-        def updated(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
-            faults.append(sqlite3.OperationalError("disk I/O error"))
-            monkeypatch.setattr(rows, "update", update)
-            return update(db, record, fence)
+        def updated(self: Records, record: Record, fence: Fence) -> bool:
+            faults.append(OSError(errno.EIO, os.strerror(errno.EIO)))
+            monkeypatch.setattr(Records, "update", update)
+            return update(self, record, fence)
 
         def attempted(*args: Any, **options: Any) -> Any:
             done = attempt(*args, **options)
@@ -285,7 +204,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
             return done
 
         told: list[Any] = []
-        monkeypatch.setattr(rows, "update", updated)
+        monkeypatch.setattr(Records, "update", updated)
         monkeypatch.setattr(store, "_attempt", attempted)
         monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
         monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
@@ -301,13 +220,13 @@ async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with room(tmp_path, Plain(), api) as one:
 
-        def taken(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
+        def taken(records: Records, record: Record, fence: Fence) -> bool:
             monkeypatch.undo()
-            rows.forget(db, "a")
-            rows.insert(db, DRIVER, a_record("b", "d-0"))
+            records.forget("a")
+            records.insert(a_record("b", "d-0"))
             return False
 
-        monkeypatch.setattr(rows, "update", taken)
+        monkeypatch.setattr(Records, "update", taken)
         assert isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"b": "Prepared"}
         assert one.claims.files.specs.uids() == []
@@ -358,30 +277,29 @@ async def test_an_undo_whose_failure_cannot_be_noted_is_not_brought_back_after_a
             raise RecordsError("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(rows, "update", full)
+            patch.setattr(Records, "update", full)
             assert isinstance(await old.unprepare(ref), DraError)
-        await new.claims.store.do(lambda db: rows.forget(db, "a"))  # as if it had been taken for dead
+        await new.claims.store.do(lambda records: records.forget("a"))  # as if it had been taken for dead
         new.claims.files.remove_all("a")
         assert not isinstance(await new.prepare(api.allocate("b", "b", "d-0", DRIVER)), DraError)
-        old.claims.store._drop()
+        old.claims.store.journal.drop()
         assert await old.records() == {"b": "Prepared"}
 
 
 async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_the_records(tmp_path: Path) -> None:
     store = open_store(tmp_path, wait=600)
     await store.all()
-    holder = sqlite3.connect(store.path, isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    adding = asyncio.create_task(store.do(lambda db: rows.insert(db, DRIVER, a_record("a", "d-0"))))
+    holder = contextlib.ExitStack()
+    holder.enter_context(records_locked(store.path))
+    adding = asyncio.create_task(store.do(lambda records: records.insert(a_record("a", "d-0"))))
     inside = threading.Event()
-    reading = asyncio.create_task(store.do(lambda db: inside.set(), Mode.READ))
+    reading = asyncio.create_task(store.do(lambda records: inside.set(), Mode.READ))
     assert await asyncio.to_thread(inside.wait, 30)  # in the same batch, before the write, which waits
     await store.close(0.1)
     assert not adding.done()
-    holder.execute("ROLLBACK")
     holder.close()
     await asyncio.gather(reading, adding)
-    store.database.process.release()
+    store.journal.process.release()
 
 
 # --- a note and no record ----------------------------------------------------------------------------------
@@ -392,34 +310,11 @@ async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_
         await store.check_file()
         await add(store, with_file(tmp_path, "kept", "d-0"))
         await add(store, with_file(tmp_path, "lost", "d-1"))
-        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "lost")))
+        await store.do(lambda records: (records.clear_meta(RECOVER), records.forget("lost")))
     async with instance(tmp_path) as store:
         assert {r.uid for r in await store.all()} == {"kept", "lost"}
-        assert store.database.report == ["1 record lost and rebuilt from CDI files: lost"]
+        assert store.journal.report == ["1 record lost and rebuilt: lost"]
         assert await store.recovering()
-
-
-async def test_a_claim_that_ends_while_its_note_is_looked_at_was_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with instance(tmp_path) as store:
-        await store.check_file()
-        await add(store, with_file(tmp_path, "ended", "d-0"))
-        await store.do(lambda db: (rows.clear_meta(db, RECOVER), rows.forget(db, "ended")))
-    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    transaction = database.transaction
-
-    def ended(db: sqlite3.Connection) -> Any:
-        specs.remove("ended")
-        specs.remove_note("ended")
-        return transaction(db)
-
-    monkeypatch.setattr(database, "transaction", ended)
-    async with instance(tmp_path) as store:
-        assert await store.all() == []
-        assert specs.uids() == []
-        assert store.database.report == []
-        assert not await store.recovering()
 
 
 async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_not_come_back(tmp_path: Path) -> None:
@@ -429,7 +324,7 @@ async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_
         claims, specs = one.claims, one.claims.files.specs
         record = await claims.store.get("a")
         assert isinstance(record, Record)
-        await claims.store.do(lambda db: rows.forget(db, "a"))
+        await claims.store.do(lambda records: records.forget("a"))
         specs.path("a").write_text("{}")  # so that there is something to mend
         assert not await claims.engine.rollback.restore_files(record)
         assert not specs.path("a").exists()

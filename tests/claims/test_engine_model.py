@@ -7,7 +7,6 @@ not even what stands in a `finally`; its lock goes as the kernel would drop it, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import tempfile
@@ -193,8 +192,8 @@ class Instance:
         await asyncio.wait(tasks) if tasks else None
         os.close(self.process._fd)
         await self.claims.store._batcher.close(10)
-        if self.claims.store._db is not None:
-            self.claims.store._drop()
+        self.claims.store.journal.drop()
+        self.claims.store.journal._lock.close()
 
 
 class Machine(RuleBasedStateMachine):
@@ -227,7 +226,7 @@ class Machine(RuleBasedStateMachine):
         assert self.records() == []
         self.drop()
         self.runner.close()
-        left = [p.name for p in (self.root / "plugins" / NAME).iterdir() if ".new-" in p.name or ".unmerged-" in p.name]
+        left = [p.name for p in (self.root / "plugins" / NAME).iterdir() if ".new" in p.name]
         assert left == []
         self.folder.cleanup()
 
@@ -453,19 +452,13 @@ class Machine(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["removed", "garbage", "emptied"]), second=st.booleans())
     def the_database_is_lost(self, how: str, second: bool) -> None:
         """What was answered stays true, from the file that is open, from CDI files, and from what the driver knows."""
-        path = self.root / "plugins" / NAME / "records.db"
+        path = self.root / "plugins" / NAME / "records.journal"
         if not path.exists():
             return
         match how:
             case "removed":
-                for suffix in ("", "-wal", "-shm"):
-                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                path.unlink()
             case "garbage" | "emptied":
-                # The log is written back first: what is in it would mend the file.
-                for instance in self.instances.values():
-                    if db := instance.claims.store._db:
-                        with contextlib.suppress(Exception):
-                            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 path.write_bytes(os.urandom(8192) if how == "garbage" else b"")
         for instance in (self.instance(second), *self.instances.values()):
             self.run(instance.claims.store.check_file())

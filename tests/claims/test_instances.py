@@ -20,12 +20,12 @@ import pytest
 
 from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.claims import instances as module
-from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
+from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 SOCKET = OwnedSocket("/x.sock", 1, 2)
-OPENED = OpenDatabase(3, ((1, 2), None, (1, 4)))
+OPENED = 3
 
 
 def a_clock(seconds: Iterator[float]) -> SimpleNamespace:
@@ -101,13 +101,13 @@ def test_what_is_no_id_lives_not(folder: Path) -> None:
 
 def test_others_are_told_with_what_they_have(folder: Path) -> None:
     with living(folder) as first, living(folder) as second:
-        assert [(o.id, o.since, o.opened) for o in second.others()] == [(first.id, 100.0, None)]
+        assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, 0)]
         first.note_records(OPENED)
-        assert [(o.id, o.since, o.opened) for o in second.others()] == [(first.id, 100.0, OPENED)]
-        assert [(o.id, o.since, o.opened) for o in first.others()] == [(second.id, 101.0, None)]
+        assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, OPENED)]
+        assert [(o.id, o.since, o.generation) for o in first.others()] == [(second.id, 101.0, 0)]
         assert (is_newest(first), is_newest(second)) == (False, True)
-        first.note_records(None)
-        assert [o.opened for o in second.others()] == [None]
+        first.note_records(0)
+        assert [o.generation for o in second.others()] == [0]
     assert InstanceLock(folder).others() == []
 
 
@@ -139,7 +139,7 @@ def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
     mine.note_records(OPENED)
     assert not folder.exists()
     mine.acquire()
-    assert [o.opened for o in InstanceLock(folder).others()] == [OPENED]
+    assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
     mine.release()
 
 
@@ -151,7 +151,7 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
         mine.claim_sockets([])
         mine.note_records(OPENED)
         assert path.stat().st_size == large
-        assert [o.opened for o in InstanceLock(folder).others()] == [OPENED]
+        assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
         before = path.stat().st_mtime_ns
         writes: list[int] = []
         monkeypatch.setattr(mine, "_write", lambda: writes.append(1))
@@ -174,32 +174,6 @@ def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> 
         )
         assert mine.reap_dead() == []
     assert InstanceLock(folder / "nowhere").reap_dead() == []
-
-
-def test_what_the_dead_had_open_is_left_to_who_buries_them_until_that_is_looked_after(folder: Path) -> None:
-    older, others = (
-        OpenDatabase(1, ((1, 1), (1, 2), (1, 3))),
-        [OpenDatabase(i, ((9, i), None, None)) for i in range(20)],
-    )
-    with living(folder) as dead, living(folder) as mine:
-        dead.note_records(OPENED)
-        (folder / "1-dead.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
-        mine.reap_dead()
-        mine.note_records(older)
-        (folder / "2-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())  # killed in its turn
-        for i, opened in enumerate(others):
-            dead.note_records(opened)
-            (folder / f"9-{i:02}.lock").write_bytes((folder / f"{dead.id}.lock").read_bytes())
-        assert mine.dead_databases == [OPENED]
-        with living(folder) as next_one:
-            next_one.reap_dead()
-            assert len(next_one.dead_databases) == 16
-            assert set(next_one.dead_databases) <= {OPENED, older, *others}
-            next_one.clear_dead_databases()
-            assert next_one.dead_databases == []
-            (folder / "3-dead.lock").write_bytes((folder / f"{mine.id}.lock").read_bytes())
-            next_one.reap_dead()
-            assert next_one.dead_databases == [OPENED, older]
 
 
 def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,19 +208,17 @@ def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
 NO_FILE_LEFT = """
 import errno, os, resource, sys
 from pathlib import Path
-from dra_kubeletplugin.claims.store.folder import RecordFolder
 from dra_kubeletplugin.claims.instances import InstanceLock
 
 living, looking = (InstanceLock(Path(sys.argv[1])) for _ in range(2))
 living.acquire()
-folder = RecordFolder(Path(sys.argv[1]) / "records.db", looking, 1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
     while True:
         os.dup(0)
 except OSError:
     print(looking.alive(living.id))
-for look in (looking.others, looking.reap_dead, folder.unmerged, folder.damaged):
+for look in (looking.others, looking.reap_dead):
     try:
         print(look())
     except OSError as e:
@@ -258,7 +230,7 @@ def test_where_no_file_is_left_to_open_nobody_is_taken_for_dead_and_nothing_for_
     """A driver's library has every file open that the process may have."""
     command = [sys.executable, "-c", NO_FILE_LEFT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["True", *["EMFILE"] * 4]
+    assert done.stdout.split() == ["True", *["EMFILE"] * 2]
 
 
 def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cannot_be_read_now(
@@ -275,28 +247,26 @@ def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cann
 
 
 @pytest.mark.parametrize(
-    ("data", "since", "opened"),
+    ("data", "since", "generation"),
     [
         (
-            written(b'{"since": 7.5, "opened": {"generation": 3, "inodes": [[1, 2], null, [1, 4]]}, "later": 1}'),
+            written(b'{"since": 7.5, "generation": 3, "later": 1}'),
             7.5,
             OPENED,
         ),
-        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, None),
-        (written(b'{"since": 7.5}', 1), 0.0, None),
-        (written(b'{"since": "x"}'), 0.0, None),
-        (written(b"[" * 100_000), 0.0, None),
-        (b'{"since": 7.5}', 0.0, None),
-        (b"", 0.0, None),
+        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, 0),
+        (written(b'{"since": 7.5}', 1), 0.0, 0),
+        (written(b'{"since": "x"}'), 0.0, 0),
+        (written(b"[" * 100_000), 0.0, 0),
+        (b'{"since": 7.5}', 0.0, 0),
+        (b"", 0.0, 0),
     ],
 )
-def test_a_living_one_lives_whatever_its_file_holds(
-    folder: Path, data: bytes, since: float, opened: OpenDatabase | None
-) -> None:
+def test_a_living_one_lives_whatever_its_file_holds(folder: Path, data: bytes, since: float, generation: int) -> None:
     folder.mkdir(parents=True)
     with locked(folder / "1-x.lock", data):
         (other,) = InstanceLock(folder).others()
-        assert (other.id, other.since, other.opened) == ("1-x", since, opened)
+        assert (other.id, other.since, other.generation) == ("1-x", since, generation)
 
 
 def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims.instances import InstanceLock, OpenDatabase, OwnedSocket
+from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.claim_manager import until
@@ -203,7 +203,7 @@ async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
 def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path) -> None:
     lock, other = InstanceLock(tmp_path), InstanceLock(tmp_path)
     lock.acquire()
-    lock.note_records(opened := OpenDatabase(1, ((1, 2), None, None)))
+    lock.note_records(1)
     stop = threading.Event()
 
     def rewrite(size: int) -> None:
@@ -216,7 +216,7 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
     try:
         for _ in range(500):
             (seen,) = other.others()
-            assert seen.opened == opened
+            assert seen.generation == 1
             assert seen.since > 0
     finally:
         stop.set()
@@ -228,7 +228,7 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
 def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, other = InstanceLock(tmp_path), tmp_path / "records.db"
+    lock, other = InstanceLock(tmp_path), tmp_path / "records.journal"
     lock.acquire()
     opened: list[int] = []
 
@@ -245,7 +245,7 @@ def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_fil
         return crc32(data)
 
     monkeypatch.setattr(zlib, "crc32", meanwhile)
-    lock.note_records(OpenDatabase(1, ((1, 2), None, None)))
+    lock.note_records(1)
     going.join()
     os.close(opened[0])
     assert other.read_bytes() == b""

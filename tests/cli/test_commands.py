@@ -262,18 +262,14 @@ ANSWERED: dict[str, Callable[[Path], list[str]]] = {
 
 
 def _records(tmp: Path) -> Path:
-    """A kubelet's folder with an empty database of records."""
-    import sqlite3
-
-    from dra_kubeletplugin.claims.store.schema import make_tables
+    """A kubelet's folder with an empty journal of records."""
+    from dra_kubeletplugin.claims.store.journal_file import new_header
+    from dra_kubeletplugin.claims.store.lines import encode
 
     folder = tmp / "plugins/x.example.com"
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "records.db").exists():
-        db = sqlite3.connect(folder / "records.db")
-        make_tables(db)
-        db.commit()
-        db.close()
+    if not (folder / "records.journal").exists():
+        (folder / "records.journal").write_bytes(encode(new_header("x.example.com", 1, 1)))
     return tmp
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,15 +16,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 import yaml
 
-from dra_kubeletplugin.claims.store import rows
-from dra_kubeletplugin.claims.store.schema import make_tables
+from dra_kubeletplugin.claims.store.journal_file import new_header
+from dra_kubeletplugin.claims.store.lines import encode
+from dra_kubeletplugin.claims.store.records import COLUMNS
 from dra_kubeletplugin.cli import main
 from tests.analysis.explanation.test_explain import CLASS, claim, gpu, held, node, pod, pool
 from tests.analysis.simulation.test_simulate import TEMPLATE, workload
-from tests.helpers.crash.record_stores import DRIVER, a_record
+from tests.helpers.crash.record_stores import DRIVER, a_record, append_body
 
 JSON = dict[str, Any]
 # Colour, title, clear the screen, C1, right-to-left, zero width, lines of its own, markup of rich, HTML, NUL, DEL, tag, wide.
@@ -277,13 +278,17 @@ def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotte
 ) -> None:
     folder = tmp_path / "plugins" / DRIVER
     folder.mkdir(parents=True)
-    db = sqlite3.connect(folder / "records.db", isolation_level=None)
-    make_tables(db)
     record = a_record("u1", "d-0")
     record.doc = {"devices": [{"request": HOSTILE, "pool": HOSTILE, "device": f"d{HOSTILE}"}], "complete": True}
-    rows.insert(db, DRIVER, record)
-    db.execute("UPDATE claims SET state = ?, namespace = ?, name = ?, error = ?", (state, *[HOSTILE] * 3))
-    db.close()
+    raw = {c: getattr(record, c) for c in COLUMNS} | {
+        "state": state,
+        "namespace": HOSTILE,
+        "name": HOSTILE,
+        "error": HOSTILE,
+    }
+    path = folder / "records.journal"
+    path.write_bytes(encode(new_header(DRIVER, 1, 1)))
+    append_body(path, record, msgspec.json.encode(raw))
     for name, value in (("KUBELET_ROOT", tmp_path), ("CDI_ROOT", tmp_path / "cdi"), ("DRIVER_NAME", DRIVER)):
         monkeypatch.setenv(name, str(value))
     run(capsys, "claims")

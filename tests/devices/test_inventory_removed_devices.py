@@ -64,7 +64,7 @@ async def test_a_partition_that_vanished_while_no_plugin_ran_is_published_with_i
         await node.stop()
         driver.pulled = pulled
         if records == "lost":  # what its file's note tells is as good
-            for path in node.plugin.settings.plugin_dir.glob("records.db*"):
+            for path in node.plugin.settings.plugin_dir.glob("records.journal*"):
                 path.unlink()
         for _ in range(2):
             await node.start()

@@ -37,13 +37,13 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
         "All done",
     ):
         assert words in done.stdout
-    assert ("No real container is run" if runc.missing() else "seen from inside the container") in done.stdout
+    assert ("No real container runs" if runc.missing() else "seen from inside the container") in done.stdout
 
 
 def test_the_demo_says_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
     done = run("drivers/pci/demo.py", "drivers/pci/hosts/two-sockets.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "A described host is used" in done.stdout
+    assert "The demo uses a described host" in done.stdout
     assert "/dev/vfio/vfio" in done.stdout
     assert "CDI files: none" in done.stdout
 

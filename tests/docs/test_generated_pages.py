@@ -95,7 +95,7 @@ def test_every_proposal_of_the_seeds_has_its_section() -> None:
         "ResourceClaimParameters",
         "ResourceClassParameters",
     ):
-        assert lasting in text.partition("## What lives on of 2024")[2]
+        assert lasting in text.partition("## From 2024 to today")[2]
 
 
 def test_the_security_page_says_what_its_manifests_say() -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import shutil
-import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from dra_kubeletplugin import CounterSet, Device, Driver, Health, Nodes, Permane
 from dra_kubeletplugin.analysis.doctor import runtimes
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings
 from dra_kubeletplugin.base.telemetry.logs import TextFormatter
-from dra_kubeletplugin.claims.store.schema import SCHEMA
+from dra_kubeletplugin.claims.store.lines import FORMAT
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell import loop_watchdog
 from dra_kubeletplugin.driver import Role
@@ -33,11 +32,13 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, pods
-from tests.docs.symptoms import PRODUCERS, explained, shows, symptoms, told, unseen
-from tests.helpers import objects
+from tests.helpers.crash.record_stores import append_body, records_locked, set_format
 from tests.helpers.drivers import Sick, Toy, toy
 from tests.packaging.manifests.deployed import config_of
-from tests.plugin.test_node import allocate, prepare_call, ref
+
+from . import objects
+from .symptoms import PRODUCERS, explained, shows, symptoms, told, unseen
+from .test_driver_on_a_node import allocate, prepare_call, ref
 
 PREPARE = "FailedPrepareDynamicResources"
 
@@ -534,11 +535,13 @@ async def health_unknown() -> list[str]:
 # --- records ----------------------------------------------------------------------------------------
 
 
-@shows("The database was set aside")
+@shows("The journal was set aside")
 async def set_aside() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
+        await node.stop()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
+        await node.start()
         seen = await unready(node, "rebuilt")
         await node.plugin.claims.alerts.check()
         return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]
@@ -548,23 +551,18 @@ async def set_aside() -> list[str]:
 async def one_record() -> list[str]:
     async with node_with(toy()) as node:
         await node.run_pod()
-        db = sqlite3.connect(node.settings.records_path)
-        db.execute("UPDATE claims SET doc = 'nonsense'")
-        db.commit()
-        db.close()
+        (record,) = await node.plugin.claims.store.all()
+        append_body(node.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
         return await told(node.cluster, "pod", "RecordSetAside")
 
 
 @shows("Records cannot be written")
-async def records_locked() -> list[str]:
+async def records_busy() -> list[str]:
     async with node_with(toy(), lock_wait=0.3) as node:
-        db = sqlite3.connect(node.settings.records_path, isolation_level=None)
-        db.execute("BEGIN IMMEDIATE")
-        await node.apply_pod()
-        seen = await told(node.cluster, "pod", PREPARE)
-        db.execute("ROLLBACK")
-        db.close()
+        with records_locked(node.settings.records_path):
+            await node.apply_pod()
+            seen = await told(node.cluster, "pod", PREPARE)
         await node.api.wait_running("pod")
         return seen
 
@@ -585,12 +583,9 @@ async def recover_fails() -> list[str]:
 async def newer_records() -> list[str]:
     async with node_with(toy()) as node:
         await node.stop()
-        db = sqlite3.connect(node.settings.records_path)
-        db.execute(f"PRAGMA user_version = {SCHEMA + 2}")
-        db.commit()
-        db.close()
+        set_format(node.settings.records_path, FORMAT + 2)
         await node.start()
-        return await unready(node, "schema")
+        return await unready(node, "format")
 
 
 @shows("The driver blocks the event loop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from typing import Any, ClassVar
 
 import pytest
@@ -14,8 +13,10 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
 from dra_kubeletplugin.testing import DriverNode, node_with
+from tests.helpers.crash.record_stores import append_body
 from tests.helpers.drivers import Sick, toy
-from tests.helpers.publisher import api, until
+
+from .publishing import api, until
 
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:
@@ -111,15 +112,12 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_n
 async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_told() -> None:
     async with node_with(toy()) as node:
         await node.run_pod()
-        path = node.plugin.settings.records_path
-        db = sqlite3.connect(path, timeout=60)
-        db.execute("UPDATE claims SET doc = 'nonsense'")
-        db.commit()
-        db.close()
+        (record,) = await node.plugin.claims.store.all()
+        append_body(node.plugin.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
         found = await told(node, "RecordSetAside")
         assert "cannot be read, so its devices stay held" in found["Pod"]["message"]
-        node.plugin.claims.database.report.append("the records were damaged")
+        node.plugin.claims.store.journal.report.append("the records were damaged")
         await node.plugin.claims.alerts.check()
         await until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
         (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")

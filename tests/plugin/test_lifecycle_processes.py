@@ -402,7 +402,7 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(s
     process.terminate()
     assert await p.ends() == 0
     assert p.left() == []
-    assert sorted(f.name for f in own.glob("*lock*")) == [".repair-lock"]
+    assert sorted(f.name for f in own.glob("*lock*")) == [".records.lock"]
 
 
 @pytest.mark.full

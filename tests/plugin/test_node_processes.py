@@ -16,6 +16,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
+from tests.helpers.crash.record_stores import records_locked
 
 pytestmark = pytest.mark.crash
 OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
@@ -91,23 +92,18 @@ async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bound
 
 
 async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_not_a_hang(tmp_path: Path) -> None:
-    """The old instance is stopped in the middle of a transaction."""
+    """The old instance is stopped while it has the lock."""
     async with box(tmp_path) as b:
         await b.start()
         await b.apply_pod("one")
         await b.cluster.wait_running("one")
-        path = b.node.kubelet_root / "plugins" / DRIVER / "records.db"
-        script = f"import sqlite3,time; db=sqlite3.connect({str(path)!r}, isolation_level=None); db.execute('BEGIN IMMEDIATE'); print('locked', flush=True); time.sleep(600)"
-        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
-        assert holder.stdout
-        await holder.stdout.readline()
-        await b.apply_pod("two")
-        event = await b.until(
-            "the pod's event", lambda: next((e for e in b.cluster.events("two") if "RECORDS_BUSY" in e), None)
-        )
-        assert "is locked by another instance of the plugin for too long: delete its pod if it hangs" in event
-        holder.kill()
-        await holder.wait()
+        path = b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
+        with records_locked(path):
+            await b.apply_pod("two")
+            event = await b.until(
+                "the pod's event", lambda: next((e for e in b.cluster.events("two") if "RECORDS_BUSY" in e), None)
+            )
+            assert "is locked by another instance of the plugin for too long: delete its pod if it hangs" in event
         await b.cluster.wait_running("two")
         b.check_quiet()
 

@@ -26,7 +26,7 @@ LONGEST_SENTENCE = 30
 """Words in a sentence of a docstring or of a page."""
 _SENTENCE_END = re.compile(r"(?<=[.:;!?])\**\)?\s+")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
-_NO_PROSE = re.compile(r"\s*(?:[|#!]|<!--|$)")
+_NO_PROSE = re.compile(r":::|\s*(?:[|#!]|<!--|$)")
 """The start of a line without sentences: a table, a heading, a picture, a comment, an empty line."""
 Match = tuple[Path, int, str]
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import time
+from pathlib import Path
+
+from . import forks
 
 _ATTEMPTS = 5
 _PAUSE = 0.002  # seconds between two attempts; a mere check holds the lock for a hundredth of that
@@ -28,4 +33,39 @@ def try_lock(fd: int) -> bool:
     return False
 
 
-__all__ = ["try_lock"]
+class FileLock:
+    """A lock between processes on the file at ``path``, which is created if it is missing. Use it from one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self, deadline: float) -> None:
+        """Takes the lock. Raises :class:`TimeoutError` at ``deadline``, in seconds of the monotonic clock, and ``OSError``."""
+        while True:
+            if self._fd < 0:
+                self._fd = forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.path} is locked") from None
+                time.sleep(_PAUSE)
+                continue
+            # A lock on a file that lost its name would exclude no other process.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                    return
+            self.close()
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            forks.close(fd)
+
+
+__all__ = ["FileLock", "try_lock"]

@@ -88,7 +88,12 @@ class Hook(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel")
 
 
 class NetDevice(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A network interface of the host that moves into the container (CDI 1.1.0)."""
+    """A network interface of the host that moves into the container (CDI 1.1.0).
+
+    Args:
+        host_interface_name: its name on the host.
+        name: its name in the container.
+    """
 
     host_interface_name: str
     name: str

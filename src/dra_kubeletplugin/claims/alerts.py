@@ -15,7 +15,7 @@ from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
 from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
 from .record import Record, State, UnreadableRecord
-from .store.rows import Row
+from .store.records import Row
 
 _INTERVAL = 60.0  # seconds between checks while no device's health changes
 _RETRY = 1.0  # seconds until the next check after the records could not be read
@@ -27,7 +27,7 @@ class Alerts:
 
     Args:
         rows: returns every row of the records; may raise :class:`RecordsError`.
-        repaired: sentences about repairs of the record database as a whole; the sequence only grows.
+        repaired: sentences about repairs of the record journal as a whole; the sequence only grows.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Writes and removes a claim's files: the CDI spec, the metadata files, and a note with the claim's record.
 
-The note restores the record if the database is lost: no name has to be parsed, and requests, admin access and undo steps survive.
+The note restores the record if the journal is lost: no name has to be parsed, and requests, admin access and undo steps survive.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ClaimFiles:
         """Writes the note of a prepared claim. Raises nothing: a failure is logged, and the next pass writes the note.
 
         Call it inside the transaction that commits the claim as prepared: then no other instance has taken the claim over.
-        A reader of the committed state can then rely on the note, if the database is lost at this moment.
+        A reader of the committed state can then rely on the note, if the journal is lost at this moment.
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
@@ -156,7 +156,7 @@ class ClaimFiles:
             self.metadata.remove(record)
 
     def remove_note(self, uid: str) -> None:
-        """Removes the note. It describes a claim that is rolled back, and the next opening of the database would restore it.
+        """Removes the note. It describes a claim that is rolled back, and the next opening of the journal would restore it.
 
         A note that cannot be removed and cannot be decoded is only logged: the next pass removes it as an orphan.
         """

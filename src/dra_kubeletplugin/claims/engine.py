@@ -14,7 +14,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from sqlite3 import Connection
 from typing import Any
 
 from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
@@ -39,8 +38,8 @@ from .inflight import ClaimTasks, Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, InFlightRecords, Record, State
 from .rollback import Rollback
-from .store import rows
 from .store.batch import BatchWindow
+from .store.records import Records
 from .store.store import Mode, RecordStore
 from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders, Transitions
 from .undo_steps import UndoRecorder
@@ -256,8 +255,8 @@ class Engine:
     async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
         """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
 
-        def begin(db: Connection) -> Decision:
-            decision = self.transitions.begin(db, record, verified.fault, verified.supply)
+        def begin(records: Records) -> Decision:
+            decision = self.transitions.begin(records, record, verified.fault, verified.supply)
             if isinstance(decision, Prepare):
                 self.in_flight.put(record)
             return decision
@@ -273,7 +272,7 @@ class Engine:
     ) -> Sequence[PreparedResult]:
         async def save(steps: list[dict[str, Any]]) -> None:
             record.doc["undo"] = steps
-            if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
+            if not await self.store.do(lambda records: records.update(record, fence), Mode.SYNC):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
                 )
@@ -313,7 +312,7 @@ class Engine:
             statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
             if not await self.store.do(
-                lambda db: self._commit(db, record, fence), first=lambda: self.files.put(record)
+                lambda records: self._commit(records, record, fence), first=lambda: self.files.put(record)
             ):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
@@ -331,8 +330,8 @@ class Engine:
             self.reports.queue(key, statuses)
         return prepared_result(record)
 
-    def _commit(self, db: Connection, record: Record, fence: Fence) -> bool:
-        done = rows.update(db, record, fence)
+    def _commit(self, records: Records, record: Record, fence: Fence) -> bool:
+        done = records.update(record, fence)
         if done:
             self.files.note(record)
         return done

@@ -1,7 +1,7 @@
 """Detects which plugin instances are alive: each holds a lock on its own file while it can touch hardware.
 
-The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file lists the sockets and the
-database of its process, so the next instance can remove files that a killed one left behind. Source: flock(2).
+The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file lists the sockets of its
+process, so the next instance can remove those of a killed one, and the generation of its record journal. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 import threading
 import time
@@ -26,7 +25,6 @@ from ..base.flock import try_lock
 
 _SUFFIX = ".lock"
 _READS = 10  # attempts, half a millisecond apart; a write takes a hundredth of that
-_MOST_LEFT = 16  # databases of dead instances; more do not accumulate before an instance handles them
 _UNLOCKED = ".new"  # suffix of a file that is not locked yet: it does not count as an instance
 
 
@@ -39,27 +37,19 @@ class OwnedSocket:
     inode: int = 0
 
 
-class OpenDatabase(msgspec.Struct, frozen=True):
-    """The record database that an instance has open, see :class:`Connection`."""
-
-    generation: int
-    inodes: tuple[tuple[int, int] | None, ...]
-
-
 class _Content(msgspec.Struct):
     since: float = 0.0  # seconds since boot
-    opened: OpenDatabase | None = None
-    left: list[OpenDatabase] = []
+    generation: int = 0
     sockets: list[OwnedSocket] = []
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A living instance, read from its file. ``since`` is seconds since boot; ``opened`` is None if it has no database open."""
+    """A living instance, read from its file. ``since`` is seconds since boot; ``generation`` is that of its open journal, or 0."""
 
     id: str
     since: float
-    opened: OpenDatabase | None
+    generation: int
 
 
 class InstanceLock:
@@ -67,7 +57,7 @@ class InstanceLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.id = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.id = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._fd: int | None = None
         self._content = _Content()
         self._writing = threading.Lock()  # the record thread also writes the file
@@ -97,21 +87,10 @@ class InstanceLock:
         self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._write()
 
-    def note_records(self, opened: OpenDatabase | None) -> None:
-        """Notes which record database this instance has open."""
-        if self._content.opened != opened:
-            self._content.opened = opened
-            self._write()
-
-    @property
-    def dead_databases(self) -> list[OpenDatabase]:
-        """The databases that dead instances had open, from the files that were removed."""
-        return self._content.left
-
-    def clear_dead_databases(self) -> None:
-        """Clears :attr:`dead_databases` once the databases of dead instances have been handled."""
-        if self._content.left:
-            self._content.left = []
+    def note_records(self, generation: int) -> None:
+        """Notes the generation of the record journal that this instance has open; 0 if it has none open."""
+        if self._content.generation != generation:
+            self._content.generation = generation
             self._write()
 
     def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
@@ -153,7 +132,7 @@ class InstanceLock:
             id = path.name.removesuffix(_SUFFIX)
             if id != self.id and _is_locked(path):
                 content = _read(path)
-                found.append(Instance(id, content.since, content.opened))
+                found.append(Instance(id, content.since, content.generation))
         return found
 
     @property
@@ -172,20 +151,12 @@ class InstanceLock:
                         continue
                     content = _read(path)
                     left += content.sockets
-                    self._inherit(content)
                     # The name may belong to another file now: instances never reuse an id, but a person may create a file by hand.
                     if os.path.samestat(os.fstat(fd), path.stat()):
                         path.unlink()
                 finally:
                     forks.close(fd)
         return left
-
-    def _inherit(self, dead: _Content) -> None:
-        """Copies the databases of a dead instance to this instance's file before the dead one's file is removed."""
-        found = [o for o in (*dead.left, dead.opened) if o is not None and o not in self._content.left]
-        if found:
-            self._content.left = [*self._content.left, *found][-_MOST_LEFT:]
-            self._write()
 
     @staticmethod
     def pid(id: str) -> str:

@@ -30,9 +30,9 @@ from .record import InFlightRecords, Record, UnreadableRecord
 from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
-from .store.database import RecordDatabase
+from .store.journal import Journal
+from .store.records import Row
 from .store.recovery import Recovery
-from .store.rows import Row
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions
@@ -40,7 +40,7 @@ from .verification import Verifier
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer ones continue while the plugin serves
-_CHECK_INTERVAL = 2.0  # seconds between checks that the database file still has its name
+_CHECK_INTERVAL = 2.0  # seconds between checks that the journal is intact
 _RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
 _RECOVER_CHECK = 5.0  # seconds between checks whether another instance left recovery undone
 _PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
@@ -75,8 +75,8 @@ class ClaimManager:
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
-        self.database = RecordDatabase(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = RecordStore(self.database)
+        journal = Journal(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
+        self.store = RecordStore(journal)
         transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
         refuse = settings.unhealthy_policy == "refuse"
         self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
@@ -99,7 +99,7 @@ class ClaimManager:
         # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
         update_timeout = settings.call_timeout / 2
         self._updates = MetadataUpdates(self.store, self.files, transitions, self.tasks, timeout=update_timeout)
-        self.alerts = Alerts(events, inventory, settings.node_name, self.store.everything, self.database.report)
+        self.alerts = Alerts(events, inventory, settings.node_name, self.store.everything, journal.report)
         self._startup: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
 
     # --- calls of the kubelet -------------------------------------------------------------------
@@ -160,7 +160,7 @@ class ClaimManager:
         }
 
     async def _keep_checking_file(self) -> None:
-        """Checks the database file regularly. It may be removed while the plugin is idle, and a new instance would find no records."""
+        """Checks the journal regularly. It may be removed while the plugin is idle, and a new instance would find no records."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL)
             await self.store.check_file()
@@ -168,7 +168,7 @@ class ClaimManager:
     async def _keep_recovering(self) -> None:
         """Runs recovery again whenever it is due.
 
-        The database may be rebuilt at any time, also by an instance that died before it called recover().
+        The journal may be repaired at any time, also by an instance that died before it called recover().
         """
         first, longest = _RECOVER_RETRY
         pause = first
@@ -225,7 +225,7 @@ class ClaimManager:
 
     async def notes(self) -> list[str]:
         """Returns notes for operators: repairs, checks that hang, unreadable records and failing rollbacks."""
-        out = [*self.database.report, *self.recovery.report]
+        out = [*self.store.journal.report, *self.recovery.report]
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT):

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Generator
-from sqlite3 import Connection
 from typing import Any
 
 from ..driver import MetadataUpdate
@@ -22,7 +21,7 @@ from . import metadata_files
 from .claim_files import ClaimFiles
 from .inflight import ClaimTasks, Work, as_dra_error
 from .record import Record, State
-from .store import rows
+from .store.records import Records
 from .store.store import FollowUp, RecordStore
 from .transitions import Transitions
 
@@ -92,8 +91,8 @@ class MetadataUpdates:
         """Runs as the in-flight work of the claim."""
         while True:
             done = await self.store.do(
-                lambda db: self._record(db, update),
-                then=lambda done: FollowUp(lambda db: self._write(db, update)) if done else done,
+                lambda records: self._record(records, update),
+                then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else done,
             )
             if isinstance(done, int) and done is not False:
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
@@ -102,22 +101,22 @@ class MetadataUpdates:
                 raise ClaimBusyError(f"claim {update.uid} is prepared by another instance of the plugin for too long")
             await asyncio.sleep(_POLL)
 
-    def _record(self, db: Connection, update: MetadataUpdate) -> Any:
+    def _record(self, records: Records, update: MetadataUpdate) -> Any:
         """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.transitions.readable(rows.read(db, update.uid))
+        row = self.transitions.readable(records.read(update.uid))
         if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.doc, record.fence
         record.doc = metadata_files.updated(record, update)
         if record.doc is not before:
-            rows.update(db, record, fence)
+            records.update(record, fence)
             self.files.note(record)
         return True
 
-    def _write(self, db: Connection, update: MetadataUpdate) -> int:
+    def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.transitions.readable(rows.read(db, update.uid)), update)
+        record = self._prepared(self.transitions.readable(records.read(update.uid)), update)
         try:
             self.files.put_metadata(record)
         except RecordsError as e:

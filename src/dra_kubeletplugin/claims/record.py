@@ -28,7 +28,7 @@ class State(enum.StrEnum):
 
 @dataclass
 class Record:
-    """One row of the record database. ``doc`` is JSON; fields that this version does not know are kept.
+    """The record of one claim. ``doc`` is JSON; fields that this version does not know are kept.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
     data), ``cdi`` (the claim's CDI spec), ``metadata`` (content of its metadata files), ``complete``, ``operation``.
@@ -135,7 +135,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class UnreadableRecord:
-    """A row that this version cannot read. The row stays as it is, and its devices stay held."""
+    """A record that this version cannot read. It stays as it is, and its devices stay held."""
 
     uid: str
     reason: str
@@ -148,7 +148,7 @@ class UnreadableRecord:
 
 
 class InFlightRecords:
-    """Records that this process works on, as it last wrote them. They are restored if the database is lost."""
+    """Records that this process works on, as it last wrote them. They are restored if the journal is lost."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}

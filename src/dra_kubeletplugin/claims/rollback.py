@@ -11,7 +11,6 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from sqlite3 import Connection
 from typing import Any
 
 from ..base.telemetry.logs import claim_fields, set_log_fields
@@ -24,7 +23,7 @@ from .claim_files import ClaimFiles
 from .inflight import ClaimTasks, Work, as_dra_error
 from .record import Fence, InFlightRecords, Record
 from .rollback_retries import RollbackRetries
-from .store import rows
+from .store.records import Records
 from .store.store import FollowUp, Mode, Operation, RecordStore
 from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack, Transitions
 from .undo_steps import has_undo, run_undo
@@ -81,12 +80,12 @@ class Rollback:
         Raises :class:`DraError`.
         """
 
-        def end(db: Connection) -> Decision:
-            decision = self.transitions.end(db, uid, lambda: self.files.read_note(uid))
+        def end(records: Records) -> Decision:
+            decision = self.transitions.end(records, uid, lambda: self.files.read_note(uid))
             if isinstance(decision, NothingToDo):
-                self._clear(db, uid)
+                self._clear(records, uid)
                 # The driver may still report this claim in recover(): it must not be recovered then.
-                self.transitions.remember_end(db, uid)
+                self.transitions.remember_end(records, uid)
             return decision
 
         def then(decision: Decision) -> Decision | FollowUp:
@@ -94,7 +93,7 @@ class Rollback:
             if not isinstance(decision, RollBack) or decision.fault or has_undo(self.driver, decision.record.steps):
                 return decision
             fence, undone = decision.record.fence, RolledBack(decision.record)
-            return FollowUp(lambda db: self._drop(db, fence), then=lambda _: undone)
+            return FollowUp(lambda records: self._drop(records, fence), then=lambda _: undone)
 
         try:
             decision = await self.store.do(end, then=then)
@@ -133,7 +132,7 @@ class Rollback:
                 record.prepared_claim(self.transitions.boot_id),
                 functools.partial(self.retries.log, record.uid),
             )
-            await self.store.do(lambda db: self._drop(db, fence))
+            await self.store.do(lambda records: self._drop(records, fence))
         except Exception as e:
             self.metrics.inc("rollback_failures_total")
             error = as_dra_error(e)
@@ -145,7 +144,7 @@ class Rollback:
                 record.uid, "cannot roll back claim; its devices stay held: %s", error, level=logging.WARNING
             )
             try:
-                await self.store.do(lambda db: rows.update(db, record, fence))
+                await self.store.do(lambda records: records.update(record, fence))
             finally:
                 # Its note or record is enough to roll it back; another instance may do so.
                 self.in_flight.drop(record.uid)
@@ -165,22 +164,22 @@ class Rollback:
         self.retries.done(record.uid)
         self.changed()
 
-    def _clear(self, db: Connection, uid: str) -> bool:
+    def _clear(self, records: Records, uid: str) -> bool:
         """Removes the files of a claim that has no record. Returns whether the claim has none.
 
         Call it inside a write transaction, so that no other instance can begin to prepare the claim in between.
         """
-        if rows.read(db, uid) is not None:
+        if records.read(uid) is not None:
             return False
         self.files.remove_all(uid)
         return True
 
-    def _drop(self, db: Connection, fence: Fence) -> bool:
+    def _drop(self, records: Records, fence: Fence) -> bool:
         """Deletes the note, then the record: a note that outlived the record would restore a claim that has ended."""
         self.files.remove_note(fence.uid)
-        dropped = rows.delete(db, fence)
+        dropped = records.delete(fence)
         if dropped:
-            self.transitions.remember_end(db, fence.uid)
+            self.transitions.remember_end(records, fence.uid)
         return dropped
 
     # --- for a prepare --------------------------------------------------------------------------
@@ -188,10 +187,10 @@ class Rollback:
     async def roll_back_prepare(self, record: Record, error: DraError) -> Record | None:
         """Rolls back a prepare that failed with ``error``. Returns the record if the claim turns out to be prepared after all."""
 
-        def fail_prepare(db: Connection) -> Decision:
-            decision = self.transitions.fail_prepare(db, record)
+        def fail_prepare(records: Records) -> Decision:
+            decision = self.transitions.fail_prepare(records, record)
             if isinstance(decision, NothingToDo):
-                self._clear(db, record.uid)
+                self._clear(records, record.uid)
             return decision
 
         try:
@@ -225,7 +224,9 @@ class Rollback:
             )
             try:
                 async with asyncio.timeout(self.holder_timeout):
-                    await self._tidy(holder.uid, lambda db: self.transitions.free(db, holder.uid), work=Work.FREE)
+                    await self._tidy(
+                        holder.uid, lambda records: self.transitions.free(records, holder.uid), work=Work.FREE
+                    )
             except TimeoutError:
                 raise DeviceHeldError(
                     f"a device is still held by claim {holder.shown}: to undo that takes more than {self.holder_timeout:g} s and goes on"
@@ -247,19 +248,19 @@ class Rollback:
 
     async def tidy(self, uid: str) -> bool:
         """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether there was any."""
-        return await self._tidy(uid, lambda db: self.transitions.tidy(db, uid))
+        return await self._tidy(uid, lambda records: self.transitions.tidy(records, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
         """Unprepares a claim that the API server no longer has, if its record is still as it was ``seen``.
 
         ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """
-        return await self._tidy(seen.uid, lambda db: self.transitions.reclaim(db, seen), is_over)
+        return await self._tidy(seen.uid, lambda records: self.transitions.reclaim(records, seen), is_over)
 
     async def _tidy(
         self,
         uid: str,
-        operation: Callable[[Connection], Decision],
+        operation: Callable[[Records], Decision],
         is_over: Callable[[], Awaitable[bool]] | None = None,
         *,
         work: Work = Work.TIDY,
@@ -293,11 +294,11 @@ class Rollback:
         if await self.store.run(lambda: self.files.are_intact(record)):
             return False
 
-        def restore(db: Connection) -> bool:
-            row = rows.read(db, record.uid)
+        def restore(records: Records) -> bool:
+            row = records.read(record.uid)
             if isinstance(row, Record) and self.transitions.is_prepared(row):
                 return self.files.restore(row)  # with updates that other instances have committed
-            self._clear(db, record.uid)
+            self._clear(records, record.uid)
             return False
 
         return await self.store.do(restore)
@@ -306,7 +307,7 @@ class Rollback:
         """Removes the files of a claim without a record. Returns whether it did."""
 
         async def work() -> bool:
-            return await self.store.do(lambda db: self._clear(db, uid))
+            return await self.store.do(lambda records: self._clear(records, uid))
 
         done: bool = await self._run(uid, work)
         return done

@@ -6,7 +6,6 @@ The decision and the mark are one transaction, so nothing changes in between. A 
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +14,10 @@ from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from .capacity import Supply, shortage
 from .instances import InstanceLock
 from .record import Record, State, UnreadableRecord
-from .store import rows
+from .store.records import HeldByError, OverdrawnByError, Records, Row
 
 log = logging.getLogger(__name__)
-RECOVER = "recover"  # meta key in the database: recover() of the driver has still to be called
+RECOVER = "recover"  # meta key of the records: recover() of the driver has still to be called
 _NODE = "node_name"  # meta key: the node's name when a claim was last prepared for the first time
 ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
 
@@ -94,11 +93,11 @@ class Transitions:
         self.prepares = prepares
         self.node = node
 
-    def begin(self, db: sqlite3.Connection, wanted: Record, fault: Exception | None, supply: Supply) -> Decision:
+    def begin(self, records: Records, wanted: Record, fault: Exception | None, supply: Supply) -> Decision:
         """Decides for a prepare.
 
         Args:
-            db: the database, in a write transaction.
+            records: the records, in a write transaction.
             wanted: the record to write if the claim has none.
             fault: why the claim cannot be prepared for the first time; ignored if it is prepared already.
             supply: the current counters and capacity.
@@ -106,112 +105,112 @@ class Transitions:
         Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that it needs.
         Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices the hardware uses.
         """
-        found = self.readable(rows.read(db, wanted.uid))
+        found = self.readable(records.read(wanted.uid))
         if found is not None:
-            return self._repeat(db, found, wanted)
+            return self._repeat(records, found, wanted)
         if fault is not None:
             raise fault
-        if rows.has_meta(db, RECOVER):
+        if records.has_meta(RECOVER):
             raise HardwareUnknownError(
                 "the records were made anew, and recover() of the driver has not yet said what its hardware has in use: "
                 "nothing is prepared before it has; the kubelet tries again"
             )
-        self._check_node(db)
+        self._check_node(records)
         try:
-            rows.check_free(db, self.driver, wanted)
-        except rows.HeldByError as e:
+            records.check_free(wanted)
+        except HeldByError as e:
             stale = [h for h in e.holders if isinstance(h, Record) and self._is_stale(h)]
             if len(stale) == len(e.holders):
                 return StaleHolders(stale)
-            raise rows.HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
-        stale = self._check_capacity(db, wanted, supply)
+            raise HeldByError(e.device, [h for h in e.holders if h not in stale]) from None
+        stale = self._check_capacity(records, wanted, supply)
         if stale:
             return StaleHolders(stale)
-        rows.insert_free(db, self.driver, wanted)  # check_free() has just found the devices free
+        records.insert(wanted, shared=True)  # check_free() has just found the devices free
         return Prepare(wanted)
 
-    def _check_node(self, db: sqlite3.Connection) -> None:
+    def _check_node(self, records: Records) -> None:
         """Checks that the node has kept its name. Pools are named after the node, so under a new name the records would miss held devices.
 
         Raises :class:`HardwareUnknownError` while there are claims that were prepared under another name of the node.
         """
-        former = rows.get_meta(db, _NODE).get("")
+        former = records.get_meta(_NODE).get("")
         if not self.node or former == self.node:
             return
-        uids = rows.uids(db) if former is not None else ()
+        uids = records.uids() if former is not None else ()
         if uids:
             raise HardwareUnknownError(
                 f"{len(uids)} claims were prepared when this node was named {former}, and may hold the same devices: nothing new is "
                 f"prepared before the kubelet has unprepared them ({', '.join(sorted(uids)[:3])})"
             )
-        rows.set_meta(db, _NODE, self.node)
+        records.set_meta(_NODE, self.node)
 
-    def _check_capacity(self, db: sqlite3.Connection, wanted: Record, supply: Supply) -> list[Record]:
+    def _check_capacity(self, records: Records, wanted: Record, supply: Supply) -> list[Record]:
         """Checks counters and capacity. Returns the stale claims that must be rolled back first; empty if everything fits.
 
         Raises :class:`OverdrawnError` with the claims that hold too much.
         """
         wanted_holds = wanted.holds()
-        if shortage(wanted_holds, rows.other_holds(db, self.driver, wanted_holds, wanted.uid), supply) is None:
+        held = records.other_holds(wanted_holds, wanted.uid)
+        if shortage(wanted_holds, held, supply) is None:
             return []
-        held = rows.other_holds(db, self.driver, wanted_holds, wanted.uid, names=True)
-        takers = {uid: rows.holder(db, uid) for uid in dict.fromkeys(h.uid for h in held)}
+        takers = {uid: records.holder(uid) for uid in dict.fromkeys(h.uid for h in held)}
         stale = {uid: row for uid, row in takers.items() if isinstance(row, Record) and self._is_stale(row)}
         missing = shortage(wanted_holds, [h for h in held if h.uid not in stale], supply)
         if missing is not None:
-            raise rows.OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
+            raise OverdrawnByError(missing, [takers[uid] for uid in sorted(missing.holders)])
         return list(stale.values())
 
-    def _repeat(self, db: sqlite3.Connection, found: Record, wanted: Record) -> Decision:
+    def _repeat(self, records: Records, found: Record, wanted: Record) -> Decision:
         if self.is_prepared(found) and found.same_allocation(wanted):
             # The update shows another instance, which may have found the claim gone, that the claim is in use.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
-                rows.update(db, found, fence)
+                records.update(found, fence)
             return AlreadyPrepared(found)
         if self.has_other_owner(found):
             return InProgress(found)
-        return self._mark(db, found)
+        return self._mark(records, found)
 
-    def end(self, db: sqlite3.Connection, uid: str, read_note: Callable[[], Record | None]) -> Decision:
+    def end(self, records: Records, uid: str, read_note: Callable[[], Record | None]) -> Decision:
         """Decides for an unprepare. ``read_note`` returns the record from the claim's note; it is called only if the row cannot be used."""
-        row = rows.read(db, uid)
+        row = records.read(uid)
         if not isinstance(row, Record):
             record = read_note()
             if record is None:
                 self.readable(row)
                 return NothingToDo()
-            return self._adopt(db, record)
-        return InProgress(row) if self.has_other_owner(row) else self._mark(db, row)
+            return self._adopt(records, record)
+        return InProgress(row) if self.has_other_owner(row) else self._mark(records, row)
 
-    def remember_end(self, db: sqlite3.Connection, uid: str) -> None:
+    def remember_end(self, records: Records, uid: str) -> None:
         """Notes that the kubelet was informed of the claim's end, as long as recover() may still report the claim."""
-        if rows.has_meta(db, RECOVER):
-            rows.set_meta(db, ENDED + uid, "")
+        if records.has_meta(RECOVER):
+            records.set_meta(ENDED + uid, "")
 
-    def fail_prepare(self, db: sqlite3.Connection, failed: Record) -> Decision:
+    def fail_prepare(self, records: Records, failed: Record) -> Decision:
         """Decides for a prepare of this process that failed. The record may have changed meanwhile."""
-        row = rows.read(db, failed.uid)
+        row = records.read(failed.uid)
         if row is None:
-            return self._adopt(db, failed)
+            return self._adopt(records, failed)
         if not isinstance(row, Record):
             return NothingToDo()
         if row.owner == self.process.id:
-            return self._mark(db, row)
+            return self._mark(records, row)
         # The write that seemed to fail succeeded, or another instance has taken the claim over and is responsible for it.
         return AlreadyPrepared(row) if self.is_prepared(row) and row.same_allocation(failed) else InProgress(row)
 
-    def _adopt(self, db: sqlite3.Connection, record: Record) -> Decision:
+    def _adopt(self, records: Records, record: Record) -> Decision:
         """Inserts a record for a claim without a row, so that it can be rolled back.
 
         If another claim has its devices now, they are left alone and only the claim's files are removed.
         """
-        rows.forget(db, record.uid)
+        records.forget(record.uid)
         record.state, record.owner = State.UNPREPARING, self.process.id
         try:
-            rows.insert(db, self.driver, record)
-        except rows.HeldByError as e:
+            records.insert(record)
+        except HeldByError as e:
             log.error(
                 "a failed prepare is not rolled back, because its devices have another holder: %s",
                 e,
@@ -220,24 +219,24 @@ class Transitions:
             return NothingToDo()
         return RollBack(record)
 
-    def reclaim(self, db: sqlite3.Connection, seen: Record) -> Decision:
+    def reclaim(self, records: Records, seen: Record) -> Decision:
         """Decides for a prepared claim that the API server no longer has. It must be unchanged since it was ``seen``."""
-        row = rows.read(db, seen.uid)
+        row = records.read(seen.uid)
         if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
             return NothingToDo()
-        return self._mark(db, row) if row.fence == seen.fence else NothingToDo()
+        return self._mark(records, row) if row.fence == seen.fence else NothingToDo()
 
-    def tidy(self, db: sqlite3.Connection, uid: str) -> Decision:
+    def tidy(self, records: Records, uid: str) -> Decision:
         """Decides for unfinished work of a dead process, or a failed rollback. Prepared claims are left alone."""
-        row = rows.read(db, uid)
+        row = records.read(uid)
         if not isinstance(row, Record) or row.state is State.PREPARED or self.has_other_owner(row):
             return NothingToDo()
-        return self._mark(db, row)
+        return self._mark(records, row)
 
-    def free(self, db: sqlite3.Connection, uid: str) -> Decision:
+    def free(self, records: Records, uid: str) -> Decision:
         """Decides again for a claim whose hold seemed stale."""
-        row = rows.read(db, uid)
-        return self._mark(db, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
+        row = records.read(uid)
+        return self._mark(records, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
 
     def is_prepared(self, record: Record) -> bool:
         """Whether the kubelet's repeated prepare can be answered from the record alone."""
@@ -247,7 +246,7 @@ class Transitions:
         """Whether another living process works on the claim now."""
         return record.owner not in {"", self.process.id} and self.process.alive(record.owner)
 
-    def readable(self, row: rows.Row | None) -> Record | None:
+    def readable(self, row: Row | None) -> Record | None:
         """Returns the row unless it is unreadable. Raises :class:`RecordUnreadableError`."""
         if isinstance(row, UnreadableRecord):
             raise RecordUnreadableError(
@@ -265,7 +264,7 @@ class Transitions:
             return False
         return holder.boot_id != self.boot_id or holder.state is not State.PREPARED
 
-    def _mark(self, db: sqlite3.Connection, found: Record) -> Decision:
+    def _mark(self, records: Records, found: Record) -> Decision:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return RollBack(found) if rows.mark(db, found, fence) else NothingToDo()
+        return RollBack(found) if records.mark(found, fence) else NothingToDo()

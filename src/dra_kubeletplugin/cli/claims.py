@@ -16,7 +16,7 @@ from ..claims.metadata_files import MetadataFiles
 from ..claims.record import UnreadableRecord
 from ..claims.rollback_retries import retry_note
 from ..claims.store.offline import forget, read_rows
-from ..claims.store.rows import Row
+from ..claims.store.records import Row
 from ..errors import SettingsError
 from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice
 from .shell.exit_codes import Exit
@@ -32,10 +32,10 @@ def claims(args: argparse.Namespace) -> int:
         refuse(args, {"uid": "a UID", "yes": "--yes"}, "is of `dra claims forget UID`")
     elif not args.uid:
         raise SettingsError("give the UID of the record: dra claims forget UID")
-    found = _databases(settings)
+    found = _journals(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
-    records = [(driver, r) for driver, path in found for r in read_rows(path, settings.lock_wait)]
+    records = [(driver, r) for driver, path in found for r in read_rows(path)]
     put(
         Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
         args.output,
@@ -44,14 +44,15 @@ def claims(args: argparse.Namespace) -> int:
     return Exit.WELL
 
 
-def _databases(settings: Settings) -> list[tuple[str, Path]]:
-    """Returns the record database of the chosen driver, or those of all drivers on this node."""
+def _journals(settings: Settings) -> list[tuple[str, Path]]:
+    """Returns the record journal of the chosen driver, or those of all drivers on this node."""
     folder = settings.kubelet_root / "plugins"
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
-    found = [(n, folder / n / "records.db") for n in names if (folder / n / "records.db").exists()]
+    paths = [(n, folder / n / "records.journal") for n in names]
+    found = [(n, path) for n, path in paths if path.exists()]
     if not found:
         raise SettingsError(
-            f"no record database below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
+            f"no record journal below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
         )
     return found
 
@@ -97,7 +98,7 @@ def _time(seconds: float) -> str:
 
 def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str, Path]]) -> int:
     for driver, path in found:
-        record = next((r for r in read_rows(path, settings.lock_wait) if r.uid == args.uid), None)
+        record = next((r for r in read_rows(path) if r.uid == args.uid), None)
         if record is None:
             continue
         if isinstance(record, UnreadableRecord):

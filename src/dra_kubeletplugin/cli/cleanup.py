@@ -86,7 +86,7 @@ def _alive(settings: Settings) -> list[Path]:
 def _held(settings: Settings) -> list[str]:
     if not settings.records_path.exists():
         return []
-    return [r.shown for r in read_rows(settings.records_path, settings.lock_wait)]
+    return [r.shown for r in read_rows(settings.records_path)]
 
 
 async def _delete_slices(settings: Settings) -> int:

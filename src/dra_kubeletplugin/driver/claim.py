@@ -192,8 +192,8 @@ class Claim:
         """Writes the status of one of the claim's devices to ``status.devices[]`` of the ResourceClaim (KEP-4817).
 
         You call it from any thread, during prepare or bind or at any time later. The write starts at once, in the background, and is
-        retried for ten minutes. A later report for the same device replaces this one. The entries that other drivers and the controller
-        wrote do not change.
+        retried for ten minutes. It is not retried if the API server rejects the content (400, 422); the log then contains the error. A
+        later report for the same device replaces this one. The entries that other drivers and the controller wrote do not change.
 
         Args:
             device: one of :attr:`devices`.
@@ -216,7 +216,11 @@ class Claim:
         """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.
 
         The framework later calls the driver's method ``undo_<step>(claim, **data)``: after ``unprepare``, the newest step first. It
-        does so when prepare fails, when its process dies and another takes over, and at unprepare.
+        does so when prepare fails, when its process dies and another takes over, and at unprepare. The argument ``claim`` is a
+        :class:`PreparedClaim`.
+
+        The method must be idempotent. It may run for a step that was registered and never taken, and again after success. If it raises,
+        the framework still runs the other steps, and later calls ``unprepare`` and all steps again.
 
         In ``async def prepare``, await the result; the step is on disk afterwards. In a plain ``prepare``, or in a thread of the
         driver, the step is on disk when the call returns. It costs one synced write, about a millisecond. If you forget the ``await``,
@@ -242,9 +246,11 @@ class PreparedClaim:
     """A claim to unprepare, read from the framework's record. The ResourceClaim object may be gone.
 
     Attributes:
-        namespace, name, uid: of the ResourceClaim.
-        devices: what prepare returned. If prepare did not get that far: the allocated devices, without ``data``.
-        complete: False if prepare did not finish; any part of it may have happened.
+        namespace, name, uid: of the ResourceClaim. Namespace and name are empty if :meth:`Driver.recover` did not know them.
+        devices: the devices that prepare returned, with their ``data``, without edits, status and metadata. If prepare did not return:
+            the allocated devices, without ``data``.
+        complete: False if prepare did not finish, so any part of it may have happened. It can also be False for a record that was
+            lost, and that the framework rebuilt.
         same_boot: False if the node was rebooted since prepare; state in memory and in /sys is lost then.
     """
 

@@ -97,39 +97,31 @@ class Driver:
     call of an ``async def`` method runs in its own task, so a cancel scope cannot begin in one method and end in another.
 
     An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim. At
-    most 256 plain methods run at once; while 256 of them hang, further calls fail with an error. The framework never stops a method in
-    its thread. It cancels an ``async def`` method when the plugin stops or when the caller gives up. While a method runs, other plugin
-    processes do not touch its claim, because the method may still use the hardware.
+    most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
+
+    The framework never stops a plain method in its thread. It cancels an ``async def`` method when the plugin stops or when a time
+    limit ends, such as ``START_TIMEOUT``; the method then has 1 s to clean up. It does not cancel ``prepare`` when the kubelet stops
+    waiting. While a method runs, other plugin processes do not touch its claim, because the method may still use the hardware.
 
     The framework keeps the records of prepared claims, prevents two claims from getting the same device, and writes CDI files, sockets
     and slices. One driver object lives as long as the process. During a rolling update two plugin processes run, each with its own.
 
-    A subclass sets:
-        name: DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``.
-        config: a subclass of :class:`Config`, or a list of them: the kinds of opaque parameters. None if the driver takes none.
-        options: an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
-            variable, with the field's value as default. ``self.options`` holds the values of this process, already in ``__init__``.
-            Omit it if the driver has no options.
-        unhealthy_taint: the taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them.
-        metadata: whether programs in containers get files that describe their devices, see :mod:`dra_kubeletplugin.metadata`.
-        subsystems: kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``.
+    A subclass sets ``name``, and if it needs them ``config``, ``unhealthy_taint``, ``metadata``, ``subsystems`` and ``options``.
+    ``options`` is an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
+    variable, with the field's value as default. ``self.options`` has the values of this process, already in ``__init__``.
 
-    The framework calls ``__init__`` without arguments. Then, before any other method, it sets:
-        host: the machine: its devices and files.
-        settings: the options of this process, e.g. ``settings.node_name``.
-        log: the driver's logger.
-        role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
-        gates_off: feature gates that the API server has off. When the set changes, ``pools`` is called again.
+    The framework calls ``__init__`` without arguments. Then, before any other method, it sets ``host``, ``settings``, ``log``, ``role``
+    and ``gates_off``.
     """
 
     name: ClassVar[str] = ""
     """DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``."""
     config: ClassVar[type[Config] | Sequence[type[Config]] | None] = None
-    """The kinds of opaque parameters; None if the driver takes none."""
+    """The kinds of opaque parameters: a subclass of :class:`Config`, or a list of them. None if the driver takes none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """The taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them."""
     metadata: ClassVar[bool] = False
-    """Whether containers get device metadata files (KEP-5304).
+    """Whether containers get files that describe their devices (KEP-5304), see :mod:`dra_kubeletplugin.metadata`.
 
     The files contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
     """
@@ -137,9 +129,13 @@ class Driver:
     """Kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
+    """The machine: its devices and files."""
     settings: Settings
+    """The options of this process, e.g. ``settings.node_name``."""
     log: logging.Logger
+    """The driver's logger."""
     role: Role = Role.NODE
+    """``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``."""
     gates_off: frozenset[Gate] = frozenset()
     """Feature gates that the API server has off, as far as the framework has found out.
 
@@ -265,8 +261,8 @@ class Driver:
         events, after :meth:`changed`, and every ``rescan_interval`` seconds. Two calls never overlap.
 
         A call must be cheap to repeat. It must return the same names for the same hardware, also after a reboot, because claims refer
-        to devices by name. New claims do not get a device that you leave out. If the method raises, the framework logs the error, keeps
-        the last result and calls again.
+        to devices by name. New claims do not get a device that you leave out; a claim that holds it keeps it. If the method raises, the
+        framework logs the error, keeps the last result and calls again. It handles errors in the result as for :meth:`pools`.
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
 
@@ -309,8 +305,9 @@ class Driver:
         The process may die at any point of the call. Then ``unprepare`` is called with ``complete=False``, and after it the steps
         that were registered with ``claim.on_undo``. The same happens when the call raises.
 
-        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The exception's text
-        becomes an event of the pod. Use the same text for the same fault, without counts or times: each new text is a new event.
+        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The kubelet retries
+        after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or times:
+        each new text is a new event.
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
 
@@ -321,7 +318,8 @@ class Driver:
         a reboot. It may also be called for a claim whose prepare never began or did not finish (``claim.complete`` is False). The
         ResourceClaim object may be gone; ``claim`` comes from the framework's record.
 
-        No other claim uses the devices until it returns. If it raises, the devices stay reserved and the call is repeated.
+        After it, the framework runs the undo steps of the claim, also if it raises. No other claim gets the devices until all of them
+        have succeeded. If one raises, the devices stay reserved, and the framework later calls ``unprepare`` and all undo steps again.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
@@ -331,9 +329,10 @@ class Driver:
         contains these devices, and ``claim.node`` the node. When the method returns, the framework sets all binding conditions to True
         and the scheduler binds the pod.
 
-        Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets a binding failure condition to True
-        with the exception's text as message; the scheduler deallocates the claim and tries again. After any other exception the
-        framework calls again, with backoff, until the scheduler's own timeout (10 minutes by default).
+        Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets the first binding failure condition
+        of each device to True, with the exception's text as message. The scheduler deallocates the claim and tries again. Without a
+        failure condition the scheduler waits until its own timeout (10 minutes by default). After any other exception the framework
+        calls again, with backoff, while the claim has the devices.
 
         It must be idempotent: it is called again for the same allocation after a crash, a change of the leader, or an error. Calls for
         one claim never overlap. If another claim still has a device, that claim's :meth:`unbind` runs first. ``claim.report`` adds data
@@ -385,17 +384,21 @@ class Driver:
 
     @property
     def answers_pools(self) -> bool:
+        """Whether the driver overrides :meth:`pools`. For the framework."""
         return type(self).pools is not Driver.pools
 
     @property
     def binds(self) -> bool:
+        """Whether the driver overrides :meth:`bind`. For the framework."""
         return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:
+        """Whether the driver overrides :meth:`health`. For the framework."""
         return type(self).health is not Driver.health
 
     def config_kinds(self) -> Sequence[type[Config]]:
+        """Returns ``config`` as a sequence. For the framework."""
         if self.config is None:
             return ()
         return (self.config,) if isinstance(self.config, type) else tuple(self.config)

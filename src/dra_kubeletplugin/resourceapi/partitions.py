@@ -42,7 +42,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class Partition:
-    """The ``data`` of a partition's device. ``profile`` is None for the whole device."""
+    """The ``data`` of a device that :func:`partitions` returns.
+
+    Attributes:
+        parent: the name of the physical device.
+        profile: the profile of the partition; None for the whole device.
+        slots: the numbers of the slots that the partition occupies.
+    """
 
     parent: str
     profile: Profile | None
@@ -51,7 +57,12 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """One physical device as partitions. Both fields belong into the same pool."""
+    """The partitions of one physical device. Put both into the same :class:`Pool`.
+
+    Attributes:
+        devices: the partitions, and the whole device last if it can be allocated.
+        counter_set: the counters that the devices consume.
+    """
 
     devices: tuple[Device, ...]
     counter_set: CounterSet

@@ -1,4 +1,4 @@
-"""Pools as a driver answers them."""
+"""The type of a pool, as :meth:`Driver.pools` returns it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from .nodes import Nodes
 from .types import CounterSet, Device
 
 __all__ = ["MAX_DEVICES", "Nodes", "Pool"]
-MAX_DEVICES = 65_536  # an answer that goes on for ever must end somewhere
+MAX_DEVICES = 65_536  # a generator that yields more never ends
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Devices that belong together, with the counters that they draw from: one answer, checked and published as a whole.
+    """Devices that belong together, with their shared counters. The framework publishes a pool in one or more slices.
 
     Args:
-        name: DNS subdomains of 253 bytes in all, separated by ``/``; unique in the cluster for the driver. A pool of one node
-            has the name of the node, or begins with it and ``/``. Other names are not published there, and the admission policy of
-            ``deploy/`` refuses them.
-        devices: in the order in which they should be given out. Names are unique in the pool.
-        counter_sets: what partitions of one physical device draw from (KEP-4815).
-        nodes: from where the devices can be used. A pool of :meth:`Nodes.this` is published by the plugin of that node; all
-            others are the controller's (``dra controller``). A device with ``nodes`` of its own overrides it, in a pool that is
-            not of this node.
-        partition_type: the attribute by which reports distinguish its kinds of partitions, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes
-            1.37, gate off by default). Where the server drops it, nothing but the report is lost.
-        skip_node_operations: what kubelets need not call a plugin for, for these devices: ``"*"``, ``"NodeUnprepareResources"`` or
-            both calls (KEP-5945; Kubernetes 1.37, gate off by default). Where the server drops it, a pool of this node is published
-            without, and any other is not published: its pods would wait for a plugin.
+        name: one or more DNS subdomains, separated by ``/``, at most 253 bytes; unique in the cluster for the driver. The name of a
+            pool of one node is the node's name, or begins with it and ``/``. The plugin does not publish such a pool under another
+            name, and the admission policy of ``deploy/`` rejects it.
+        devices: in the order in which the scheduler should allocate them. Names are unique in the pool.
+        counter_sets: the counters that partitions of one physical device consume (KEP-4815).
+        nodes: the nodes where the devices can be used. The plugin publishes pools of :meth:`Nodes.this`; the controller
+            (``dra controller``) publishes all others. In a pool of the controller, a device can have its own ``nodes``.
+        partition_type: the attribute with the type of a partition, for reports, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes 1.37,
+            gate off by default). If the API server drops it, only the reports lack the type.
+        skip_node_operations: the calls that kubelets skip for these devices: ``"*"``, ``"NodeUnprepareResources"`` or both calls
+            (KEP-5945; Kubernetes 1.37, gate off by default). If the API server drops it, a pool of this node is published without it.
+            Any other pool is not published, because its pods would wait for a plugin.
 
-    What breaks a rule is found when the pool is published, device by device: it is left out alone, and named.
+    The framework checks devices when it publishes the pool. It does not publish a device that breaks a rule, and logs the reason.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Pool:
     skip_node_operations: Sequence[str] = ()
 
     def options(self) -> dict[str, Any]:
-        """What each of its slices says of all devices in it, as resource.k8s.io/v1 has it."""
+        """Returns the fields of a slice for all its devices, in the form of resource.k8s.io/v1."""
         skipped = self.skip_node_operations
         out: dict[str, Any] = {"partitionTypeAttribute": self.partition_type} if self.partition_type else {}
         return out | (

@@ -1,10 +1,10 @@
-"""Kubernetes quantities: grammar, exact value, the form in which they are written.
+"""Kubernetes quantities: grammar, exact value, canonical form.
 
 The rules are those of the API server's parser (apimachinery, ``resource.Quantity``), not of its documentation: ``1K`` is no quantity,
 ``1e3``, ``.5`` and ``5.`` are. A number of up to 18 digits is read as an integer with a decimal scale, any other as a
 decimal of any length. Values are exact to 1e-9, rounded away from zero below that; a binary one is capped at 2^63-1.
 The API server bounds exponents by 32 bits only, so ``1e999999999`` is a quantity. :func:`parse` accepts it, and no operation writes
-its digits out. ``Quantity("1e999999999")`` is refused, because drivers compute with integers and with ``value``.
+its digits out. ``Quantity("1e999999999")`` is an error, because drivers compute with integers and with ``value``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SUFFIX_WRONG = "unable to parse quantity's suffix"
 
 
 class QuantityError(ValueError):
-    """Not a quantity. ``reason`` has the API server's own words."""
+    """The text is not a quantity. ``reason`` is the API server's message."""
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ def _meant(text: str) -> str:
 
 
 class Format(Enum):
-    """How a quantity is written: ``80Gi``, ``80G``, ``80e9``."""
+    """The format of a quantity: ``80Gi``, ``80G`` or ``80e9``."""
 
     BINARY = "BinarySI"
     DECIMAL = "DecimalSI"
@@ -87,15 +87,18 @@ class Format(Enum):
 class Quantity(Immutable):
     """An amount, such as ``Quantity("80Gi")``: compared by value, printed in canonical form.
 
-    ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. Sums and differences take the format of the left side, or of
-    the right one where the left is zero; a product with an integer keeps it. Spaces around text do not count, as for the server.
+    ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. A sum or difference has the format of the left side, or of the
+    right side if the left one is zero. A product with an integer keeps the format. Spaces around the text are ignored, as in the API
+    server.
 
     Args:
-        value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
-        format: for values that are no text; for text the suffix decides.
+        value: text, an integer, a ``Decimal``, or another quantity. No floating point number, because most decimals have no exact one.
+        format: the format of an integer or ``Decimal``; text has a suffix instead.
 
-    Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, :class:`QuantityRangeError` for a number
-    of more than 1,000 digits, ``TypeError`` for anything that is none of the above.
+    Raises:
+        QuantityError: the API server would reject the text, or the text has no digit.
+        QuantityRangeError: the number has more than 1,000 digits.
+        TypeError: the value has another type.
     """
 
     __slots__ = ("value", "format", "scale", "text")  # noqa: RUF023 the order of values that _set takes
@@ -191,14 +194,14 @@ class Quantity(Immutable):
 
     @property
     def rounded_up(self) -> int:
-        """The nearest whole number away from zero, within 64 bits: what the API server compares options and steps by."""
+        """Returns the value rounded away from zero, within 64 bits. The API server uses it to compare options and steps."""
         if self.value.copy_abs() > _CAP:
             return _MAX if self.value > 0 else -_MAX - 1
         return int(self.value.to_integral_value(ROUND_UP))
 
     @property
     def is_integer(self) -> bool:
-        """What ``isInteger()`` says in CEL: held as an integer without a decimal scale, and within 64 bits (``1000m`` is not)."""
+        """Returns the result of ``isInteger()`` in CEL: whether it is an integer of 64 bits without a decimal scale; ``1000m`` is not."""
         return self.scale is not None and self.scale >= 0 and -_MAX - 1 <= self.value <= _MAX
 
 
@@ -328,7 +331,7 @@ def canonical(quantity: Quantity) -> str:
 def stored(text: str) -> str:
     """``text`` as a Kubernetes 1.36 server stores it.
 
-    It keeps text that it takes for canonical already. A decimal from 1e21 upwards loses its magnitude (mended in 1.37), so our own
+    It keeps text that it takes for canonical already. A decimal from 1e21 upwards loses its magnitude (fixed in 1.37), so our own
     :func:`canonical` form never comes to that.
 
     Raises :class:`QuantityError`.

@@ -25,7 +25,13 @@ _MIN_INT, _MAX_INT = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Taint:
-    """Keeps claims without a matching toleration away from a device (``NoSchedule``), or evicts them (``NoExecute``)."""
+    """A taint of a device: new claims do not get the device unless they tolerate the taint (KEP-5055).
+
+    Args:
+        key: a qualified name, e.g. ``example.com/broken``.
+        value: a label value; may be empty.
+        effect: ``NoSchedule``; ``NoExecute``, which also evicts pods that use the device; or ``None``, which only informs.
+    """
 
     key: str
     value: str = ""
@@ -41,9 +47,9 @@ class Device:
     """One device of a pool.
 
     Args:
-        name: a DNS label of at most 63 characters. It must not change over reboots, because claims refer to it.
+        name: a DNS label of at most 63 characters. A reboot must not change it, because claims refer to it.
         attributes: at most 32 together with ``capacity``. A key is a C identifier of at most 32 bytes, or
-            ``domain/identifier``; keys without a domain belong to the driver's. Values: str (64 bytes), int, bool,
+            ``domain/identifier``; keys without a domain belong to the driver's domain. Values: str (64 bytes), int, bool,
             :class:`Version`, or a list of one of these, which needs the cluster's gate DRAListTypeAttributes (off by
             default). At most 48 values, counting each list item.
         capacity: amounts; strings are Kubernetes quantities such as ``40Gi``.
@@ -52,10 +58,13 @@ class Device:
         compatibility_groups: counter set → names of at most 2 groups. Devices that use a counter set at the same time
             must share a group; devices without groups only go together with each other (KEP-5963; Kubernetes 1.37,
             gate off by default).
-        node_resources: the node's own resources that it uses, by name (KEP-5517; Kubernetes 1.37, gate off by
+        node_resources: the resources of the node that the device uses, by name (KEP-5517; Kubernetes 1.37, gate off by
             default).
         allow_multiple_allocations: several claims may share the device (KEP-5075).
-        binding_conditions, binding_failure_conditions, binds_to_node: KEP-5007.
+        binding_conditions: conditions that must be true before the scheduler binds a pod (KEP-5007). :meth:`Driver.bind` makes
+            the device ready; then the framework sets them.
+        binding_failure_conditions: conditions of which one is set if ``bind`` raises :class:`PermanentError`.
+        binds_to_node: whether the scheduler restricts the allocation to the node that it selected for the pod.
         nodes: where the device can be used, if it differs from its pool; only in pools that are not a single node's.
         extra: fields that this version does not know; sent unchanged.
         data: the driver's own object; never published, available as ``claim.devices[].device.data``.
@@ -112,7 +121,7 @@ class Device:
         return self._checked == hash(encoded)
 
     def json(self) -> dict[str, Any]:
-        """The device in the form of resource.k8s.io/v1."""
+        """Returns the device in the form of resource.k8s.io/v1."""
         out: dict[str, Any] = {"name": self.name}
         if self.attributes:
             out["attributes"] = {k: attribute_json(v, k) for k, v in self.attributes.items()}
@@ -237,7 +246,12 @@ def _kind(value: object) -> str:
 
 @dataclass(frozen=True)
 class CounterSet:
-    """Counters that the partitions of one physical device share (KEP-4815)."""
+    """Counters that the partitions of one physical device share (KEP-4815).
+
+    Args:
+        name: a DNS label, unique in the pool. :class:`Device` refers to it in ``consumes_counters``.
+        counters: the amounts that exist, by counter. The scheduler never allocates devices that consume more.
+    """
 
     name: str
     counters: Mapping[str, Amount]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from grpc.aio import _server
 
 from dra_kubeletplugin import Device, Host
-from dra_kubeletplugin.claims.store import schema
+from dra_kubeletplugin.base import forks
 from dra_kubeletplugin.errors import SocketError
 from dra_kubeletplugin.plugin.grpc import UnixServer
 from dra_kubeletplugin.testing import node_with
@@ -100,18 +99,19 @@ async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(m
         await node.stop()
         inode = node.settings.records_path.stat().st_ino
         with monkeypatch.context() as patch:
+            real = forks.open_file
 
-            def fail(*_: Any) -> sqlite3.Connection:
-                e = sqlite3.OperationalError("unable to open database file")
-                e.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-                raise e
+            def fail(path: Any, *more: Any) -> int:
+                if Path(path) == node.settings.records_path:
+                    raise denied(path)
+                return real(path, *more)
 
-            patch.setattr(schema, "_connect", fail)
+            patch.setattr(forks, "open_file", fail)
             await node.start()
             error = (await prepare_call(node, ref(found))).claims[uid].error
-            assert "unable to open database file" in error, error
+            assert "see its permissions" in error, error
             assert (await unprepare_call(node, ref(found))).claims[uid].error
-            assert any("unable to open" in line for line in await node.plugin.not_ready())
+            assert any("see its permissions" in line for line in await node.plugin.not_ready())
         assert node.settings.records_path.stat().st_ino == inode
         assert (await prepare_call(node, ref(found))).claims[uid].error == ""
         assert (await node.leftovers())["records"] == [uid]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.claims.record import Fence
-from dra_kubeletplugin.claims.store import batch, rows
+from dra_kubeletplugin.claims.store import batch
 from dra_kubeletplugin.claims.store.batch import Batcher
+from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.claims.store.store import FollowUp
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.helpers.crash.claim_manager import Api, room
@@ -48,9 +49,9 @@ class Careful(Plain):
 async def test_an_operation_that_fails_after_it_wrote_takes_back_its_own_part_alone(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
 
-        def twice(db: sqlite3.Connection) -> None:
-            rows.insert(db, store.driver, a_record("bad", "d-9"))
-            rows.insert_unheld(db, a_record("bad", "d-9"))
+        def twice(records: Records) -> None:
+            records.insert(a_record("bad", "d-9"))
+            records.insert(a_record("bad", "d-9"), shared=True)
 
         found = await asyncio.gather(
             add(store, a_record("first", "d-0")),
@@ -59,7 +60,7 @@ async def test_an_operation_that_fails_after_it_wrote_takes_back_its_own_part_al
             add(store, a_record("last", "d-1")),
             return_exceptions=True,
         )
-        assert [type(f) for f in found] == [type(None), sqlite3.IntegrityError, rows.HeldByError, type(None)]
+        assert [type(f) for f in found] == [type(None), ValueError, HeldByError, type(None)]
         assert {r.uid for r in await store.all()} == {"first", "last"}
         assert {device for _, device in await store.held()} == {"d-0", "d-1"}
 
@@ -74,7 +75,7 @@ async def test_what_fails_before_the_transaction_keeps_its_operation_and_no_othe
         await store.all()
         before = store.transactions
         bad, good = await asyncio.gather(
-            store.do(lambda db: rows.insert(db, store.driver, a_record("bad", "d-0")), first=full),
+            store.do(lambda records: records.insert(a_record("bad", "d-0")), first=full),
             add(store, a_record("good", "d-1")),
             return_exceptions=True,
         )
@@ -88,18 +89,14 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
     async with instance(tmp_path) as store, instance(tmp_path) as other:
 
         def seen_elsewhere() -> list[str]:
-            db = sqlite3.connect(other.path)
-            try:
-                return [r[0] for r in db.execute("SELECT uid FROM claims")]
-            finally:
-                db.close()
+            return [r.uid for r in read_rows(other.path)]
 
         def go_on(_: object) -> FollowUp:
             between = seen_elsewhere()
-            return FollowUp(lambda db: rows.forget(db, "a"), then=lambda _: between)
+            return FollowUp(lambda records: records.forget("a"), then=lambda _: between)
 
         found: object = await store.do(
-            lambda db: rows.insert(db, store.driver, a_record("a", "d-0")),
+            lambda records: records.insert(a_record("a", "d-0")),
             then=go_on,  # type: ignore[arg-type]
         )
         assert found == ["a"]
@@ -170,12 +167,12 @@ async def test_a_claim_that_is_answered_has_its_note_and_one_whose_commit_fails_
 ) -> None:
     api = Api()
     ref, bad = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("ab"))
-    update = rows.update
+    update = Records.update
 
-    def taken(db: sqlite3.Connection, record: Record, fence: Fence) -> bool:
-        return record.uid != "b" and update(db, record, fence)
+    def taken(self: Records, record: Record, fence: Fence) -> bool:
+        return record.uid != "b" and update(self, record, fence)
 
-    monkeypatch.setattr(rows, "update", taken)
+    monkeypatch.setattr(Records, "update", taken)
     async with room(tmp_path, Plain(), api) as one:
         answers = await one.claims.prepare([ref, bad])
         specs = one.claims.files.specs

@@ -9,9 +9,8 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.errors import RecordsError
-from tests.helpers.crash.record_stores import DRIVER, a_record, instance
+from tests.helpers.crash.record_stores import a_record, instance
 
 
 @pytest.mark.parametrize("moved", ["the file", "nothing"])
@@ -21,13 +20,13 @@ async def test_a_start_refuses_the_link_and_the_moved_records_are_whole_when_the
     folder, elsewhere = tmp_path / "plugin", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()
-    path = folder / "records.db"
+    path = folder / "records.journal"
     async with instance(folder) as store:
-        await store.do(lambda db: rows.insert(db, DRIVER, a_record("u", "dev-0")))
+        await store.do(lambda records: records.insert(a_record("u", "dev-0")))
     path.rename(elsewhere / path.name)
     path.symlink_to(elsewhere / (path.name if moved == "the file" else "not-there"))
     async with instance(folder) as store:
-        with pytest.raises(RecordsError, match="is a symbolic link: move the database"):
+        with pytest.raises(RecordsError, match="is a symbolic link: move the journal"):
             await store.all()
         assert "is a symbolic link" in store.fault
     assert path.is_symlink()

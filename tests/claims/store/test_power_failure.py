@@ -1,6 +1,6 @@
-"""The power fails: the log ends where it was last synced, the CDI folder is empty, the boot id is another.
+"""The power fails: the journal ends where it was last synced, the CDI folder is empty, the boot id is another.
 
-What a device keeps over a power failure (a partition, a binding) must be on record in what is left of the log, at every point.
+What a device keeps over a power failure (a partition, a binding) must be on record in what is left of it, at every point.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
 pytestmark = pytest.mark.crash
 
 
-def cut_the_log(b: Box, rng: random.Random) -> None:
+def cut_the_journal(b: Box, rng: random.Random) -> None:
     """Leaves what was synced, and anything between nothing and all of what was not."""
-    log = b.node.kubelet_root / "plugins" / DRIVER / "records.db-wal"
+    log = b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
     if not log.exists():
         return
     note = b.hardware.parent / "synced"
@@ -36,7 +36,7 @@ def cut_the_log(b: Box, rng: random.Random) -> None:
 
 
 async def lose_power(b: Box, *, keeps: bool, rng: random.Random) -> None:
-    cut_the_log(b, rng)
+    cut_the_journal(b, rng)
     if not keeps:
         for path in b.hardware.iterdir():
             path.unlink()

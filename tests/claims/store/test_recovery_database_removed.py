@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +19,17 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.claims import Record, RecordStore
-from dra_kubeletplugin.claims.store import database, folder, rows, schema
+from dra_kubeletplugin.claims.store import journal, journal_file
+from dra_kubeletplugin.claims.store.records import Records, Row
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.helpers.crash.record_stores import a_record, damage_holds, open_store
+from tests.helpers.crash.record_stores import a_record, lose_bodies, open_store
 
-REPAIR = {module.__file__ for module in (database, folder, schema)}
+REPAIR = {module.__file__ for module in (journal, journal_file)}
 Harm = Callable[[Path], object]
 
 
-def removed(*parts: str) -> Harm:
-    def harm(path: Path) -> None:
-        for part in parts:
-            path.with_name(path.name + part).unlink(missing_ok=True)
-
-    return harm
+def removed(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def replaced(path: Path) -> None:
@@ -42,12 +38,12 @@ def replaced(path: Path) -> None:
     other.rename(path)
 
 
-HARMS: dict[str, Harm] = {
-    "file removed": removed(""),
-    "log removed": removed("-wal"),
-    "all removed": removed("", "-wal", "-shm"),
-    "replaced": replaced,
-}
+def overwritten(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        file.write(bytes(100))
+
+
+HARMS: dict[str, Harm] = {"removed": removed, "replaced": replaced, "overwritten": overwritten}
 
 
 class Two:
@@ -55,7 +51,7 @@ class Two:
 
     def __init__(self, where: Path) -> None:
         where.mkdir()
-        self.path = where / "records.db"
+        self.path = where / "records.journal"
         self.stores = {name: open_store(where, wait=0.01) for name in ("a", "b")}
         self.told: dict[str, str] = {}
         self._uids = itertools.count()
@@ -64,7 +60,7 @@ class Two:
         """An instance tries to get a device; it may be told that the records are busy, or whose the device is."""
         store = self.stores[name]
         record = a_record(f"{name}-{next(self._uids)}", device)
-        answer = do(store, lambda db: rows.insert(db, store.driver, record))
+        answer = do(store, lambda records: records.insert(record))
         if answer is None:
             assert device not in self.told, f"{device} was given to {self.told[device]} and to {name}"
             self.told[device] = name
@@ -84,8 +80,8 @@ class Two:
 
     def end(self) -> None:
         for store in self.stores.values():
-            store._drop()
-            store.database.process.release()
+            store.journal.drop()
+            store.journal.process.release()
 
 
 @contextlib.contextmanager
@@ -97,16 +93,16 @@ def two(where: Path) -> Iterator[Two]:
         both.end()
 
 
-def do(store: RecordStore, operation: Callable[[sqlite3.Connection], object], *, write: bool = True) -> object:
-    (answer,) = store._transaction([operation], write=write, synced=False)
+def do(store: RecordStore, operation: Callable[[Records], object]) -> object:
+    (answer,) = store._transaction([operation], sync=False)
     return answer
 
 
-def everything(store: RecordStore) -> list[rows.Row]:
+def everything(store: RecordStore) -> list[Row]:
     """As soon as nobody has to be waited for: each try of one lets the other go on."""
     answer: Any = None
     for _ in range(5):
-        answer = do(store, rows.read_all, write=False)
+        answer = do(store, Records.read_all)
         if not isinstance(answer, RecordsError):
             break
     assert isinstance(answer, list), answer
@@ -134,7 +130,7 @@ def before_line(
     def enter(frame: FrameType, *_: object) -> Any:
         # What is stopped is the repair. Looking at the names alone changes nothing: what comes before is what comes after.
         name = frame.f_code.co_name
-        return count if frame.f_code.co_filename in REPAIR and name not in {"is_named", "inodes_of", "_inode"} else None
+        return count if frame.f_code.co_filename in REPAIR and name not in {"is_current", "is_unchanged"} else None
 
     outer = sys.gettrace()
     sys.settrace(enter)
@@ -147,17 +143,17 @@ def before_line(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is only slow is left out: waiting for a person's hand, and for the disk."""
-    monkeypatch.setattr(folder, "_REMOVING", 0)
-    monkeypatch.setattr(folder, "sync_file", lambda path: None)
+    monkeypatch.setattr(journal, "sync_folder", lambda path: None)
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 PAIRS = [
-    ("file removed", "replaced"),
-    ("file removed", "file removed"),
-    ("all removed", "log removed"),
-    ("replaced", "all removed"),
-    ("log removed", "the other writes"),
-    ("file removed", "the other ends"),
+    ("removed", "replaced"),
+    ("removed", "removed"),
+    ("replaced", "removed"),
+    ("overwritten", "removed"),
+    ("removed", "the other writes"),
+    ("removed", "the other ends"),
 ]
 
 
@@ -173,7 +169,7 @@ def test_what_happens_before_any_line_of_a_repair_loses_nothing_and_gives_no_dev
             both.add("b", "d-1")
             acts: dict[str, Callable[[], object]] = {
                 "the other writes": functools.partial(both.add, "b", "d-2"),
-                "the other ends": both.stores["b"]._drop,
+                "the other ends": both.stores["b"].journal.close,
             }
             HARMS[first](both.path)
             with before_line(number, acts.get(then) or functools.partial(HARMS[then], both.path)) as reached:
@@ -188,7 +184,7 @@ def test_what_happens_before_any_line_of_a_repair_loses_nothing_and_gives_no_dev
 @pytest.mark.full
 @pytest.mark.crash
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("then", ["all removed", "replaced"])
+@pytest.mark.parametrize("then", ["removed", "replaced"])
 def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lost_before_anybody_has_it(
     tmp_path: Path, then: str
 ) -> None:
@@ -197,8 +193,8 @@ def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lo
             for device in ("d-0", "d-1"):
                 both.add("a", device)
             for store in both.stores.values():
-                store._drop()
-            damage_holds(both.path)
+                store.journal.drop()
+            lose_bodies(both.path, "doc")
             damaged = both.path.stat().st_ino
 
             def is_aside(path: Path = both.path, damaged: int = damaged) -> bool:

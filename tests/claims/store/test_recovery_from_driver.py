@@ -13,12 +13,11 @@ import pytest
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.store import recovery as module
-from dra_kubeletplugin.claims.store import rows
 from dra_kubeletplugin.claims.store.recovery import Recovery
 from dra_kubeletplugin.claims.transitions import ENDED, RECOVER
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, a_record, add, instance
+from tests.helpers.crash.record_stores import BOOT, DRIVER, a_record, add, append_body, instance
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -51,12 +50,12 @@ def device(name: str = "d-0", **more: Any) -> PreparedDevice:
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[RecordStore]:
     async with instance(tmp_path) as store:
-        await store.do(lambda db: rows.clear_meta(db, RECOVER))
+        await store.do(lambda records: records.clear_meta(RECOVER))
         yield store
 
 
 async def pending(store: RecordStore) -> None:
-    await store.do(lambda db: rows.set_meta(db, RECOVER, "pending"))
+    await store.do(lambda records: records.set_meta(RECOVER, "pending"))
 
 
 def recovery(store: RecordStore, driver: Telling) -> Recovery:
@@ -83,7 +82,7 @@ async def test_a_driver_is_asked_only_after_a_loss_and_once(store: RecordStore) 
 
 async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to_be_undone(store: RecordStore) -> None:
     await pending(store)
-    await store.do(lambda db: rows.set_meta(db, ENDED + "over", ""))
+    await store.do(lambda records: records.set_meta(ENDED + "over", ""))
     driver = Telling()
     driver.told = [
         claim("new", [device("d-0", data={"n": 1}, share_id="s"), device("d-1")], "ns", "c"),
@@ -111,7 +110,7 @@ async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to
         "claim late was reported by the driver and not taken: device d-1 is still held by claim ns/c" in asks.report[1]
     )
     assert len(asks.report) == 2
-    assert await store.do(lambda db: rows.get_meta(db, ENDED)) == {}
+    assert await store.do(lambda records: records.get_meta(ENDED)) == {}
     assert not await store.recovering()
 
 
@@ -146,8 +145,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
 
 async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: RecordStore) -> None:
     await pending(store)
-    await add(store, a_record("odd", "d-0"))
-    await store.do(lambda db: db.execute("UPDATE claims SET doc = '{' WHERE uid = 'odd'") and None)
+    append_body(store.path, a_record("odd", "d-0"), b"{")
     driver = Telling()
     driver.told = [claim("odd", [device("d-0")]), claim("new", [device("d-1")])]
     asks = recovery(store, driver)

@@ -12,7 +12,6 @@ import errno
 import functools
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +31,9 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.reconcile import Reconciler
-from dra_kubeletplugin.claims.store import database, rows, schema
-from dra_kubeletplugin.claims.store.database import RecordDatabase
-from dra_kubeletplugin.claims.store.folder import RecordFolder
+from dra_kubeletplugin.claims.store import journal
+from dra_kubeletplugin.claims.store.journal import Journal
+from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.recovery import Recovery
 from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
@@ -74,17 +73,14 @@ UNPREPARE_POINTS = (
     "unprepare: before reply",
 )
 REPAIR_POINTS = (
-    "repair: before setting aside",
-    "repair: between file and log",
-    "repair: after setting aside",
-    "repair: before making",
     "repair: before filling",
     "repair: after filling",
+    "repair: before making",
+    "repair: after making",
+    "repair: before setting aside",
+    "repair: after setting aside",
     "repair: before the name",
     "repair: after the name",
-    "repair: after making",
-    "repair: before last name",
-    "repair: after last name",
     "repair: after opening",
     "recovery: before merge",
     "recovery: after merge",
@@ -248,17 +244,17 @@ def instrument() -> None:
 
     in_transaction(Transitions, "begin", "prepare: {} record")
     in_transaction(Transitions, "end", "unprepare: {} record")
-    in_transaction(rows, "delete", "unprepare: {} commit")
+    in_transaction(Records, "delete", "unprepare: {} commit")
     in_transaction(Recovery, "_merge", "recovery: {} merge")
-    original_update = rows.update
+    original_update = Records.update
 
-    def update(db: Any, record: Any, fence: Any) -> bool:
+    def update(self: Records, record: Any, fence: Any) -> bool:
         if record.state is State.PREPARED:
             reach("prepare: before commit")
             done.append("prepare: after commit")
-        return original_update(db, record, fence)
+        return original_update(self, record, fence)
 
-    rows.update = update
+    Records.update = update  # type: ignore[method-assign]
     around(RecordStore, "_attempt", lambda *_, **__: done.clear(), committed)
     for name, word in (("write", "prepare"), ("remove", "unprepare")):
         around(
@@ -268,26 +264,26 @@ def instrument() -> None:
             lambda *_, word=word: reach(f"{word}: after CDI file"),
         )
     for owner, name, what in (
-        (RecordDatabase, "_set_aside", "repair: {} setting aside"),
-        (RecordDatabase, "_make", "repair: {} making"),
-        (RecordFolder, "retire", "repair: {} last name"),
-        (database, "fill", "repair: {} filling"),
-        (database, "connect", "repair: {} opening"),
-        (schema, "_step", "migration: {} step"),
+        (Journal, "_keep_aside", "repair: {} setting aside"),
+        (Journal, "_rebuild", "repair: {} filling"),
+        (journal, "write_new", "repair: {} making"),
+        (Journal, "_open", "repair: {} opening"),
         (Reconciler, "_orphans", "reconcile: {} orphans"),
     ):
-        around(owner, name, lambda *_, w=what: reach(w.format("before")), lambda *_, w=what: reach(w.format("after")))
+        around(
+            owner,
+            name,
+            lambda *_, w=what, **__: reach(w.format("before")),
+            lambda *_, w=what, **__: reach(w.format("after")),
+        )
     around(directory, "_write_all", lambda *_: None, lambda *_: reach("prepare: half a CDI file"))
     rename = Path.rename
 
     def renamed(self: Path, target: Any) -> Any:
-        to = str(target)
-        if ".unmerged-" in to and to.endswith("-wal"):
-            reach("repair: between file and log")
-        if ".new-" in self.name and self.name.startswith(".records"):
+        if self.name == ".records.journal.new":
             reach("repair: before the name")
         result = rename(self, target)
-        if ".new-" in self.name and self.name.startswith(".records"):
+        if self.name == ".records.journal.new":
             reach("repair: after the name")
         return result
 
@@ -305,24 +301,27 @@ def instrument() -> None:
 
 
 def note_syncs() -> None:
-    """Writes down how long the log was when it was last synced: what a power failure leaves of it."""
-    begin = RecordStore._begin
-    attempt = RecordStore._attempt
+    """Notes the size of the journal at its last sync: a power failure keeps at least that much."""
+    attempt, replace = RecordStore._attempt, Journal._replace
 
-    def remember(self: Any, *, write: bool, synced: bool) -> Any:
-        return begin(self, write=write, synced=synced)
-
-    def synced_attempt(self: Any, operations: Any, *, write: bool, synced: bool) -> Any:
-        out = attempt(self, operations, write=write, synced=synced)
-        if synced:
-            log = self.path.with_name(self.path.name + "-wal")
+    def note(journal: Journal) -> None:
+        if journal.file:
             note = HARDWARE.parent / "synced"
-            note.with_suffix(".new").write_text(str(log.stat().st_size if log.exists() else 0))
+            note.with_suffix(".new").write_text(str(journal.file.end))
             note.with_suffix(".new").rename(note)
+
+    def synced_attempt(self: Any, operations: Any, *, sync: bool) -> Any:
+        out = attempt(self, operations, sync=sync)
+        if sync:
+            note(self.journal)
         return out
 
-    RecordStore._begin = remember  # type: ignore[method-assign]
+    def replaced(self: Any, *args: Any) -> None:
+        replace(self, *args)
+        note(self)
+
     RecordStore._attempt = synced_attempt  # type: ignore[method-assign]
+    Journal._replace = replaced  # type: ignore[method-assign]
 
 
 def inject() -> None:
@@ -332,7 +331,7 @@ def inject() -> None:
 
     def failing(self: Any, operations: Any, **options: Any) -> Any:
         if fault("eio") or fault("eio-again"):
-            raise sqlite3.OperationalError("disk I/O error")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return attempt(self, operations, **options)
 
     def full(fd: int, data: bytes) -> None:

@@ -4,7 +4,7 @@
 and ``PID ended STATUS``. It ends with its input, and so do they.
 
 A step is what others could see, or find after a kill: a file that is made, written, synced, named or removed, a lock, a connection,
-a statement of SQLite that writes, or begins or ends a transaction, a request to the API server that writes.
+a request to the API server that writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gc
 import os
 import select
 import signal
-import sqlite3
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,20 +24,10 @@ import msgspec
 _EVENTS = frozenset(
     {
         "fcntl.flock", "open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate",
-        "socket.connect", "sqlite3.connect",
+        "socket.connect",
     }
 )  # fmt: skip
-_CALLS = ("fsync", "pwrite", "write")  # of os, of which Python tells nobody
-_STATEMENTS = (
-    "BEGIN",
-    "COMMIT",
-    "CREATE",
-    "DELETE",
-    "INSERT",
-    "UPDATE",
-    "PRAGMA journal_mode",
-    "PRAGMA user_version =",
-)
+_CALLS = ("fdatasync", "fsync", "ftruncate", "pwrite", "write")  # of os, of which Python tells nobody
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -67,7 +56,6 @@ class _Steps:
         self._folder = order.folder
         self._last = order.step
         self._count = 0
-        self._reads = False  # the transaction, and nothing of it is a step
         self._armed = order.arm == "start"
 
     def arm(self) -> None:
@@ -88,19 +76,12 @@ class _Steps:
             if event != "open" or (isinstance(given[2], int) and given[2] & _WRITES):
                 self.take(f"{event} {given[:2]}")
 
-    def statement(self, text: str) -> None:
-        if text.startswith("BEGIN"):
-            self._reads = text == "BEGIN"
-        if text.startswith(_STATEMENTS) and not self._reads:
-            self.take(f"sqlite {text[:60]}")
-
 
 _write = os.write  # which is no step
 
 
 def _instrument(order: Order) -> None:
     from dra_kubeletplugin.claims.reconcile import Reconciler
-    from dra_kubeletplugin.claims.store import schema
     from dra_kubeletplugin.devices.slices import Publisher
     from dra_kubeletplugin.kube import KubeClient
     from dra_kubeletplugin.plugin.grpc import NodeService, UnixServer
@@ -110,14 +91,6 @@ def _instrument(order: Order) -> None:
     for name in _CALLS:
         _before(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
     _before(KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}"))
-    connect = schema._connect
-
-    def traced(*args: Any) -> sqlite3.Connection:
-        db = connect(*args)
-        db.set_trace_callback(steps.statement)
-        return db
-
-    schema._connect = traced  # type: ignore[assignment]
     match order.arm:
         case "prepare" | "unprepare":
             _before(NodeService, order.arm, lambda *_: steps.arm())

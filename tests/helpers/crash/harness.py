@@ -9,7 +9,6 @@ import errno
 import functools
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.errors import MetadataError
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
@@ -85,7 +86,7 @@ class Box:
 
     @property
     def records_path(self) -> Path:
-        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "records.db"
+        path: Path = self.node.kubelet_root / "plugins" / DRIVER / "records.journal"
         return path
 
     def _measure_calls(self) -> None:
@@ -232,7 +233,7 @@ class Box:
 
     def unrepaired(self) -> list[str]:
         """What a repair of the records has beside them until it is done."""
-        parts = (".new-", ".again-", ".unmerged-")
+        parts = (".new",)
         return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
 
     @_as_it_stands
@@ -248,11 +249,7 @@ class Box:
         path = self.records_path
         if not path.exists():
             return {}
-        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=60)
-        try:
-            return dict(db.execute("SELECT uid, state FROM claims"))
-        finally:
-            db.close()
+        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
 
     def check(self) -> None:
         """At any moment: nobody took what another holds."""

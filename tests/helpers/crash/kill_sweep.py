@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
@@ -27,7 +26,9 @@ import msgspec
 from bench.node import ROOT, allocate
 from dra_kubeletplugin._proto import dra_v1_pb2 as pb
 from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
-from dra_kubeletplugin.errors import describe
+from dra_kubeletplugin.claims.record import Record
+from dra_kubeletplugin.claims.store.offline import read_rows
+from dra_kubeletplugin.errors import RecordsError, describe
 from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
@@ -193,14 +194,10 @@ class Node:
 
     def records(self) -> dict[str, str]:
         """Claim UID to state."""
-        if not (self.plugin_dir / "records.db").exists():
+        path = self.plugin_dir / "records.journal"
+        if not path.exists():
             return {}
-        with tempfile.TemporaryDirectory() as folder:  # of a copy: who closes the file last takes its log away
-            for path in self.plugin_dir.glob("records.db*"):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy(path, folder)
-            with contextlib.closing(sqlite3.connect(Path(folder) / "records.db")) as db:
-                return dict(db.execute("SELECT uid, state FROM claims"))
+        return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
 
     def holders(self, part: str) -> dict[str, str]:
         """Device to claim UID; a device has two parts, ``a`` and ``b``."""
@@ -220,13 +217,13 @@ class Node:
                 await asyncio.sleep(0.01)
 
     def left(self) -> list[str]:
-        """All files but those that a plugin leaves: databases, good and damaged, their lock, and what it knows of taints."""
-        kept = {".repair-lock", "records.db", "records.db-wal", "records.db-shm", "taint-times.json"}
+        """All files but those that a plugin leaves: journals, good and damaged, their lock, and what it knows of taints."""
+        kept = {".records.lock", "records.journal", "taint-times.json"}
         found = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
         return sorted(
             str(p.relative_to(self.folder))
             for p in found
-            if not (p.is_dir() or p.name in kept or p.name.startswith("records.db.damaged-"))
+            if not (p.is_dir() or p.name in kept or p.name.startswith("records.journal.damaged-"))
         )
 
 
@@ -290,11 +287,10 @@ async def reconcile(node: Node, step: int) -> None:
 
 
 async def repair(node: Node, step: int) -> None:
-    """A start that finds no database in the file, and a claim half prepared."""
+    """A start that finds no journal in the file, and a claim half prepared."""
     await _half(node)
-    path = node.plugin_dir / "records.db"
-    path.with_name("records.db-wal").unlink(missing_ok=True)
-    path.write_bytes(b"no database" * 1000)
+    path = node.plugin_dir / "records.journal"
+    path.write_bytes(b"no journal" * 1000)
     await start(node, step)
 
 
@@ -384,7 +380,7 @@ def _prepared(node: Node) -> set[str]:
     """UIDs, as far as the database can be read."""
     try:
         return {uid for uid, state in node.records().items() if state == "Prepared"}
-    except sqlite3.DatabaseError:
+    except RecordsError:
         return set()
 
 

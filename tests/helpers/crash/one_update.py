@@ -16,7 +16,7 @@ from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.claims import metadata_files as metadata
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
-from dra_kubeletplugin.claims.store import rows
+from dra_kubeletplugin.claims.store.records import Records
 from tests.helpers.crash.claim_manager import Api, Room, room
 from tests.helpers.crash.record_stores import DRIVER
 
@@ -64,7 +64,7 @@ def reach(point: str) -> None:
 
 def instrument() -> None:
     updated, note, put = metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata
-    pwrite, ftruncate, real = os.pwrite, os.ftruncate, rows.read
+    pwrite, ftruncate, real = os.pwrite, os.ftruncate, Records.read
     seen: list[str] = []
 
     def on_record(*args: Any) -> Any:
@@ -81,7 +81,12 @@ def instrument() -> None:
         put(self, record)
         reach("update: after file")
 
+    def is_metadata(fd: int) -> bool:
+        return Path(f"/proc/self/fd/{fd}").readlink().name == "metadata.json"
+
     def written(fd: int, data: Any, at: int) -> int:
+        if not is_metadata(fd):
+            return pwrite(fd, data, at)
         if at:
             done = pwrite(fd, data, at)
             reach("update: room in the file")
@@ -92,19 +97,20 @@ def instrument() -> None:
         return pwrite(fd, data, at)
 
     def cut(fd: int, length: int) -> None:
-        reach("update: before its end is cut off")
+        if is_metadata(fd):
+            reach("update: before its end is cut off")
         ftruncate(fd, length)
 
     metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
     rewrite.os.pwrite, rewrite.os.ftruncate = written, cut  # type: ignore[assignment]
 
-    def read(db: Any, uid: str) -> Any:
+    def read(self: Records, uid: str) -> Any:
         seen.append(uid)
         if len(seen) == 2:  # the transaction that brings the file to what is on record
             reach("update: after commit")
-        return real(db, uid)
+        return real(self, uid)
 
-    rows.read = read
+    Records.read = read  # type: ignore[method-assign]
 
 
 async def main(folder: Path, number: int) -> None:

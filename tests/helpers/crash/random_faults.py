@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from dra_kubeletplugin.claims.store.journal import LOCK
 from tests.helpers.crash.faulty_proxy import Mode
 from tests.helpers.crash.harness import Box
 
@@ -35,14 +36,14 @@ ONCE = (
 )
 LASTS = ("device-gone", "device-sick", "recover-fails")  # while their file is there
 SERVER = (Mode.SLOW, Mode.SILENT, Mode.HTML, Mode.RESET)
-# Takes the write lock, is stopped while it has it, and gives it back if it ever goes on.
+# Takes the lock of the records, is stopped while it has it, and releases it if it ever goes on.
 HOLDER = """
-import os, signal, sqlite3, sys, urllib.parse
-db = sqlite3.connect(f"file:{urllib.parse.quote(sys.argv[1])}?mode=rw", uri=True, timeout=1, isolation_level=None)
-db.execute("BEGIN IMMEDIATE")
+import fcntl, os, signal, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.flock(fd, fcntl.LOCK_EX)
 print("locked", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
-db.execute("ROLLBACK")
+fcntl.flock(fd, fcntl.LOCK_UN)
 """
 
 
@@ -145,7 +146,7 @@ class Faults:
 
     async def _locked(self, seconds: float) -> None:
         holder = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path),
+            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path.with_name(LOCK)),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert holder.stdout
@@ -159,9 +160,7 @@ class Faults:
             await holder.wait()
 
     async def _removed(self, seconds: float) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            path = self.box.records_path
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        self.box.records_path.unlink(missing_ok=True)
         await asyncio.sleep(seconds)  # not again at once
 
     async def _stopped(self, seconds: float) -> None:

@@ -221,7 +221,7 @@ class Servant:
         return
 
     async def not_ready(self) -> list[str]:
-        return ["records.db has schema 9"] if self.faulty else []
+        return ["records.journal has schema 9"] if self.faulty else []
 
     async def notes(self) -> list[str]:
         return ["no device"]
@@ -236,7 +236,7 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
     async with asyncio.timeout(30):
         while not file.exists():
             await asyncio.sleep(0.01)
-        assert json.loads(file.read_text())["waits"] == ["records.db has schema 9"]
+        assert json.loads(file.read_text())["waits"] == ["records.journal has schema 9"]
         servant.faulty = False
         await telling
     assert json.loads(file.read_text()) == {"waits": [], "hopeless": False, "notes": ["no device"]}

@@ -28,7 +28,7 @@ def used(pid: int) -> tuple[int, int, int]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.db"))
+    return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.journal"))
 
 
 @pytest.mark.full

@@ -25,7 +25,6 @@ _STEPS = {
     "os.symlink": 0.05,
     "socket.bind": 0.05,
     "socket.connect": 0.02,
-    "sqlite3.connect": 0.05,
     "subprocess.Popen": 0.2,
 }
 _CODE = (".py", ".pyc", ".so", ".pth")

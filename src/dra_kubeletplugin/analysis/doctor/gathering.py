@@ -33,7 +33,6 @@ _LOG_BYTES = str(4 << 20)
 _UNSAFE = re.compile(
     r"[^\w.@:+/-]|\.\.+(?=/|$)|^/"
 )  # in a name within the archive, which whoever unpacks it gets as a path
-_WAIT = 2.0  # seconds for an instance that writes records
 
 
 class Archive:
@@ -154,10 +153,10 @@ def _host(what: Examination, archive: Archive) -> None:
                 archive.add(name, _spec(content_of(str(path)).decode(errors="replace")))
             except (OSError, ValueError) as e:
                 archive.add(f"{name}.error", describe(e))
-    for path in sorted((what.kubelet_root / "plugins").glob("*/records.db")):
+    for path in sorted((what.kubelet_root / "plugins").glob("*/records.journal")):
         name = path.parent.name
         try:
-            rows = read_rows(path, _WAIT)
+            rows = read_rows(path)
         except DraError as e:
             archive.add(f"records/{name}.error", text(e.message))
             continue

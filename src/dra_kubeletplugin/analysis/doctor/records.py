@@ -18,7 +18,6 @@ from ...kube import KubeClient
 from .findings import Finding, denied, failure, ok, unknown, warning
 
 _LONG = 600.0  # seconds that preparing, unpreparing, or noticing a deleted claim may take
-_WAIT = 2.0  # seconds to wait for a plugin instance that writes
 _AT_ONCE = 8  # claims that are read in parallel
 JSON = dict[str, Any]
 
@@ -27,14 +26,14 @@ async def look(kubelet_root: Path, cdi_root: Path, client: KubeClient | None) ->
     """Checks the records of all drivers of the node. ``client`` is None if the API server cannot be reached."""
     plugins = kubelet_root / "plugins"
     try:
-        found = sorted(p.parent.name for p in plugins.glob("*/records.db"))
+        found = sorted(p.parent.name for p in plugins.glob("*/records.journal"))
     except OSError as e:
         yield denied("records", e)
         return
     for driver in found:
-        path = plugins / driver / "records.db"
+        path = plugins / driver / "records.journal"
         try:
-            rows = await asyncio.to_thread(read_rows, path, _WAIT)
+            rows = await asyncio.to_thread(read_rows, path)
             specs = ClaimSpecs(cdi_root, driver)
             files = set(specs.uids())
         except RecordsError as e:

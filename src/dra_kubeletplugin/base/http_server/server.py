@@ -249,7 +249,9 @@ async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket
         listeners = [_any(port)]
     else:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # For text, Python loads a codec whose tables stay in memory.
+        name = host.encode() if host.isascii() else host
+        found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listeners = []
         try:
             for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,7 @@ def _make_file(folder: Path) -> None:
     except OSError as e:
         if e.errno not in {errno.EOPNOTSUPP, errno.EISDIR}:
             raise
-        probe = folder / f".probe-{secrets.token_hex(4)}"  # random, because process ids repeat in containers
+        probe = folder / f".probe-{os.urandom(4).hex()}"  # random, because process ids repeat in containers
         probe.write_bytes(b"")
         probe.unlink()
 

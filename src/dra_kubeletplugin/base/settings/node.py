@@ -229,7 +229,7 @@ class Settings:
 
     @property
     def records_path(self) -> Path:
-        return self.plugin_dir / "records.db"
+        return self.plugin_dir / "records.journal"
 
     @property
     def health_timeout(self) -> float:

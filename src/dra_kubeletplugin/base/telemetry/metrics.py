@@ -30,7 +30,7 @@ _COUNTERS = {
     "publish_errors_total": ("Failed attempts to publish ResourceSlices.", []),
     "reconciled_total": ("Claims that reconcile passes changed or could not change, by action.", ["action"]),
     "rollback_failures_total": ("Failed attempts to roll back or unprepare a claim. Each is retried.", []),
-    "records_damaged_total": ("Times that the record database was damaged and set aside.", []),
+    "records_damaged_total": ("Times that the record journal was damaged and set aside.", []),
     "scan_failures_total": ("Calls of the driver's devices() or pools() that failed.", []),
     "health_failures_total": ("Calls of the driver's health() that failed.", []),
     "dropped_fields_total": ("Fields that the API server dropped from ResourceSlices.", []),
@@ -70,7 +70,7 @@ _GAUGES = {
     "leader": ("1 while this replica of the controller leads.", []),
     "bound_claims": ("Claims for which the controller has called bind() and not yet unbind().", []),
     "registered": ("1 while the plugin is registered with the kubelet.", []),
-    "records_healthy": ("1 while the record database can be read and written.", []),
+    "records_healthy": ("1 while the record journal can be read and written.", []),
 }
 _HISTOGRAMS = {
     "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
+import os
+import time
 from pathlib import Path
-from typing import TypeVar
 
-from ...errors import RecordsError
-from . import rows
-from .schema import as_records_error, connect, transaction
+from ...base.flock import FileLock
+from ...errors import RecordsBusyError, RecordsError
+from .journal import LOCK, as_records_error
+from .journal_file import JournalFile
+from .records import Row
 
-Result = TypeVar("Result")
 
-
-def read_rows(path: Path, wait: float) -> list[rows.Row]:
-    """Returns every row, oldest first, including unreadable ones.
+def read_rows(path: Path) -> list[Row]:
+    """Returns every record, oldest first, including unreadable ones. Needs no lock: it ignores a write that is not complete.
 
     Raises :class:`RecordsError`.
     """
-    return _with(path, wait, rows.read_all)
+    try:
+        file = JournalFile(path, os.O_RDONLY)
+    except (OSError, RecordsError) as e:
+        raise as_records_error(e, path) from None
+    file.close()
+    return file.records.read_all()
 
 
 def forget(path: Path, wait: float, uid: str) -> None:
-    """Deletes a row and its holds.
+    """Deletes a record and its holds. Waits up to ``wait`` seconds for other processes.
 
     Raises :class:`RecordsError`.
     """
-
-    def drop(db: sqlite3.Connection) -> None:
-        with transaction(db):
-            rows.forget(db, uid)
-
-    _with(path, wait, drop)
-
-
-def _with(path: Path, wait: float, use: Callable[[sqlite3.Connection], Result]) -> Result:
+    lock = FileLock(path.with_name(LOCK))
     try:
-        db = connect(path, wait)
-        try:
-            return use(db)
-        finally:
-            db.close()
-    except (sqlite3.Error, OSError, RecordsError) as e:
+        lock.acquire(time.monotonic() + wait)
+        file = JournalFile(path)
+        file.records.forget(uid)
+        file.append(file.records.changed_lines(), sync=True)
+        file.close()
+    except TimeoutError:
+        raise RecordsBusyError(
+            f"{path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
+        ) from None
+    except (OSError, RecordsError) as e:
         raise as_records_error(e, path) from None
+    finally:
+        lock.close()

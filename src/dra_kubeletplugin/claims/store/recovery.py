@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import sqlite3
 from collections.abc import Sequence
 
 from ...base.text import counted
@@ -15,7 +14,7 @@ from ...driver.data import plain_json
 from ...errors import DraError, DriverError, printable
 from ..record import Record, State, allocated_json, identity
 from ..transitions import ENDED, RECOVER
-from . import rows
+from .records import HeldByError, Records
 from .store import RecordStore
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Recovery:
             self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
             log.error("%s", self.fault)
             return False
-        sentences = await self.store.do(lambda db: self._merge(db, checked))
+        sentences = await self.store.do(lambda records: self._merge(records, checked))
         self.report += sentences
         for sentence in sentences:
             log.warning("%s", sentence)
@@ -70,15 +69,15 @@ class Recovery:
     async def _call(self) -> Sequence[RecoveredClaim]:
         return await self.calls(self.driver.recover)
 
-    def _merge(self, db: sqlite3.Connection, claims: Sequence[RecoveredClaim]) -> list[str]:
+    def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
         """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""
-        ended = rows.get_meta(db, ENDED)
+        ended = records.get_meta(ENDED)
         reported = {claim.uid for claim in claims}
         added, sentences = [], []
         for claim in claims:
-            row = rows.read(db, claim.uid)
+            row = records.read(claim.uid)
             if isinstance(row, Record):
-                _complete(db, row, claim)
+                _complete(records, row, claim)
                 continue
             if row is not None:
                 sentences.append(
@@ -87,18 +86,17 @@ class Recovery:
                 continue
             record = self._record(claim, ended=claim.uid in ended)
             try:
-                rows.insert(db, self.store.driver, record)
+                records.insert(record)
                 added.append(claim.uid)
-            except rows.HeldByError as e:
+            except HeldByError as e:
                 if reported & {holder.uid for holder in e.holders}:
                     sentences.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
                     continue
                 # The hardware does not know the holder on record. The claim that it does know must be undone before any other.
-                rows.insert_unheld(db, record)
-                rows.insert_holds(db, self.store.driver, record.holds(), or_ignore=True)
-                sentences.append(f"claim {claim.uid} was reported by the driver, and has no device of another's: {e}")
-        rows.clear_meta(db, RECOVER)
-        rows.clear_meta(db, ENDED)
+                records.insert(record, shared=True)
+                sentences.append(f"claim {claim.uid} was reported by the driver, and another claim has its device: {e}")
+        records.clear_meta(RECOVER)
+        records.clear_meta(ENDED)
         if added:
             sentences.insert(0, f"{counted(len(added), 'claim')} reported by the driver: {', '.join(added)}")
         return sentences
@@ -111,7 +109,7 @@ class Recovery:
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
 
 
-def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> None:
+def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
     """Adds data that only the driver knows to a record that was rebuilt from a file. Other records are correct as they are."""
     if not row.doc.get("rebuilt"):
         return
@@ -124,7 +122,7 @@ def _complete(db: sqlite3.Connection, row: Record, claim: RecoveredClaim) -> Non
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
     row.doc = row.doc | {"devices": devices}
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
-    rows.update(db, row, fence)
+    records.update(row, fence)
 
 
 def _all_checked(answer: object) -> list[RecoveredClaim]:

@@ -1,8 +1,7 @@
-"""Stores records in one SQLite database with a write-ahead log; one thread runs each batch of operations as one transaction.
+"""Stores records in a journal; one thread runs each batch of operations as one write.
 
-Two processes share the file during a rolling update. A constraint of the database ensures that a device has one holder.
-Only data that must survive a power failure is synced. Other data survives the death of the process. After a power failure the
-boot id differs, so all recorded claims are rolled back and prepared again. Source: https://www.sqlite.org/wal.html
+Two processes share the journal during a rolling update. Only data that must survive a power failure is synced. Other data survives
+the death of the process. After a power failure the boot id differs, so all recorded claims are rolled back and prepared again.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import functools
 import logging
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -22,18 +21,16 @@ from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
 from ..record import Record, UnreadableRecord
 from ..transitions import RECOVER
-from . import rows
 from .batch import Batcher
-from .database import RecordDatabase
-from .schema import Connection, as_records_error, explain_error, is_busy, is_damage, rollback
+from .journal import Journal, as_records_error
+from .records import Records, Row
 
 log = logging.getLogger(__name__)
-_LOG_SIZE = 1 << 20  # bytes of write-ahead log that are written back while no call waits
-_PROBE = 32 * 1024  # characters
-_TRIES = 5  # how often one call opens the database again because the file was replaced
+_PROBE = 32 * 1024  # bytes
+_READ_WAIT = 0.1  # seconds that a read waits for a writer; it then uses the records in memory
 
 Result = TypeVar("Result")
-Operation = Callable[[sqlite3.Connection], Result]
+Operation = Callable[[Records], Result]
 
 
 class Mode(enum.Enum):
@@ -59,23 +56,21 @@ class FollowUp(NamedTuple):
 class RecordStore:
     """The records of one driver. All methods may be called from any task; concurrent calls share transactions.
 
-    ``fault`` is why the records cannot be used; empty if they can. ``opened`` is set each time the file was opened.
+    ``fault`` is why the records cannot be used; empty if they can. ``opened`` is set each time a file was opened.
     """
 
-    def __init__(self, database: RecordDatabase) -> None:
-        self.path = database.path
-        self.driver = database.specs.driver
-        self.database = database
+    def __init__(self, journal: Journal) -> None:
+        self.path = journal.path
+        self.journal = journal
         self.fault = ""
         self.opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._db: Connection | None = None
-        self._damage: Exception | None = None
-        self._batcher: Batcher[FollowUp] = Batcher("records", self._work, self._write_back)
+        self._loads = 0
+        self._batcher: Batcher[FollowUp] = Batcher("records", self._work, self._compact)
 
     @property
     def transactions(self) -> int:
-        """The number of batches so far. Each is one transaction, or two if it has reads and writes."""
+        """The number of batches so far. Each is at most one write."""
         return self._batcher.batches
 
     async def do(
@@ -100,21 +95,21 @@ class RecordStore:
         return result
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Waits up to ``timeout`` seconds for running work, then closes the database."""
+        """Waits up to ``timeout`` seconds for running work, then closes the journal."""
         end = time.monotonic() + timeout
-        if self._db is not None:
+        if self.journal.file is not None:
             # Restores a file that was just removed: otherwise the next instance would find no records.
             await asyncio.wait([asyncio.ensure_future(self.check_file())], timeout=timeout)
-        await self._batcher.close(max(0.0, end - time.monotonic()), self._drop)
+        await self._batcher.close(max(0.0, end - time.monotonic()), self.journal.close)
 
     # --- queries --------------------------------------------------------------------------------
 
-    async def get(self, uid: str) -> rows.Row | None:
-        return await self.do(lambda db: rows.read(db, uid), Mode.READ)
+    async def get(self, uid: str) -> Row | None:
+        return await self.do(lambda records: records.read(uid), Mode.READ)
 
-    async def everything(self) -> list[rows.Row]:
-        """Returns every row, readable or not, oldest first."""
-        return await self.do(rows.read_all, Mode.READ)
+    async def everything(self) -> list[Row]:
+        """Returns every record, readable or not, oldest first."""
+        return await self.do(Records.read_all, Mode.READ)
 
     async def all(self) -> list[Record]:
         """Returns every readable record, oldest first."""
@@ -125,57 +120,57 @@ class RecordStore:
 
     async def held(self) -> Held:
         """Returns each device that some claim has, see :meth:`Inventory.update`."""
-        return await self.do(lambda db: rows.held_devices(db, self.driver), Mode.READ)
+        return await self.do(Records.held_devices, Mode.READ)
 
     async def prepared(self) -> int:
         """Returns the number of prepared claims."""
-        return await self.do(rows.count_prepared, Mode.READ)
+        return await self.do(Records.count_prepared, Mode.READ)
 
     async def recovering(self) -> bool:
-        """Whether the driver's ``recover()`` is still due, because the database was rebuilt."""
-        return await self.do(lambda db: rows.has_meta(db, RECOVER), Mode.READ)
+        """Whether the driver's ``recover()`` is still due, because the journal was repaired."""
+        return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
 
     async def probe(self) -> None:
         """Writes and syncs as much as a large record. Clears ``fault`` if the disk has space again.
 
         Raises :class:`RecordsError`.
         """
-        await self.do(lambda db: rows.set_meta(db, "probe", f"{time.time():<{_PROBE}}"), Mode.SYNC)
+
+        def probe() -> None:
+            try:
+                with self.journal.locked(self.journal.wait) as file:
+                    file.append(bytes(_PROBE), sync=True, keep=False)
+                self._written()
+            except OSError as e:
+                raise self._failed(e) from None
+
+        await self.run(probe)
 
     async def check_file(self) -> None:
         """Detects that the file was removed, replaced or overwritten, and repairs it. An error is kept in ``fault``."""
+
+        def check() -> None:
+            try:
+                self.journal.check()
+                self._note_loads()
+            except (OSError, RecordsError) as e:
+                self._failed(e)
+
         with contextlib.suppress(RecordsError):
-            await self.do(_read_afresh, Mode.READ)
+            await self.run(check)
 
     # --- in the thread --------------------------------------------------------------------------
 
-    def _open(self) -> Connection:
-        if self._db is not None and self._db.is_named(self.path):
-            return self._db
-        # The old connection stays open until the new one is: it may have the only copy of a removed file.
-        db = self.database.open(self._damage, self._db)
-        old, self._db, self._damage = self._db, db, None
-        if old is not None:
-            with contextlib.suppress(sqlite3.Error):
-                old.close()
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.opened.set)
-        return db
-
-    def _drop(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            self.database.close(db)
-
     def _work(self, jobs: Sequence[FollowUp]) -> list[object]:
-        """Runs the jobs. Reads have a transaction of their own and come first: a writer that is stopped must not block them."""
+        """Runs the jobs. Reads come first: a writer that is stopped must not block them."""
         results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
         left = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
         for write in (False, True):
             chosen = [i for i in left if (jobs[i].mode is not Mode.READ) is write]
             if chosen:
-                synced = any(jobs[i].mode is Mode.SYNC for i in chosen)
-                done = self._transaction([op for i in chosen if (op := jobs[i].operation)], write=write, synced=synced)
+                operations = [op for i in chosen if (op := jobs[i].operation)]
+                sync = any(jobs[i].mode is Mode.SYNC for i in chosen)
+                done = self._transaction(operations, sync=sync) if write else self._read(operations)
                 for i, result in zip(chosen, done, strict=True):
                     results[i] = result
         for i in left:
@@ -187,99 +182,78 @@ class RecordStore:
                 results[i] = result
         return results
 
-    def _transaction(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
-        """Runs operations; retries once with a new connection after damage, which opening repairs, or a passing disk error.
+    def _read(self, operations: Sequence[Operation[object]]) -> list[object]:
+        journal = self.journal
+        try:
+            if not journal.is_current():
+                # Without the lock, appended lines could be those of a write that fails and is removed again.
+                with contextlib.ExitStack() as stack:
+                    try:
+                        stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait))
+                    except RecordsBusyError:
+                        if journal.file is None:
+                            raise
+                self._note_loads()
+            assert journal.file
+            return [_one(journal.file.records, operation) for operation in operations]
+        except (OSError, RecordsError) as e:
+            return [self._failed(e)] * len(operations)
 
-        Operations decide from the rows that they read, so they can run again if it is not known whether they were committed.
+    def _transaction(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
+        """Runs operations and writes their changes; tries once more after a passing disk error.
+
+        Operations decide from the records that they read, so they can run again if it is not known whether they were written.
         """
         try:
             try:
-                return self._attempt(operations, write=write, synced=synced)
-            except sqlite3.DatabaseError as error:
-                e = explain_error(error, self.path)
-                if not self._may_pass(e):
+                return self._attempt(operations, sync=sync)
+            except OSError as e:
+                if e.errno != errno.EIO:
                     raise
                 log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
-                self._give_up(e)
-                return self._attempt(operations, write=write, synced=synced)
-        except Exception as e:
+                return self._attempt(operations, sync=sync)
+        except (OSError, RecordsError) as e:
             return [self._failed(e)] * len(operations)
 
-    @staticmethod
-    def _may_pass(e: sqlite3.DatabaseError) -> bool:
-        return is_damage(e) or "disk I/O error" in str(e)
-
-    def _attempt(self, operations: Sequence[Operation[object]], *, write: bool, synced: bool) -> list[object]:
-        db = self._begin(write=write, synced=synced)
-        changes = db.total_changes
-        try:
-            results = _all(db, operations)
-            db.execute("COMMIT")
-        except BaseException:
-            rollback(db)
-            raise
-        if write and not db.is_named(self.path) and not self.database.restore(db):
-            # Another instance set this file aside, perhaps before it saw this write. A retry finds the true state.
-            raise RecordsBusyError(
-                f"{self.path} was replaced by another instance of the plugin: the kubelet tries again"
-            )
-        if self.fault and db.total_changes != changes:  # a read does not show whether the disk is full
-            log.info("claim records can be written again")
-            self.fault = ""
+    def _attempt(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
+        with self.journal.locked(self.journal.wait) as file:
+            self._note_loads()
+            try:
+                results = [_one(file.records, operation) for operation in operations]
+                written = file.records.changes
+                self.journal.commit(sync=sync)
+            except BaseException:
+                file.records.undo()
+                raise
+        if written:  # a read does not show whether the disk is full
+            self._written()
         return results
 
-    def _begin(self, *, write: bool, synced: bool) -> Connection:
-        for _ in range(_TRIES):
-            db = self._open()
-            if not write:
-                db.execute("BEGIN")
-                return db
-            db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-            db.execute("BEGIN IMMEDIATE")
-            if db.is_named(self.path):
-                return db
-            rollback(db)  # the file lost its name while this process waited for the lock
-        raise RecordsBusyError(
-            f"{self.path} is replaced again and again: see what else writes below the kubelet's root"
-        )
+    def _note_loads(self) -> None:
+        if self._loads != self.journal.loads:
+            self._loads = self.journal.loads
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.opened.set)
+
+    def _written(self) -> None:
+        if self.fault:
+            log.info("claim records can be written again")
+            self.fault = ""
 
     def _failed(self, e: Exception) -> RecordsError:
         error = as_records_error(e, self.path)
-        if self._db is not None:
-            rollback(self._db)
-        if isinstance(e, sqlite3.Error) and not is_busy(e):
-            self._give_up(e)
         if not isinstance(error, RecordsBusyError):
             if self.fault != str(error):
                 log.error("claim records: %s", error)
             self.fault = str(error)
         return error
 
-    def _give_up(self, e: sqlite3.Error) -> None:
-        """Closes the connection, so that the next use opens the file again and repairs damage. Keeps the only copy of a removed file."""
-        if self._db is None or self._db.is_named(self.path):
-            self._drop()
-            self._damage = e if is_damage(e) else None
-
-    def _write_back(self) -> None:
-        """Writes a long log back into the database, which syncs both, while no call waits for it."""
+    def _compact(self) -> None:
+        """Compacts a long journal while no call waits for it."""
         try:
-            if self._db is not None and self.path.with_name(f"{self.path.name}-wal").stat().st_size > _LOG_SIZE:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        except (sqlite3.Error, OSError) as e:
-            log.debug("the log is not written back: %s", e)
-
-
-def _read_afresh(db: sqlite3.Connection) -> None:
-    """Reads from the file instead of SQLite's cache: otherwise damage would go unnoticed until the next claim.
-
-    No other code of this process may open the file: closing it drops all locks that the process has on it. Another instance that ends
-    then removes the log while it is in use. Source: https://www.sqlite.org/howtocorrupt.html, 2.2
-
-    Raises ``sqlite3.DatabaseError``.
-    """
-    db.execute("PRAGMA shrink_memory")
-    rows.count_prepared(db)
+            self.journal.compact()
+        except (OSError, RecordsError) as e:
+            log.debug("the journal is not compacted: %s", e)
 
 
 def _caught(work: Callable[[], object]) -> object:
@@ -290,41 +264,13 @@ def _caught(work: Callable[[], object]) -> object:
         return e
 
 
-def _all(db: sqlite3.Connection, operations: Sequence[Operation[object]]) -> list[object]:
-    """Returns each operation's result, or the exception that rolled back its own changes and no other.
-
-    Failures are rare, so savepoints for single operations are used only in a second run. Errors of the database itself fail all.
-    """
-    db.execute("SAVEPOINT batch")
-    out: list[object] = []
-    for operation in operations:
-        before = db.total_changes
-        result = _one(db, operation)
-        if isinstance(result, Exception) and db.total_changes != before:
-            db.execute("ROLLBACK TO batch")
-            return [_saved(db, operation) for operation in operations]
-        out.append(result)
-    return out
-
-
-def _saved(db: sqlite3.Connection, operation: Operation[object]) -> object:
-    db.execute("SAVEPOINT one")
-    result = _one(db, operation)
-    if isinstance(result, Exception):
-        db.execute("ROLLBACK TO one")
-    db.execute("RELEASE one")
-    return result
-
-
-def _one(db: sqlite3.Connection, operation: Operation[object]) -> object:
-    """Returns an operation's result, or the exception that concerns it alone."""
+def _one(records: Records, operation: Operation[object]) -> object:
+    """Returns an operation's result, or the exception, which undoes its own changes and no other."""
+    before = records.changes
     try:
-        return operation(db)
-    except UnicodeDecodeError as e:  # from SQLite's own message, which quotes a damaged schema
-        raise sqlite3.DatabaseError(f"its schema is no text: {e.reason}") from None
+        return operation(records)
     except Exception as e:
-        if isinstance(e, sqlite3.Error) and not isinstance(e, sqlite3.IntegrityError):
-            raise
+        records.undo(before)
         # An error of a claim goes without its traceback, whose frames reference the claim in cycles with the list of results.
         return without_frames(e) if isinstance(e, DraError) else e
 

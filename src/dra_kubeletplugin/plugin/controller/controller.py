@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
+import os
 import socket
 from collections.abc import AsyncIterator
 
@@ -71,7 +71,7 @@ class Controller:
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
         )
         name = settings.driver_name
-        self.identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
+        self.identity = f"{settings.pod_name or socket.gethostname()}_{os.urandom(4).hex()}"
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)

@@ -1,0 +1,358 @@
+"""The journal of record changes: one append-only file, which all instances of the plugin share under one lock.
+
+Each instance keeps all records in memory and reads the lines that others appended before it decides anything. Compaction and repair
+replace the file: a new one is complete before it gets the name, and has a higher generation. Each instance notes its generation in
+its own lock file. So an instance that finds a missing or older file waits for a living instance that has a newer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ...base.files import NOT_NOW
+from ...base.flock import FileLock
+from ...base.telemetry.metrics import Metrics
+from ...base.text import counted
+from ...cdi import ClaimSpecs
+from ...errors import RecordsBusyError, RecordsError, describe, printable
+from ..claim_files import record_of
+from ..instances import InstanceLock
+from ..record import InFlightRecords, Record, State
+from ..transitions import RECOVER
+from .journal_file import JournalFile, new_header, sync_folder, write_new
+from .records import HeldByError, Records, Row
+
+log = logging.getLogger(__name__)
+LOCK = ".records.lock"
+_REMOVED = "it was removed"
+_POLL = 0.01  # seconds between checks whether another instance has written the file again
+_SMALL = 1 << 20  # bytes; a smaller journal is not compacted
+_LOOSE = 4  # a journal this many times larger than its live content is compacted
+
+
+class Journal:
+    """The journal at ``path``. All methods block and run in the record thread.
+
+    Args:
+        path: of the journal.
+        specs: the driver's CDI files; the notes beside them are a second source of records.
+        process: this instance; it also finds the other living instances.
+        in_flight: records that this process works on and that may be in no file.
+        boot_id: of this boot.
+        wait: seconds to wait for another instance.
+
+    ``report`` has a sentence for every repair. ``loads`` counts how often a file was opened.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        specs: ClaimSpecs,
+        process: InstanceLock,
+        in_flight: InFlightRecords,
+        boot_id: str,
+        wait: float,
+        metrics: Metrics,
+    ) -> None:
+        self.path = path
+        self.specs = specs
+        self.process = process
+        self.in_flight = in_flight
+        self.boot_id = boot_id
+        self.wait = wait
+        self.metrics = metrics
+        self.report: list[str] = []
+        self.loads = 0
+        self.file: JournalFile | None = None
+        self._lock = FileLock(path.with_name(LOCK))
+
+    @contextlib.contextmanager
+    def locked(self, wait: float) -> Iterator[JournalFile]:
+        """Takes the lock and yields the journal with all changes of other instances.
+
+        Raises ``OSError`` or :class:`RecordsError`; the error is a :class:`RecordsBusyError` after ``wait`` seconds without the lock.
+        """
+        deadline = time.monotonic() + wait
+        while True:
+            self._acquire(deadline)
+            try:
+                waits_for = self._refresh()
+                if waits_for is None and self.file:
+                    yield self.file
+                    return
+            finally:
+                self._lock.release()
+            if time.monotonic() > deadline:
+                raise RecordsBusyError(
+                    f"{self.path} was removed or replaced, and process {self.process.pid(waits_for or '')} of the plugin, which "
+                    f"has it open, does not write it again within {self.wait:g}s: delete its pod if it hangs"
+                )
+            time.sleep(_POLL)
+
+    def _acquire(self, deadline: float) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(deadline)
+        except TimeoutError:
+            raise RecordsBusyError(
+                f"{self.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
+            ) from None
+
+    def is_current(self) -> bool:
+        """Whether the records in memory are those of the file. Needs no lock."""
+        with contextlib.suppress(OSError):
+            return self.file is not None and self.file.is_unchanged(os.lstat(self.path))
+        return False
+
+    def commit(self, *, sync: bool) -> None:
+        """Writes all changes since the last commit as one write. Call it in :meth:`locked`.
+
+        Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory.
+        """
+        if not (self.file and self.file.records.changes):
+            return
+        file = self.file
+        try:
+            file.append(file.records.changed_lines(), sync=sync)
+        except OSError:
+            self.drop()  # the file's content is not known, so it is read again
+            raise
+        file.records.commit()
+        if not self.is_current() and (holder := self._refresh()):
+            # The file was removed or replaced during the write. A retry finds the true state.
+            raise RecordsBusyError(
+                f"{self.path} was replaced by process {self.process.pid(holder)} of the plugin: the kubelet tries again"
+            )
+
+    def check(self) -> None:
+        """Detects a file that was removed, replaced or overwritten, and repairs it."""
+        if self.is_current() and self.file and not self.file.was_touched():
+            return
+        with self.locked(self.wait) as file:
+            file.was_touched()
+            if not file.is_intact():
+                self._repair("its content was overwritten", file, complete=False)
+
+    def compact(self) -> None:
+        """Replaces a file that is much larger than its content."""
+        if self.file and self.file.end > max(_SMALL, _LOOSE * self.file.live):
+            with self.locked(0) as file:
+                if file.end > max(_SMALL, _LOOSE * file.live):
+                    self._replace(file, file.records, file.header.repaired)
+
+    def close(self) -> None:
+        """Closes the file and notes that this instance has none open, so that other instances do not wait for it."""
+        self.drop()
+        self._lock.close()
+        with contextlib.suppress(OSError):
+            self.process.note_records(0)
+
+    def drop(self) -> None:
+        """Closes the file. The next use reads it again."""
+        file, self.file = self.file, None
+        if file:
+            file.close()
+
+    # --- under the lock -------------------------------------------------------------------------
+
+    def _refresh(self) -> str | None:
+        """Reads what other instances wrote, and opens or repairs the file if needed.
+
+        Returns None, or the id of another instance that has to write the file again.
+        """
+        file = self.file
+        try:
+            info = os.lstat(self.path)
+        except FileNotFoundError:
+            info = None
+        if file is None or info is None or (info.st_dev, info.st_ino) != file.inode:
+            return self._open(file)
+        if info.st_size < file.end:
+            self._repair("it was cut", file, complete=False)
+        elif info.st_size > file.end and not file.read_on():
+            self._repair(file.fault, file, complete=False)
+        return None
+
+    def _open(self, known: JournalFile | None) -> str | None:
+        """Opens the file after it was created or replaced, or repairs it. Returns the same as :meth:`_refresh`."""
+        if known:
+            known.read_on()  # another instance may have appended lines before the file lost its name
+        elif self.path.is_symlink():
+            raise RecordsError(f"{self.path} is a symbolic link: move the journal there in its place")
+        own = known.header.generation if known else 0
+        newest = max(self.process.others(), key=lambda other: other.generation, default=None)
+        newer = newest if newest and newest.generation > own else None
+        least = newer.generation if newer else own
+        found, fault = None, _REMOVED
+        with contextlib.suppress(FileNotFoundError):
+            found = JournalFile(self.path)
+            fault = found.fault
+            if found.header.driver not in {"", self.specs.driver}:
+                fault = f"it is of driver {printable(found.header.driver)}"
+                found.records = Records()
+            elif found.header.generation < least or (known and not newer and found.header.generation == own):
+                fault = fault or "an older file is in its place"
+        try:
+            if found and not fault:
+                self._use(found, known)
+                return None
+            if newer:
+                return newer.id
+            if known:
+                self._repair(fault, known, complete=not (known.fault or known.is_superseded))
+            else:
+                self._repair(fault, found, complete=False)
+            return None
+        finally:
+            if found and found is not self.file:
+                found.close()
+
+    def _use(self, file: JournalFile, known: JournalFile | None) -> None:
+        self.file = file
+        self.loads += 1
+        self.process.note_records(file.header.generation)
+        if known:
+            known.close()
+        records = file.records
+        lost = self._lost(records)
+        if known is None or file.header.repaired > known.header.generation:
+            lost += [r for r in self.in_flight.records() if r.uid not in records.uids()]
+        if lost:
+            self._add(records, lost)
+            records.set_meta(RECOVER, "pending")
+            self.commit(sync=True)
+            self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(r.uid for r in lost)}")
+
+    def _lost(self, records: Records) -> list[Record]:
+        """Returns the records of notes of this boot that have no record.
+
+        A record exists before its note and is deleted after it, so a note without a record shows a loss.
+        """
+        known = records.uids()
+        found = [record_of(self.specs, uid) for uid in self._noted() if uid not in known]
+        return [r for r in found if r is not None and r.boot_id == self.boot_id]
+
+    def _noted(self) -> Sequence[str]:
+        try:
+            return self.specs.uids()
+        except OSError as e:
+            if e.errno in NOT_NOW:
+                raise
+            log.error(
+                "%s cannot be read (%s): claims that only its files show are not known", self.specs.root, e.strerror
+            )
+            return []
+
+    def _repair(self, fault: str, source: JournalFile | None, *, complete: bool) -> None:
+        """Writes a new file with everything that is known: ``source``, records in flight, and notes. The old file is kept.
+
+        Without ``complete``, ``source`` may lack records, so that the driver's ``recover()`` is called.
+        """
+        records = source.records if source else Records()
+        try:
+            rebuilt = self._rebuild(records, complete=complete)
+            if rebuilt or not complete:
+                records.set_meta(RECOVER, "pending")
+            generation = 1 + (source.header.generation if source else 0)
+            if source and fault == _REMOVED:
+                log.error("%s was removed while it is in use: it is written again", self.path)
+            self._replace(source, records, generation, fault)
+        except BaseException:
+            records.undo()
+            raise
+        if rebuilt:
+            uids = ", ".join(r.uid for r in rebuilt)
+            self._add_report(f"{counted(len(rebuilt), 'record')} rebuilt from CDI files: {uids}")
+
+    def _rebuild(self, records: Records, *, complete: bool) -> list[Record]:
+        """Adds records in flight, and records of notes. Returns the latter.
+
+        If records may be outdated, a note replaces a record that is older, unreadable or not yet prepared.
+        """
+        in_flight = [r for r in self.in_flight.records() if not isinstance(records.read(r.uid), Record)]
+        self._add(records, in_flight)
+        if complete:
+            noted = self._lost(records)
+        else:
+            known = {r.uid for r in self.in_flight.records()}
+            found = [record_of(self.specs, uid) for uid in self._noted() if uid not in known]
+            noted = [r for r in found if r is not None and not _is_as_new(records.read(r.uid), r)]
+        self._add(records, noted)
+        return noted
+
+    def _add(self, records: Records, more: Sequence[Record]) -> None:
+        """Adds records. Two claims with one device are both kept and reported, and both hold it."""
+        for record in more:
+            records.forget(record.uid)
+            try:
+                records.insert(record)
+            except HeldByError as e:
+                records.insert(record, shared=True)
+                self._add_report(f"two claims have one device: claim {record.shown}: {e}")
+
+    def _replace(self, old: JournalFile | None, records: Records, repaired: int, fault: str = "") -> None:
+        """Writes a new file and gives it the name. A process may die between any two lines here: the next one repeats the rest."""
+        generation = 1 + (old.header.generation if old else 0)
+        header = new_header(self.specs.driver, generation, repaired, old.header.format if old else 0)
+        new = write_new(self.path, header, old.content() if old else records.all_lines())
+        file = None
+        try:
+            file = JournalFile(new)  # by this name: another program may replace the final one at any moment
+            if fault:
+                self._keep_aside(fault)
+            # Before the file gets its name: no other instance may repair an older file meanwhile.
+            self.process.note_records(generation)
+            new.rename(self.path)
+        except BaseException:
+            if file:
+                file.close()
+            new.unlink(missing_ok=True)
+            self.process.note_records(self.file.header.generation if self.file else 0)
+            raise
+        known, self.file = self.file, file
+        self.loads += 1
+        sync_folder(self.path.parent)
+        for replaced in filter(None, {known, old}):
+            replaced.supersede()
+            replaced.close()
+
+    def _keep_aside(self, fault: str) -> None:
+        """Gives the damaged file a second name, under which it is kept for people."""
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        try:
+            os.link(self.path, aside, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        except OSError:  # a file system without links
+            shutil.copyfile(self.path, aside, follow_symlinks=False)
+        self.metrics.inc("records_damaged_total")
+        self._add_report(f"the record journal was damaged ({fault}) and is set aside as {aside}")
+
+    def _add_report(self, sentence: str) -> None:
+        self.report.append(sentence)
+        log.error("%s", sentence)
+
+
+def _is_as_new(row: Row | None, noted: Record) -> bool:
+    """Whether a record is the noted prepare, or its rollback has begun since. A note is written when a claim is prepared."""
+    return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING
+
+
+def as_records_error(e: Exception, path: Path) -> RecordsError:
+    """Converts an error of the file system to an error for operators."""
+    if isinstance(e, RecordsError):
+        return e
+    if isinstance(e, OSError) and e.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
+    if isinstance(e, OSError) and e.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write and see its permissions")
+    return RecordsError(f"{path} cannot be used: {describe(e) if not isinstance(e, OSError) else printable(e)}")
