@@ -234,9 +234,17 @@ def number(text: str) -> Fraction:
 
 
 Guard.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_the_guard_against_a_model = Guard.TestCase
+
+
+class LongGuard(Guard):
+    """The same with more examples."""
+
+
+LongGuard.TestCase.settings = settings(Guard.TestCase.settings, max_examples=110)
+test_the_guard_against_a_model_in_more_examples = pytest.mark.full(LongGuard.TestCase)
 
 
 @contextlib.contextmanager

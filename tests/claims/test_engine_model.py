@@ -485,6 +485,14 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_claims_against_a_model = Machine.TestCase
+
+
+class LongMachine(Machine):
+    """The same with more examples."""
+
+
+LongMachine.TestCase.settings = settings(Machine.TestCase.settings, max_examples=45)
+test_claims_against_a_model_in_more_examples = pytest.mark.full(LongMachine.TestCase)

@@ -171,6 +171,7 @@ async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
             assert await node.leftovers() == NOTHING
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
     "raised",

@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -51,6 +50,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, told.out, told.err
 
 
+@pytest.mark.cases(36)
 @ALL
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_help_names_every_option_on_any_width(
@@ -63,6 +63,7 @@ def test_help_names_every_option_on_any_width(
     assert not [o for a in COMMANDS[command]._actions for o in a.option_strings if o not in out]
 
 
+@pytest.mark.cases(12)
 @ALL
 def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -79,6 +80,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
     assert (code, out, err) == (Exit.WRONG, "", f"dra: there is no option --qqqqqq; see dra {command} --help\n")
 
 
+@pytest.mark.cases(12)
 @ALL
 def test_an_abbreviated_option_is_not_guessed_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 6]:
@@ -293,6 +295,8 @@ def shape(command: str) -> dict[str, Any]:
 def test_json_and_yaml_have_the_documented_fields_and_the_code_of_the_text(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     monkeypatch.delenv("KUBECONFIG", raising=False)
     code, text, _ = run(capsys, *ANSWERED[case](tmp_path))
     coded, asjson, _ = run(capsys, *ANSWERED[case](tmp_path), "-o", "json")
@@ -331,6 +335,7 @@ def dra(
     return subprocess.run(argv, capture_output=True, text=True, timeout=100, env={**os.environ, **env}, check=False)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("form", output.FORMS)
 @pytest.mark.parametrize(
     ("redirect", "said"),

@@ -180,6 +180,7 @@ async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_noth
     assert f"{signal.Signals(number).name}: stopping" in p.log
 
 
+@pytest.mark.full
 async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -> None:
     p = Process(tmp_path, SERVES)
     with inherited([signal.SIGHUP], signal.SIG_IGN):
@@ -220,6 +221,7 @@ async def stop(self):
 """
 
 
+@pytest.mark.full
 async def test_a_stop_that_holds_the_event_loop_is_cut_with_a_line_that_names_it(tmp_path: Path) -> None:
     p = Process(tmp_path, HOLDS_IN_STOP)
     process = await p.start("")
@@ -253,6 +255,7 @@ def devices(self):
 """
 
 
+@pytest.mark.full
 async def test_a_signal_to_a_process_that_the_driver_forked_is_not_one_to_the_plugin(tmp_path: Path) -> None:
     p = Process(tmp_path, FORKS)
     process = await p.start("child ended with -15")
@@ -324,6 +327,7 @@ async def test_a_signal_ends_a_plugin_whose_log_nobody_reads(tmp_path: Path) -> 
         os.close(read)
 
 
+@pytest.mark.full
 async def test_a_signal_ends_a_plugin_whose_log_s_reader_is_gone(tmp_path: Path) -> None:
     p = Process(tmp_path, SAYS_ALL_THE_TIME.replace("start(self):", "start(self):\n    say('in start')"))
     read, written = os.pipe()
@@ -343,6 +347,7 @@ async def start(self):
 """
 
 
+@pytest.mark.full
 async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_take_ours(tmp_path: Path) -> None:
     p = Process(tmp_path, WATCHES_SIGNALS)
     process = await p.start("in start")
@@ -354,6 +359,7 @@ async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_ta
     assert "SIGTERM again" not in p.log
 
 
+@pytest.mark.full
 async def test_what_a_kubeconfig_holds_inline_lies_in_no_file_after_the_end(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     p = Process(tmp_path, "def devices(self):\n    return []", TMPDIR=str(tmp_path / "tmp"))
@@ -399,6 +405,7 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(s
     assert sorted(f.name for f in own.glob("*lock*")) == [".records.lock"]
 
 
+@pytest.mark.full
 async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_one_serves(tmp_path: Path) -> None:
     p = Process(tmp_path, "def devices(self):\n    return []")
     q = Process.__new__(Process)
@@ -419,6 +426,7 @@ async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_on
     assert await winner.ends() == 0
 
 
+@pytest.mark.full
 async def test_cleanup_takes_no_name_that_is_a_path_and_nothing_of_a_plugin_that_lives_without_sockets(
     tmp_path: Path,
 ) -> None:

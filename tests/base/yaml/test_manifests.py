@@ -88,6 +88,7 @@ def said(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[
     ]
 
 
+@pytest.mark.cases(66)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("which", MISTAKES)
 def test_a_mistake_is_the_same_sentence_to_every_command(

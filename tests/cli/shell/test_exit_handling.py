@@ -120,7 +120,7 @@ LONG = {
 SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
 def test_a_signal_ends_long_work_at_once_and_leaves_nothing(

@@ -122,14 +122,14 @@ WANTED: dict[str, JSON] = {
 }
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(6)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("wanted", WANTED)
 def test_kustomize_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
     assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(6)
 @pytest.mark.helm
 @pytest.mark.parametrize("wanted", WANTED)
 def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ class Npu(Driver):
 """
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -524,6 +524,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
     assert len(said) == 1 and f"did you mean '{word}'?" in said[0], said
 
 
+@pytest.mark.cases(8)
 @pytest.mark.helm
 @pytest.mark.parametrize(
     ("given", "says"),

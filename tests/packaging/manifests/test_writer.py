@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from tests.packaging.manifests.rendering import SOURCE
 
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
-RENDERED = {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
 VALUES = read(SOURCE, {**GIVEN, "deviceClasses": CLASS})
 WRITERS: dict[str, Callable[[Path], None]] = {
     "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
@@ -27,10 +27,15 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def rendered() -> dict[ModuleType, list[tuple[str, str]]]:
+    return {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
+
+
 @pytest.fixture(autouse=True)
-def _rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written stays the same, and takes its time to be made."""
-    for form, files in RENDERED.items():
+def _rendered_once(rendered: dict[ModuleType, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering takes long, and every test here writes the same files."""
+    for form, files in rendered.items():
         monkeypatch.setattr(form, "files", lambda *_, files=files: iter(files))
 
 
