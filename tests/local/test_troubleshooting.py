@@ -554,7 +554,7 @@ async def one_record() -> list[str]:
         db.commit()
         db.close()
         await node.plugin.claims.alerts.check()
-        return await told(node.cluster, "pod", "RecordSetAside")
+        return await told(node.cluster, "pod", "RecordUnreadable")
 
 
 @shows("Records cannot be written")
