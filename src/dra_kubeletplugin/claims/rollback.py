@@ -122,7 +122,6 @@ class Rollback:
         """
         record = marked.record
         fence = record.fence
-        set_log_fields(functools.partial(claim_fields, record))
         try:
             if marked.fault:
                 raise marked.fault
@@ -271,6 +270,7 @@ class Rollback:
                 return False
             decision = await self.decide(operation)
             if isinstance(decision, RollBack):
+                set_log_fields(functools.partial(claim_fields, decision.record))
                 await self.undo(decision)
             return isinstance(decision, RollBack)
 
