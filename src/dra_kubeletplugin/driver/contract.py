@@ -117,7 +117,7 @@ class Driver:
     The framework calls ``__init__`` without arguments. Then, before any other method, it sets:
         host: the machine: its devices and files.
         settings: the options of this process, e.g. ``settings.node_name``.
-        log: the driver's logger. Lines that you log during a call for a claim have the claim's fields; ``extra=`` adds others.
+        log: the driver's logger.
         role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
         gates_off: feature gates that the API server has off. When the set changes, ``pools`` is called again.
     """

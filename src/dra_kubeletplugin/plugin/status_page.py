@@ -48,7 +48,7 @@ async def answer(
     try:
         records = await store.do(read_all, Mode.READ)
     except RecordsError as e:
-        notes = [*notes, f"cannot read which claims are prepared: {printable(e)}"]
+        notes = [*notes, f"which claims are prepared is not known: {printable(e)}"]
     return usage_page.rows(request, overview(node, driver, inventory, records, notes))
 
 

@@ -54,7 +54,7 @@ class Settings:
         "--kubeconfig",
         "KUBECONFIG",
         "",
-        "Path of a kubeconfig, or several as for kubectl; by default the service account is used. Needs the extra `kubeconfig`.",
+        "Path of a kubeconfig, or several as kubectl takes them; without it the service account is used.",
     )
     service_account: str = option(
         "--service-account",
