@@ -106,10 +106,10 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
-        assert report.undo_failed == [record.uid]
+        assert report.rollback_failed == [record.uid]
         cls.fail_undo = ""
         report = await node.plugin.claims.reconciler.once()
-        assert report.undone == [record.uid]
+        assert report.rolled_back == [record.uid]
         assert await node.leftovers() == NOTHING
         assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
 

@@ -554,7 +554,7 @@ async def one_record() -> list[str]:
         (record,) = await node.plugin.claims.store.all()
         append_body(node.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
-        return await told(node.cluster, "pod", "RecordSetAside")
+        return await told(node.cluster, "pod", "RecordUnreadable")
 
 
 @shows("Records cannot be written")

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import struct
@@ -180,6 +181,17 @@ async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_noth
     assert f"{signal.Signals(number).name}: stopping" in p.log
 
 
+async def test_each_line_in_json_names_the_driver_and_the_node(tmp_path: Path) -> None:
+    p = Process(tmp_path, SERVES, LOG_FORMAT="json")
+    process = await p.start("")
+    await p.logged("serving the kubelet")
+    process.terminate()
+    assert await p.ends() == 0
+    lines = [json.loads(line) for line in p.log.splitlines()]
+    assert {"serving the kubelet at", "stopping", "stopped"} <= {" ".join(line["msg"].split()[:4]) for line in lines}
+    assert {(line["driver"], line["node"]) for line in lines} == {("slow.example.com", "node")}
+
+
 @pytest.mark.full
 async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -> None:
     p = Process(tmp_path, SERVES)
@@ -278,7 +290,7 @@ async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plu
     p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", SCAN_TIMEOUT="300ms")
     process = await p.start("looking")
     await p.logged("serving the kubelet")
-    await p.logged("devices() of the driver has not answered for")
+    await p.logged("the driver's devices() has not returned for")
     process.terminate()
     assert await p.ends() == 0
     assert [n for n in p.left() if n.endswith(".sock")] == []

@@ -42,8 +42,8 @@ _Key = tuple[str, float]  # claim UID and creation time of its record: one claim
 class ReconcileReport:
     """Results of one pass, by claim UID."""
 
-    undone: list[str] = field(default_factory=list)
-    undo_failed: list[str] = field(default_factory=list)
+    rolled_back: list[str] = field(default_factory=list)
+    rollback_failed: list[str] = field(default_factory=list)
     files_restored: list[str] = field(default_factory=list)
     files_removed: list[str] = field(default_factory=list)
     unprepared: list[str] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Reconciler:
         unfinished = [
             r.uid for r in records if r.state is not State.PREPARED and not self.transitions.has_other_owner(r)
         ]
-        await self._all(unfinished, self.rollback.tidy, report.undone, report)
+        await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
         """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
@@ -268,6 +268,6 @@ class Reconciler:
             elif isinstance(error, DraError):
                 if not isinstance(error, UndoFailedError):  # it is logged already
                     self.rollback.retries.log(uid, "cannot reconcile claim: %s", error)
-                report.undo_failed.append(uid)
+                report.rollback_failed.append(uid)
             else:
                 raise error

@@ -121,7 +121,6 @@ class Rollback:
         """
         record = marked.record
         fence = record.fence
-        set_log_fields(functools.partial(claim_fields, record))
         try:
             if marked.fault:
                 raise marked.fault
@@ -155,9 +154,11 @@ class Rollback:
     def _record_event(self, record: Record, error: DraError) -> None:
         """Records an event for a failed rollback: the kubelet records none for unprepare, and does not know of other rollbacks."""
         if not isinstance(error, StoppingError):
-            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
-            text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
-            self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
+            reason, verb = (
+                ("UnprepareFailed", "unprepare") if record.doc.get("complete") else ("RollbackFailed", "roll back")
+            )
+            text = f"cannot {verb} the claim; its devices stay held, and the plugin retries: {error}"
+            self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), reason, text)
 
     def _undone(self, record: Record) -> None:
         self.in_flight.drop(record.uid)
@@ -270,6 +271,7 @@ class Rollback:
                 return False
             decision = await self.decide(operation)
             if isinstance(decision, RollBack):
+                set_log_fields(functools.partial(claim_fields, decision.record))
                 await self.undo(decision)
             return isinstance(decision, RollBack)
 

@@ -119,7 +119,7 @@ class DeviceDiscovery:
     def fault(self) -> str:
         """Why the published devices may be out of date; empty if they are not."""
         if self._hangs:
-            return f"{request_rescan(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+            return f"the driver's {request_rescan(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
@@ -128,8 +128,8 @@ class DeviceDiscovery:
     def _consequence(self) -> str:
         what = f"{request_rescan(self._driver)}()"
         if self._inventory.known:
-            return f"the last answer of {what} stays in force"
-        return f"no device can be given out until {what} succeeds"
+            return f"the devices that {what} last returned stay published"
+        return f"no device is published until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
         """Waits until a call has ended, successful or not. Returns False if none has after ``timeout`` seconds."""

@@ -137,7 +137,7 @@ class Probes:
             case "/readyz":
                 faults, notes = await self._judged()
                 if notes and not is_from_here(request):  # they name claims, which must not be public
-                    notes = [f"{len(notes)} more, over the loopback alone: kubectl port-forward POD PORT"]
+                    notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
             case path if self._page is not None and path in PAGES:

@@ -357,8 +357,8 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
         node.cluster.api.faults.down = True
         node.driver.bad = False
         await node.plugin.scan.look()
-        await until(lambda: "publishing failed" in node.plugin.publisher.fault)
-        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
+        await until(lambda: "cannot publish" in node.plugin.publisher.fault)
+        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False
         assert (await node.plugin.published(60)).current

@@ -20,9 +20,9 @@ class Exit(IntEnum):
 
 MEANINGS = {
     Exit.WELL: "success: done, nothing wrong found, or a server stopped after a signal",
-    Exit.FOUND: "negative result: something is wrong, waits, does not fit, or was declined; or a server failed while it ran",
-    Exit.WRONG: "wrong options, files or settings, or a question that cannot be answered: a message says which, and what to do",
-    Exit.UNSURE: "unknown: the result depends on objects that may not be read; or a server's stop hung and was cut",
+    Exit.FOUND: "negative result: invalid, failed, waiting, not fitting or declined; or a server failed while it ran",
+    Exit.WRONG: "wrong options, files or settings, or a question that cannot be answered: a message names the cause and what to do",
+    Exit.UNSURE: "unknown: the result depends on objects that may not be read; or the stop of a server exceeded its time limit",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.UNREAD: "the output was not read to its end, as in `dra claims | head -1`",

@@ -29,7 +29,7 @@ def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
     """Adds ``-o``. ``default`` is ``text``, which is for people, or the default form of a command without text output."""
     parser.add_argument(
         "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
-        help=f"how the answer is written ({default}); json and yaml have all of it, for programs",
+        help=f"format of the result ({default}); json and yaml contain all fields, for programs",
     )  # fmt: skip
 
 

@@ -215,7 +215,9 @@ class Publisher:
         except ApiError as e:
             return self._failed(e, version)
         except Exception as e:  # an unexpected response must not end the plugin
-            return self._retry_later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+            return self._retry_later(
+                f"unexpected exception while slices are published; please report it: {describe(e)}", logging.ERROR, e
+            )
 
     async def _publish(self) -> float:
         """Plans and writes. Returns the seconds until the next attempt; 0 to wait for an event.
@@ -228,7 +230,9 @@ class Publisher:
         sync = await self._syncer.plan(resource)
         undone = self._undone(sync)
         if undone and (delay := self._contention.delay(undone, time.monotonic())):
-            self._set_fault(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
+            self._set_fault(
+                f"{undone.value} by another writer {self._contention.count + 1} times; they are restored after a pause"
+            )
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
@@ -291,13 +295,13 @@ class Publisher:
             # The same objects would be rejected again, so wait for a change.
             self._refused = (version, time.monotonic() + _REFUSED)
             self._retry_later(
-                f"the API server refuses our slices, devices of this node cannot be scheduled: {e}", logging.ERROR
+                f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )
             return 0.0
         if e.status == 403:
             return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._retry_later(
-            f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
+            f"cannot publish, retrying: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
         )
 
     def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:
