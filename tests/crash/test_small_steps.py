@@ -93,8 +93,11 @@ async def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monke
         (slow, fault, says)
         for slow in (False, True)
         for fault, says in (
-            (RecordsError("the disk is full"), "the disk is full: no claim can be worked on until this is mended"),
-            (KeyError("odd"), "undoing what a crash left failed"),
+            (
+                RecordsError("the disk is full"),
+                "the disk is full: no claim can be prepared or unprepared until this is resolved",
+            ),
+            (KeyError("odd"), "rolling back claims of the process before failed"),
         )
     ],
 )
@@ -119,7 +122,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     monkeypatch.setattr(one.claims.reconciler, "once", fail)
     await one.open()
     assert (says in caplog.text) is not slow
-    assert ("undoing what a crash left takes long; it goes on" in caplog.text) is slow
+    assert ("rolling back claims of the process before takes long; it goes on" in caplog.text) is slow
     go_on.set()
     async with asyncio.timeout(30):
         while says not in caplog.text:

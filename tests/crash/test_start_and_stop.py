@@ -275,7 +275,7 @@ async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plu
     p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", SCAN_TIMEOUT="300ms")
     process = await p.start("looking")
     await p.logged("serves node")
-    await p.logged("devices() of the driver has not answered for")
+    await p.logged("devices() of the driver has not returned for")
     process.terminate()
     assert await p.ends() == 0
     assert [n for n in p.left() if n.endswith(".sock")] == []

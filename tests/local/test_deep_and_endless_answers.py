@@ -149,7 +149,7 @@ async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory
             assert tracemalloc.get_traced_memory()[1] < 20 * MIB
         finally:
             tracemalloc.stop()
-        assert "no answer from" in str(e.value) or "no HTTP" in str(e.value), str(e.value)
+        assert "no response from" in str(e.value) or "not HTTP" in str(e.value), str(e.value)
         assert e.value.unreachable
 
 

@@ -88,7 +88,16 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
             while Failing.asked < 5:
                 await asyncio.sleep(0.02)
         assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
-    assert len([r for r in caplog.records if "until health() succeeds, devices turn to unknown" in r.getMessage()]) == 1
+    assert (
+        len(
+            [
+                r
+                for r in caplog.records
+                if "until health() succeeds, the health of devices becomes unknown" in r.getMessage()
+            ]
+        )
+        == 1
+    )
 
 
 async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

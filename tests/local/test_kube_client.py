@@ -428,14 +428,14 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (answer(PAGE, "502 Bad Gateway", HTML), 502, "502 <html>Gateway"),
         (answer(b"404 page not found\n", "404 Not Found"), 404, "404 page not found"),
         (answer(b"", "302 Found", "Location: https://login.example.com/\r\n"), 0, "302, a redirect to 'https://login"),
-        (answer([1, 2]), 0, "no JSON object: \\[1, 2\\]"),
+        (answer([1, 2]), 0, "not a JSON object: \\[1, 2\\]"),
         (answer(b'"text"'), 0, "no JSON object"),
         (answer(b'{"a":'), 0, "no JSON"),
         (answer(b'{"a":"\xff"}'), 0, "no JSON|cannot be used"),
         (answer(b"[" * 100_000), 0, "no JSON"),
         (answer({"message": "\ud800\x1b[31m", "code": 409}, "409 Conflict"), 409, "409"),
         (answer({"message": ["odd"]}, "422 Unprocessable Entity"), 422, "odd"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of an answer|cannot be reached|no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of a response|cannot be reached|not HTTP"),
         (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 0, "no HTTP"),
         (CHUNKED + b"2\r\n{}", 0, "no HTTP|cannot be reached"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", 0, "no HTTP"),
@@ -669,7 +669,7 @@ async def test_an_object_without_its_identity_is_none(body: Any) -> None:
 )
 async def test_a_list_of_no_objects_is_none(body: Any) -> None:
     async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        with pytest.raises(ApiError, match=r"GET /apis.*: the answer is no") as e:
+        with pytest.raises(ApiError, match=r"GET /apis.*: the response is not") as e:
             await client.list(CLAIMS)
         assert e.value.unreachable
 
@@ -689,9 +689,9 @@ async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_tim
         ):
             async with KubeClient(config, timeout=0.3) as client:
                 started = time.monotonic()
-                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                with pytest.raises(ApiError, match=r"no response from .* within 0.3s"):
                     await get(client)
-                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                with pytest.raises(ApiError, match=r"no response from .* within 0.3s"):
                     async with client.stream("/x", {}, 5, lambda: None):
                         pass
                 assert time.monotonic() - started < 30

@@ -136,7 +136,7 @@ async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await dra(cluster) == 2
-    assert "this is no terminal: add --once" in capsys.readouterr().err
+    assert "needs a terminal: add --once" in capsys.readouterr().err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "textual", None)

@@ -360,7 +360,7 @@ async def test_checks_that_never_return_keep_so_many_threads_and_then_the_proces
         status, said = await post(webhook.url, ca, gated(""))
         assert status == 500
         assert said.startswith(
-            b"parameters cannot be judged: all 3 threads are in checks of the driver that do not return, one at "
+            b"parameters cannot be validated: all 3 threads run checks that have not returned, one of them "
         )
         assert b"GatedConfig.check" in said
         for path in ("/readyz", "/healthz"):
@@ -409,7 +409,7 @@ async def test_what_follows_from_a_check_that_never_returns_is_the_failure_polic
                 'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
                 in answer.message
             )
-            assert "parameters cannot be judged: all 2 threads" in answer.message
+            assert "parameters cannot be validated: all 2 threads" in answer.message
 
 
 async def configure(curl: Curl, webhook: Webhook, ca: Path, **more: Any) -> None:

@@ -130,7 +130,7 @@ async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: 
 async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
     async with node_with(Wrong) as node:
         with pytest.raises(
-            PublishedError, match="part is missing; part is not published: it draws from counter set 'card'"
+            PublishedError, match="part is missing; part is not published: it consumes counters of counter set 'card'"
         ):
             await node.wait_published(["part"], timeout=0)
 

@@ -113,7 +113,7 @@ async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(da
         await asyncio.sleep(0)
         assert task.done()
         if body is None:
-            with pytest.raises(ConnectionResetError, match="before the end of an answer"):
+            with pytest.raises(ConnectionResetError, match="before the end of a response"):
                 await task
         else:
             assert (await task).body == body

@@ -85,5 +85,5 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
 @pytest.mark.parametrize("said", ["down", "", 2])
 async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_said(said: object) -> None:
     """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
-    with pytest.raises(DriverError, match=r"for a: give True, False or None"):
+    with pytest.raises(DriverError, match=r"for a: use True, False or None"):
         await checked_report({"a": Health(said)})  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ async def test_before_the_first_answer_of_devices_no_name_in_a_report_is_a_stran
     assert inventory.odd.notes == []
     await inventory.update([Pool("node-1", [])])
     await inventory.set_health({"a": Health(True)}, at=2.0)
-    assert inventory.odd.notes == ["health() tells of a, which is no device of this node: it is ignored"]
+    assert inventory.odd.notes == ["health() returned a, which is not a device of this node: the entry is ignored"]
 
 
 async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
@@ -182,7 +182,7 @@ async def test_a_clock_that_is_set_makes_no_report_old_and_the_kubelet_is_told_b
     "times", [{"timeout": 0}, {"timeout": -1.0}, {"measured": "now"}, {"timeout": float("nan")}, {"measured": 1e300}]
 )
 def test_times_of_a_report_that_are_none_are_refused_where_they_are_written(times: Any) -> None:
-    with pytest.raises(DriverError, match=r"Health\.(timeout|measured) is .*: give seconds"):
+    with pytest.raises(DriverError, match=r"Health\.(timeout|measured) is .*: it must be in seconds"):
         Health(True, **times)
 
 
@@ -278,7 +278,7 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
     for _ in range(3):
         await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
     assert published(inventory)["a"] == [UNHEALTHY.key]
-    assert sum("the taint that health() gives a cannot be published" in r.getMessage() for r in caplog.records) == 1
+    assert sum("the taint that health() returned for a is invalid" in r.getMessage() for r in caplog.records) == 1
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
@@ -469,7 +469,7 @@ async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() 
     assert not update.done()
     await inventory.refuse({"d7": "forbidden"})
     await update
-    assert "refused by the API server" in inventory.left_out["d7"]
+    assert "rejected by the API server" in inventory.left_out["d7"]
     update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
     await asyncio.sleep(0)
     await inventory.forgive()

@@ -136,7 +136,7 @@ def test_what_is_kustomizes_own_is_told(command: str, tmp_path: Path, capsys: py
     path = tmp_path / "kustomization.yaml"
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
     _, (told,) = said(command, path, capsys)
-    assert told.endswith("it is kustomize's own: give what `kubectl kustomize` makes of it")
+    assert told.endswith("it is a file of kustomize: use the output of `kubectl kustomize`")
 
 
 def test_what_a_server_has_judged_is_not_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

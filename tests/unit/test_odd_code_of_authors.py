@@ -105,7 +105,7 @@ def test_a_folder_whose_name_no_package_can_have_is_loaded_all_the_same(tmp_path
     (tmp_path / name / "driver.py").write_text(DRIVER)
     assert load_driver(str(tmp_path / name)).name == "made.example.com"
     (tmp_path / name / "driver.py").write_text("from . import beside")
-    with pytest.raises(DriverError, match=f"rename .*{name}, no package can have this name"):
+    with pytest.raises(DriverError, match=f"rename .*{name}, this is not a valid package name"):
         load_driver(str(tmp_path / name))
 
 
@@ -129,7 +129,7 @@ def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch:
 
 def test_a_file_that_is_not_python_s_is_told(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a driver")
-    with pytest.raises(DriverError, match="is no file of Python's"):
+    with pytest.raises(DriverError, match="is not a Python file"):
         load_driver(str(tmp_path / "README.md"))
 
 
@@ -322,7 +322,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.log_unknown_names(report, known)
     odd.log_unknown_names(report, known)
-    assert odd.notes[-1] == "health() is odd in 980 more names"
+    assert odd.notes[-1] == "health() returned 980 more invalid entries"
     assert len(odd.notes) == 21
     assert 0 < len(sought) < 20
 
@@ -330,7 +330,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
 def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
     odd = RejectedReports()
     odd.log_unknown_names({"card-1", "card-2"}, {"card-1"})
-    assert odd.notes == ["health() tells of card-2, which is no device of this node: it is ignored"]
+    assert odd.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
     odd.log_unknown_names({"card-l"}, {"card-1"})
     assert odd.notes[0].endswith("did you mean 'card-1'?")
 

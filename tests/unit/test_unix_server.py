@@ -159,7 +159,7 @@ async def test_a_hidden_name_may_be_107_bytes_long_with_its_folder(more: int, tm
     folder.mkdir()
     server = UnixServer(folder / "x.sock", INSTANCE, [])
     if more:
-        with pytest.raises(SocketError, match="no room for a temporary name"):
+        with pytest.raises(SocketError, match="no space for a temporary name"):
             await server.start()
     else:
         await server.start()
@@ -223,8 +223,8 @@ async def test_a_path_that_cannot_be_looked_at_is_not_served(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (RuntimeError("odd"), "{0} was removed by somebody, and cannot be restored: {0} cannot be served: RuntimeError: odd"),
-        (ValueError("odd"), "{0} was removed by somebody, and cannot be restored: ValueError: odd"),
+        (RuntimeError("odd"), "{0} was removed by another process, and cannot be restored: {0} cannot be served: RuntimeError: odd"),
+        (ValueError("odd"), "{0} was removed by another process, and cannot be restored: ValueError: odd"),
     ],
 )  # fmt: skip
 async def test_why_a_socket_cannot_be_restored_is_told_until_it_is(tmp_path: Path, fault: Exception, says: str) -> None:

@@ -91,11 +91,11 @@ class Alerts:
             pool, name = device["pool"], device["device"]
             shown = printable(f"{pool}/{name}")
             if inventory.find(name, pool) is not None and inventory.get(name, pool) is None:
-                yield "DeviceVanished", f"device {shown}, which this claim has, is not on the node any more"
+                yield "DeviceVanished", f"device {shown} of this claim is no longer on the node"
             elif not inventory.healthy(name, pool):
                 yield (
                     "DeviceUnhealthy",
-                    f"device {shown}, which this claim has, is unhealthy: {inventory.unhealthy_reason(name, pool)}",
+                    f"device {shown} of this claim is unhealthy: {inventory.unhealthy_reason(name, pool)}",
                 )
 
 

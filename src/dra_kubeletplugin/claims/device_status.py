@@ -244,7 +244,7 @@ class DeviceStatusReporter:
                     found["metadata"]["resourceVersion"],
                 )
             except (KeyError, TypeError, AttributeError, ValueError) as e:
-                what = f"what the API server has as claim {claim} is no ResourceClaim"
+                what = f"the API server's object for claim {claim} is not a ResourceClaim"
                 raise ApiError(f"{what}: {describe(e)}") from None
             if entries is None:
                 return False
@@ -255,7 +255,7 @@ class DeviceStatusReporter:
                     raise
                 continue  # another writer changed the claim: read it again
             return True
-        raise ApiError(f"claim {claim} is written by others all the time", status=409)
+        raise ApiError(f"claim {claim} is written by other clients again and again", status=409)
 
     async def _apply(self, resource: Resource, claim: ClaimKey, version: object, entries: list[JSON]) -> None:
         body = {

@@ -122,7 +122,7 @@ class Engine:
     ) -> dict[str, Answer]:
         with operation() as op:
             if self.tasks.ending:
-                return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
+                return {r.uid: StoppingError("the plugin is shutting down: the kubelet retries") for r in refs}
             names = {r.uid: str(r) for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
@@ -163,9 +163,11 @@ class Engine:
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
         if not task.done():
-            return StillWorkingError(f"{work.value} of claim {name} takes long and goes on: the next try joins it")
+            return StillWorkingError(
+                f"{work.value} of claim {name} takes long and continues: the kubelet's next call joins it"
+            )
         if task.cancelled():
-            return StoppingError("the plugin is shutting down: the kubelet tries again")
+            return StoppingError("the plugin is shutting down: the kubelet retries")
         error = task.exception()
         # Without the traceback: its frames reference the claim in cycles that only a garbage collection frees.
         return without_frames(as_dra_error(error)) if error else task.result() or ()
@@ -175,7 +177,7 @@ class Engine:
     async def _prepare(self, ref: ClaimIdentity, window: BatchWindow) -> Sequence[PreparedResult]:
         try:
             if not is_uid(ref.uid):
-                raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
+                raise ClaimError(f"claim {printable(ref)} has a UID that no API server generates: {printable(ref.uid)}")
             verified = await self._look_up(ref)
             if isinstance(verified, Record):
                 return await self._repeat(verified)
@@ -208,7 +210,9 @@ class Engine:
                     await self.rollback.free(holders)
                 case InProgress(found):
                     await self._wait_for_other(found)
-        raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
+        raise ClaimBusyError(
+            f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
+        )
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
@@ -238,7 +242,7 @@ class Engine:
                 return record
             if isinstance(e, ApiUnavailableError):
                 raise
-            raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not answer") from None
+            raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not respond") from None
 
     async def _prepared_record(self, uid: str) -> Record | None:
         row = await self.store.get(uid)
@@ -266,7 +270,7 @@ class Engine:
             record.doc["undo"] = steps
             if not await self.store.do(lambda db: rows.update(db, record, fence), Mode.SYNC):
                 raise ClaimTakenError(
-                    f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
+                    f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
                 )
             self.in_flight.put(record)
 
@@ -308,7 +312,7 @@ class Engine:
                 lambda db: self._commit(db, record, fence), first=lambda: self.files.put(record)
             ):
                 raise ClaimTakenError(
-                    f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
+                    f"claim {ref} was taken over by another instance of the plugin: the kubelet retries"
                 )
         except Exception as e:
             error = as_dra_error(e)
@@ -366,7 +370,9 @@ class Engine:
                 case RolledBack(found):
                     log.info("unprepared claim %s", found.shown)
             return
-        raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
+        raise ClaimBusyError(
+            f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
+        )
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""

@@ -129,8 +129,8 @@ class ClaimManager:
         Unusable records do not stop the plugin from serving: each call and :meth:`faults` report them.
         """
         self._updates.open()
-        await self._begin("what the driver's hardware knows", self.recovery.once())
-        await self._begin("undoing what a crash left", self._tidy())
+        await self._begin("reading which claims the driver's hardware has", self.recovery.once())
+        await self._begin("rolling back claims of the process before", self._tidy())
 
     async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name=what)
@@ -253,6 +253,6 @@ def _log_result(task: asyncio.Task[object]) -> None:
     """Logs the failure of a startup task."""
     error = None if task.cancelled() else task.exception()
     if isinstance(error, DraError):
-        log.error("%s: %s: no claim can be worked on until this is mended", task.get_name(), error)
+        log.error("%s: %s: no claim can be prepared or unprepared until this is resolved", task.get_name(), error)
     elif error is not None:
         log.critical("%s failed", task.get_name(), exc_info=error)

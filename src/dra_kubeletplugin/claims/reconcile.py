@@ -228,9 +228,7 @@ class Reconciler:
             log.warning("whether the kubelet of this node lives is not known: %s", describe(e))
             return True
         if away and not self._kubelet_was_away:
-            log.warning(
-                "the kubelet of this node is away: what claims that are gone have here stays held until it is back"
-            )
+            log.warning("the kubelet of this node is away: devices of deleted claims stay held until it is back")
         self._kubelet_was_away = away
         return away
 

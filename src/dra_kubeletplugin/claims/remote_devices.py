@@ -181,10 +181,10 @@ class SliceLookup:
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
                 f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
-                f"read now: {e if isinstance(e, ApiError) else f'no answer within {_LONGEST:g} s'}"
+                f"read now: {e if isinstance(e, ApiError) else f'no response within {_LONGEST:g} s'}"
             ) from None
         raise WrongNodeError(
-            f"{shown}: device {name} is of pool {pool}, which is no pool of node {self._node} and of no ResourceSlice for it"
+            f"{shown}: device {name} is of pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice for this node"
         )
 
     async def kubelet_is_away(self) -> bool:
@@ -205,7 +205,7 @@ class SliceLookup:
         try:
             status = msgspec.convert(node, _Node).status or _NodeStatus()
         except msgspec.ValidationError as e:
-            raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
+            raise ApiError(f"the API server's response is not a Node: {printable(e)}") from None
         return _Condition("Ready", "True") not in (status.conditions or ())
 
     async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
@@ -224,16 +224,18 @@ class SliceLookup:
                     return _read(shown, pool, entry[0], seen)
             except (AttributeError, KeyError, TypeError, ValueError) as e:
                 raise DevicesUnknownError(
-                    f"{shown}: this version of the plugin cannot read how device {name} is described in the ResourceSlices of "
+                    f"{shown}: this version of the plugin cannot read device {name} in the ResourceSlices of "
                     f"pool {pool}: {describe(e)}"
                 ) from None
             if not sure:
                 return None
             if entry is not None:
-                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not for node {self._node}")
+                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not available on node {self._node}")
             if not seen.complete:
-                raise DevicesUnknownError(f"{shown}: device {name} is not known, pool {pool} is being written just now")
-            raise DeviceGoneError(f"{shown}: device {name} is in pool {pool} no more")
+                raise DevicesUnknownError(
+                    f"{shown}: device {name} is not known, because pool {pool} is being updated: the kubelet retries"
+                )
+            raise DeviceGoneError(f"{shown}: device {name} is no longer in pool {pool}")
         return None
 
     async def _is_here(self, entry: tuple[JSON, JSON], since: float) -> bool:
@@ -282,11 +284,11 @@ def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
     try:
         return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
+        raise ApiError(f"the API server's response is not a ResourceSlice: {printable(e)}") from None
 
 
 def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> RemoteDevice:
     if any(t["key"] == GONE.key for t in raw.get("taints") or ()):
-        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: its taint says so")
+        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: it has the taint {GONE.key}")
     device = read_device(raw)
     return RemoteDevice(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})

@@ -139,7 +139,7 @@ class Rollback:
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
             record.doc = {**record.doc, "retryAt": time.time() + pause}
-            failed = UndoFailedError(f"claim {record.shown} cannot be undone: {error}")
+            failed = UndoFailedError(f"claim {record.shown} cannot be rolled back: {error}")
             self.retries.log(record.uid, str(failed), level=logging.WARNING)
             try:
                 await self.store.do(lambda db: rows.update(db, record, fence))
@@ -153,8 +153,8 @@ class Rollback:
     def _record_event(self, record: Record, error: DraError) -> None:
         """Records an event for a failed rollback: the kubelet records none for unprepare, and does not know of other rollbacks."""
         if not isinstance(error, StoppingError):
-            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "undone")
-            text = f"it cannot be {what[1]}, so its devices stay held, and it is tried again: {error}"
+            what = ("UnprepareFailed", "unprepared") if record.doc.get("complete") else ("UndoFailed", "rolled back")
+            text = f"it cannot be {what[1]}, so its devices stay held; the plugin retries: {error}"
             self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), what[0], text)
 
     def _undone(self, record: Record) -> None:
@@ -214,22 +214,21 @@ class Rollback:
         """
 
         async def one(holder: Record) -> None:
-            text = (
-                f"claim {holder.shown} has no use of its devices any more, and another claim needs one: rolling it back"
-            )
+            text = f"claim {holder.shown} no longer uses its devices, and another claim needs one: rolling it back"
             self.retries.log(holder.uid, text, level=logging.INFO)
             try:
                 async with asyncio.timeout(self.holder_timeout):
                     await self._tidy(holder.uid, lambda db: self.transitions.free(db, holder.uid), work=Work.FREE)
             except TimeoutError:
                 raise DeviceHeldError(
-                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.holder_timeout:g} s and goes on"
+                    f"a device is still held by claim {holder.shown}, whose rollback takes longer than {self.holder_timeout:g} "
+                    f"s: the kubelet retries"
                 ) from None
             except UndoFailedError as e:  # its text names the claim
                 raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
                 raise DeviceHeldError(
-                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                    f"a device is still held by claim {holder.shown}, which cannot be rolled back: {e}"
                 ) from None
 
         async with asyncio.TaskGroup() as group:
@@ -308,7 +307,7 @@ class Rollback:
 
     async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
         if self.tasks.ending:
-            raise StoppingError("the plugin is shutting down: the next start goes on")
+            raise StoppingError("the plugin is shutting down: its next start continues")
 
         async def run() -> Any:
             result = await do()

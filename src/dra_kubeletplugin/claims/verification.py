@@ -272,11 +272,11 @@ class Verifier:
         if device is None:
             if not self.inventory.known:
                 raise DevicesUnknownError(
-                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
-                    "the kubelet tries again; see the plugin's readiness"
+                    f"claim {ref}: device {name} is not known yet, because devices() of the driver has not succeeded: "
+                    "the kubelet retries; see the plugin's readiness"
                 )
             if pool in self.inventory.pools:
-                raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
+                raise DeviceGoneError(f"claim {ref}: device {name} is no longer on this node")
         elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
@@ -293,7 +293,7 @@ def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> Fe
             obj = convert(found, "v1")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise ApiUnavailableError(
-            f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+            f"claim {ref} cannot be read now: the API server's response is not a ResourceClaim: {describe(e)}"
         ) from None
     status = fields.status or _Status()
     return FetchedClaim(obj, fields.metadata.uid, status.allocation, status.reserved_for or ())

@@ -27,7 +27,7 @@ def deploy(args: argparse.Namespace) -> int:
         refuse(
             args,
             {"above": "-f", "directory": "--directory", "base": "--base"},
-            "is of one driver's VALUES, and --shared has none",
+            "is for one driver's VALUES and cannot be combined with --shared",
         )
     source = load()
     try:
@@ -40,13 +40,13 @@ def deploy(args: argparse.Namespace) -> int:
             if Path(args.base).is_absolute():
                 seen = os.path.relpath(args.base, out)
                 raise SettingsError(
-                    f"--base {args.base}: kustomize refuses paths from the root: give {seen}, as seen from {out}"
+                    f"--base {args.base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
                 )
             driver = _driver(args.driver, paths[0], doubts)
             values = values_of(source, paths, doubts, driver)
             if driver is None and (unjudged := sorted(values.options.keys() - framework_options())):
                 doubts.append(
-                    f"options: the driver's own, {join_names(unjudged)}, are not judged: give the driver with --driver"
+                    f"options: the driver's own, {join_names(unjudged)}, are not validated: add the driver with --driver"
                 )
             write_driver(source, values, out, args.base)
             for doubt in doubts:
@@ -66,7 +66,7 @@ def _driver(target: str | None, values: Path, doubts: list[str]) -> type[Driver]
         try:
             return _given(str(folder))
         except DriverError as e:
-            doubts.append(f"the driver cannot be asked: {e.message}")
+            doubts.append(f"the driver cannot be queried: {e.message}")
     return None
 
 

@@ -126,7 +126,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
-            raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
+            raise SettingsError(f"--api-address {plan.address} cannot be used: {e.strerror or e}") from None
         running = await stack.enter_async_context(
             environment(
                 cluster, hosts, plan.programs, plan.controllers, environment_options, timeout=_READY, reload=plan.reload
@@ -166,8 +166,11 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
 
 def _why_none(host: NodeHost) -> str:
     if not host.description:
-        return "It finds none on this machine; --host gives it a described one."
-    return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
+        return "The driver finds no devices on this machine; --host runs it on a described host."
+    return (
+        f"The driver finds no devices on the described host {host.description}: add a function with `dra dev plug`, "
+        "or use another --host."
+    )
 
 
 async def _welcome(running: DevEnvironment, style: Style) -> str:
@@ -189,7 +192,7 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
         f"  {running.link()}\n"
-        "                                       # what `dra top` shows, in a browser; the link counts once\n"
+        "                                       # what `dra top` shows, in a browser; the link works once\n"
         "  dra dev status                       # from another shell; dra dev --help lists all verbs\n"
     )
     if not running.drivers:

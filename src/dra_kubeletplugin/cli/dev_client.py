@@ -63,7 +63,7 @@ def _state(given: str | None) -> Path:
         return found[0]
     if not found:
         raise SettingsError(
-            "no `dra dev` of yours runs on this machine; if it was started with --state DIR, give that here too"
+            "no `dra dev` of this user runs on this machine; if it was started with --state DIR, use the same --state here"
         )
     listed = ", ".join(map(str, found))
-    raise SettingsError(f"{len(found)} clusters run: say which with --state, or by its KUBECONFIG: {listed}")
+    raise SettingsError(f"{len(found)} clusters run: select one with --state or KUBECONFIG: {listed}")

@@ -89,7 +89,7 @@ def _write_archive(args: argparse.Namespace) -> int:
             archive.close()
             path.unlink(missing_ok=True)
     print(
-        "Look through it before you send it: names of pods, nodes and devices are in it; secrets were taken out.",
+        "Review it before you send it: it contains names of pods, nodes and devices. Secrets were removed.",
         file=sys.stderr,
     )
     put(Gathered(path, tuple(findings)), args.output, lambda _: [str(path)])
@@ -101,7 +101,7 @@ def _examination(args: argparse.Namespace) -> Examination:
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     if args.host is False:
-        refuse(args, _OF_HOST, "is of this machine, and --no-host does not look at it")
+        refuse(args, _OF_HOST, "is about this machine, which --no-host leaves out")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
     devices, mute = _devices(args.drivers, settings)
     return Examination(

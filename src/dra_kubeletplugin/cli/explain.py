@@ -46,7 +46,7 @@ def explain_command(args: argparse.Namespace) -> int:
         refuse(
             args,
             {"kubeconfig": "--kubeconfig", "context": "--context"},
-            "is of a cluster, and --file is asked in its place",
+            "is for a cluster and cannot be combined with --file",
         )
     with Progress() as progress:
         snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)

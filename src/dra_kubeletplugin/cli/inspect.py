@@ -103,8 +103,8 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
                 found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{request_rescan(driver)}() of {type(driver).__name__} has not answered within {settings.scan_timeout:g}s: see what it "
-                "waits for, or give it longer with --scan-timeout (SCAN_TIMEOUT)"
+                f"{request_rescan(driver)}() of {type(driver).__name__} has not returned within {settings.scan_timeout:g}s: see what it "
+                "waits for, or raise --scan-timeout (SCAN_TIMEOUT)"
             ) from None
         with judging(getattr(driver, request_rescan(driver))):
             await inventory.update(found, method=request_rescan(driver))
@@ -123,7 +123,7 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
         with judging(driver.health):
             await inventory.set_health(report, time.monotonic())
     except TimeoutError:
-        return f"health() has not answered within {timeout:g}s"
+        return f"health() has not returned within {timeout:g}s"
     except DraError as e:
         return e.message
     return ""
@@ -183,12 +183,12 @@ def _check(args: argparse.Namespace) -> None:
     """Raises :class:`SettingsError` for options that have no effect together."""
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
-        refuse(args, of_driver, "is of a driver: give DRIVER too")
+        refuse(args, of_driver, "needs a DRIVER")
     if args.record:
         refuse(
             args,
             {"driver": "DRIVER", "controller": "--controller"},
-            "is not asked by --record, which describes the machine",
+            "cannot be combined with --record, which describes the machine",
         )
         if args.output != TEXT:
             raise SettingsError(f"--output {args.output}: --record prints a described host, which is YAML as it is")

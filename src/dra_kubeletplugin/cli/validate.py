@@ -67,9 +67,9 @@ class ValidatedFile:
 def validate(args: argparse.Namespace) -> int:
     """Validates files. Returns 0 if every object is valid, 1 if one is not, 2 if a file cannot be read completely."""
     if len(args.drivers) != 1:
-        refuse(args, {"driver_name": "--driver-name"}, "names one driver: give --driver once")
+        refuse(args, {"driver_name": "--driver-name"}, "is for one driver: use --driver once")
     if not args.drivers:
-        refuse(args, {"host": "--host"}, "is for the devices of a driver: give --driver too")
+        refuse(args, {"host": "--host"}, "is for the devices of a driver: add --driver")
     drivers = [make(load_driver(d)) for d in args.drivers]
     readers = [opaque.ConfigReader.of(d, args.driver_name or "") for d in drivers]
     unreadable: list[str] = []
@@ -127,13 +127,13 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
             continue
         shown.append(judged)
         if file in in_folders and isinstance(value, dict) and not value.keys() & {"apiVersion", "kind"}:
-            judged.warn("not judged: it has neither apiVersion nor kind, such as values of Helm")
+            judged.warn("not validated: it has neither apiVersion nor kind, such as values of Helm")
         else:
             objects.append(judged)
     for folder, (first, *others) in parts.items():
         more = f", with {wording.counted(len(others), 'other')}," if others else ""
         first.warn(
-            f"not judged: it is{more} a part of a kustomization, which changes it: judge what `kubectl kustomize {folder}` makes of it"
+            f"not validated: it is{more} a part of a kustomization, which changes it: validate the output of `kubectl kustomize {folder}`"
         )
         shown.append(first)
     return shown, objects
@@ -142,12 +142,12 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
 def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> None:
     value = judged.value
     if judged.manifest.of_kustomize:
-        judged.warn(f"not judged: {judged.manifest.faults[0]}")
+        judged.warn(f"not validated: {judged.manifest.faults[0]}")
         return
     located, known = offline.manifest_errors(judged.manifest)
     judged.faults += located
     if not known:
-        judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
+        judged.warn(f"not validated: {value['apiVersion']} {value['kind']} is not known here")
     if judged.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):
@@ -215,7 +215,7 @@ def schema(args: argparse.Namespace) -> int:
         known = [name for k in kinds for name in (k.API_VERSION, k.KIND or k.__name__) if name]
         listed = ", ".join(" ".join(filter(None, (k.API_VERSION, k.KIND or k.__name__))) for k in kinds)
         raise SettingsError(
-            f"--kind {args.kind!r} is none of {listed}{did_you_mean(args.kind, known)}"
+            f"--kind {args.kind!r} is not one of {listed}{did_you_mean(args.kind, known)}"
             if kinds
             else f"{args.driver} takes no parameters"
         )

@@ -119,7 +119,7 @@ class DeviceDiscovery:
     def fault(self) -> str:
         """Why the published devices may be out of date; empty if they are not."""
         if self._hangs:
-            return f"{request_rescan(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+            return f"{request_rescan(self._driver)}() of the driver has not returned for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
@@ -128,8 +128,8 @@ class DeviceDiscovery:
     def _consequence(self) -> str:
         what = f"{request_rescan(self._driver)}()"
         if self._inventory.known:
-            return f"the last answer of {what} stays in force"
-        return f"no device can be given out until {what} succeeds"
+            return f"the last result of {what} stays in use"
+        return f"no claim can be prepared until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
         """Waits until a call has ended, successful or not. Returns False if none has after ``timeout`` seconds."""
@@ -205,8 +205,8 @@ class DeviceDiscovery:
         if waits is None:
             return ""
         return (
-            f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait for "
-            "whoever makes them true, until the scheduler gives up"
+            f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait until "
+            "another component sets the conditions, or until the scheduler's timeout"
         )
 
     def _record_result(self, look: asyncio.Task[None]) -> None:

@@ -50,7 +50,7 @@ class HealthMonitor:
         age = self._inventory.health_age()
         if self.fault or age is None or age <= self._inventory.health_timeout:
             return self.fault
-        return f"health() of the driver has not answered for {age:.0f} s"
+        return f"health() of the driver has not returned for {age:.0f} s"
 
     async def run(self) -> None:
         """Calls repeatedly. Never returns; external failures do not stop it."""
@@ -74,7 +74,10 @@ class HealthMonitor:
             with judging(self._driver.health):
                 await self._inventory.set_health(report, started)
         except DraError as e:
-            before, self.fault = self.fault, f"{printable(e)}; until health() succeeds, devices turn to unknown"
+            before, self.fault = (
+                self.fault,
+                f"{printable(e)}; until health() succeeds, the health of devices becomes unknown",
+            )
             self._metrics.inc("health_failures_total")
             if self.fault != before:
                 log.warning("%s", self.fault)

@@ -106,7 +106,7 @@ class HealthVerdict:
 async def checked_report(report: object) -> dict[str, Health]:
     """Validates a result of :meth:`Driver.health`. Raises :class:`DriverError`."""
     if not is_a(report, Mapping):
-        raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
+        raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
     out = {}
     try:
         for i, (name, health) in enumerate(report.items()):
@@ -114,19 +114,19 @@ async def checked_report(report: object) -> dict[str, Health]:
                 await asyncio.sleep(0)
             if not is_a(name, str) or not is_a(health, Health):
                 raise DriverError(
-                    f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
+                    f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
                 )
             if health.healthy not in {True, False, None}:
                 raise DriverError(
-                    f"health() answered Health({shown(health.healthy)}) for {printable(name)}: give True, False or None"
+                    f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
                 )
             # A vendor's library may return 0 for False; later comparisons with `is` need real booleans.
             healthy = None if health.healthy is None else bool(health.healthy)
             if not is_a(health.taint, (Taint, type(None))):
-                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+                raise DriverError(f"health() returned a {type(health.taint).__name__} as taint of {printable(name)}")
             out[name] = replace(health, healthy=healthy, message=printable(health.message))
     except DriverError:
         raise
     except Exception as e:
-        raise DriverError(f"the answer of health() cannot be read: {describe(e)}") from e
+        raise DriverError(f"the result of health() cannot be read: {describe(e)}") from e
     return out

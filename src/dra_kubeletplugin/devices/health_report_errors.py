@@ -30,14 +30,18 @@ class RejectedReports:
     def notes(self) -> list[str]:
         """Returns a sentence for each error; of many, the first and the number of the rest."""
         sentences = sorted(self._taints.union(self._unknown_names.values()))
-        more = [f"health() is odd in {len(sentences) - _MAX_NOTES} more names"] if len(sentences) > _MAX_NOTES else []
+        more = (
+            [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
+            if len(sentences) > _MAX_NOTES
+            else []
+        )
         return sentences[:_MAX_NOTES] + more
 
     def taintable(self, reports: Mapping[str, Health]) -> dict[str, Health]:
         """Replaces taints that the API server would reject by the default one, so that the unhealthy device still gets a taint."""
         faults = {n: fault for n, h in reports.items() if h.taint is not None and (fault := taint_fault(h.taint))}
         sentences = {
-            f"the taint that health() gives {printable(n)} cannot be published, the usual one is: {f}"
+            f"the taint that health() returned for {printable(n)} is invalid, and the default taint is published instead: {f}"
             for n, f in faults.items()
         }
         log_sample(log, logging.ERROR, "%s", sorted(sentences - self._taints))
@@ -53,7 +57,7 @@ class RejectedReports:
         meant = set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
         # Searching the nearest of thousands of names takes milliseconds.
         for i, n in enumerate(sorted(names.difference(sentences))):
-            text = f"health() tells of {printable(n)}, which is no device of this node: it is ignored"
+            text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
             sentences[n] = text + (did_you_mean(n.rpartition("/")[2], meant) if i < _MAX_HINTS else "")
         log_sample(log, logging.WARNING, "%s", sorted(set(sentences.values()).difference(self._unknown_names.values())))
         self._unknown_names, self._known = sentences, frozenset(known)

@@ -138,9 +138,7 @@ class PoolState:
         """Returns what :meth:`content` leaves out because of gates that are ``off``, each with the reason; ``""`` is the pool itself."""
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
-            return {
-                "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
-            }
+            return {"": f"the API server's feature gate {gate} is off, and its devices select their nodes one by one"}
         if isinstance(why := self._options(off), str):
             return {"": why}
         found = ((name, self._encoded(name, entry, taints, off)) for name, entry in self._publishable())
@@ -265,7 +263,7 @@ def checked(state: PoolState) -> PoolState:
     for name, entry in known.items():
         fault = entry.judged.fault or counters_fault(entry.judged, state.sets, counters, seek=len(out) < _MAX_HINTS)
         if not fault and name in refused:
-            fault = f"refused by the API server: {refused[name][1]}"
+            fault = f"rejected by the API server: {refused[name][1]}"
         if fault:
             out[name] = fault
     return replace(state, refused=refused, left_out=out)
@@ -288,7 +286,7 @@ def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, Valida
     raw = described["device"]
     device = read_device(raw)
     if device.name != name:
-        raise ValueError(f"it tells of {printable(device.name)}")
+        raise ValueError(f"it contains device {printable(device.name)}")
     sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
     return DeviceEntry(device, recalled_device(raw)), sets
 

@@ -202,8 +202,8 @@ class Calls:
         oldest, seconds = self.running()[0]
         log.error("no thread for the driver's %s: %d calls run, %s for %.0f s", name, self.busy, oldest, seconds)
         return DriverFailedError(
-            f"the driver's {name} cannot be called: all {self._threads.limit} threads are in methods of the driver that do "
-            f"not return, {oldest} for the longest: restart the plugin's pod if they hang"
+            f"the driver's {name} cannot be called: all {self._threads.limit} threads run methods of the driver that have "
+            f"not returned, {oldest} for the longest time: restart the plugin's pod if they hang"
         )
 
     # --- results --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ async def _resolve(value: Any) -> Any:
             value = await _read(value)
         else:
             return _whole(value)
-    raise DriverError("the driver's method answers awaitables of awaitables: it must answer a value")
+    raise DriverError("the driver's method returns nested awaitables: it must return a value")
 
 
 async def _read(source: AsyncIterable[Any]) -> list[Any]:
@@ -357,7 +357,7 @@ def _bounded(items: Iterable[Any]) -> Iterable[Any]:
 
 def _check_length(length: int) -> None:
     if length > _MAX_ITEMS:
-        raise DriverError(f"the driver's method answers more than {_MAX_ITEMS:,} things: does its generator ever end?")
+        raise DriverError(f"the driver's method returns more than {_MAX_ITEMS:,} items: does its generator end?")
 
 
 def _is_async(value: Any) -> bool:

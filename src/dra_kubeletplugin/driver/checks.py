@@ -54,7 +54,7 @@ class ParameterChecks:
         def check_of_parameters() -> T:
             with self._lock:
                 if check.given_up:
-                    raise DriverFailedError("nobody waits for this check any more")
+                    raise DriverFailedError("the caller no longer waits for this check")
                 check.thread = threading.get_ident()
             try:
                 return judge()
@@ -90,8 +90,8 @@ class ParameterChecks:
             abandoned = [judgement.thread for judgement in self._abandoned]
         if len(abandoned) < self.threads:
             return ""
-        where = next(filter(None, map(_line, abandoned)), "a place that is not known")
-        return f"parameters cannot be judged: all {self.threads} threads are in checks of the driver that do not return, one at {where}"
+        where = next(filter(None, map(_line, abandoned)), "unknown code")
+        return f"parameters cannot be validated: all {self.threads} threads run checks that have not returned, one of them {where}"
 
 
 def _line(thread: int) -> str:

@@ -45,7 +45,7 @@ def _do_nothing() -> None:
 
 
 def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
-    raise DriverError("update_metadata(): only a driver that the plugin of a node runs has prepared claims")
+    raise DriverError("update_metadata(): only a driver that runs in a node plugin has prepared claims")
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Health:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and least <= value < _MAX_SECONDS):
                 raise DriverError(
-                    f"Health.{name} is {printable(value)}: give seconds, {'unix time' if not least else 'above 0'}"
+                    f"Health.{name} is {printable(value)}: it must be in seconds, {'unix time' if not least else 'above 0'}"
                 )
         if self.taint is not None and (self.healthy is None or self.healthy):
             raise DriverError(
-                "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
+                "Health has a taint but is not unhealthy: set healthy=False, or put the taint on the Device"
             )
 
 
@@ -268,7 +268,7 @@ class Driver:
         to devices by name. New claims do not get a device that you leave out. If the method raises, the framework logs the error, keeps
         the last result and calls again.
         """
-        raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
+        raise DriverError(f"{type(self).__name__} has no `devices` method: it must return a list of Device")
 
     def pools(self) -> Answer[Pool]:
         """Returns all pools that this process knows of. If you override it, ``devices`` is not called.
@@ -312,7 +312,7 @@ class Driver:
         Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The exception's text
         becomes an event of the pod. Use the same text for the same fault, without counts or times: each new text is a new event.
         """
-        raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+        raise DriverError(f"{type(self).__name__} has no `prepare` method: it must return a list of PreparedDevice")
 
     def unprepare(self, claim: PreparedClaim) -> Awaitable[None] | None:
         """Reverses :meth:`prepare`, after the last pod of the claim has stopped or after a failed prepare.

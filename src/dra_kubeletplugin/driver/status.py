@@ -170,7 +170,9 @@ class StatusSink:
     """Sends the reported statuses of a claim. The framework replaces it with its own subclass."""
 
     def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
-        raise DriverError("report(): this claim was made by hand: only one of the framework's is in a cluster")
+        raise DriverError(
+            "report(): this Claim object was created directly: only claims that the plugin passes to the driver exist in a cluster"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -176,7 +176,7 @@ class KubeClient:
         payload = b"" if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
         limit = timeout or self.timeout
-        late = f"no answer from {self.transport.server} within {limit:g}s"
+        late = f"no response from {self.transport.server} within {limit:g}s"
         with translated(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
             async with asyncio.timeout(limit) as scope:
                 answer = await self._answer(method, target, payload, content_type if payload else "", scope.when())
@@ -214,7 +214,7 @@ class KubeClient:
         what = f"GET {path}"
         server = self.transport.server
         async with contextlib.AsyncExitStack() as stack:
-            with translated(what, server, lambda: f"no answer from {server} within {self.timeout:g}s"):
+            with translated(what, server, lambda: f"no response from {server} within {self.timeout:g}s"):
                 async with asyncio.timeout(self.timeout):
                     stream = self.transport.stream(_target(path, query), await self.headers())
                     head, lines = await stack.enter_async_context(stream)

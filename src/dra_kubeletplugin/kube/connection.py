@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
                 self._fail(e)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(exc or ConnectionResetError("the connection was closed before the end of an answer"))
+        self._fail(exc or ConnectionResetError("the connection was closed before the end of a response"))
         if not self.gone.done():
             self.gone.set_result(None)
         self._on_lost(self)
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._max_body:
-            raise MalformedResponseError(f"the answer is larger than {self._max_body} bytes")
+            raise MalformedResponseError(f"the response is larger than {self._max_body} bytes")
         self._body.append(data)
 
     def _settle(self, answer: HttpResponse) -> None:
@@ -192,7 +192,7 @@ class Lines:
             self._put(bytes(self._rest))
             self._rest = bytearray(part)
         if len(self._rest) > _MAX_LINE:
-            raise MalformedResponseError(f"a line of the answer is longer than {_MAX_LINE} bytes")
+            raise MalformedResponseError(f"a line of the response is longer than {_MAX_LINE} bytes")
         if self._size > _AHEAD and not self._paused:
             self._paused = True
             self._pause(True)
@@ -285,7 +285,7 @@ class _Tunnel(asyncio.Protocol):
         try:
             self._answer.feed(data)
             if self._answer.rest:
-                raise MalformedResponseError("the proxy sends more than an answer")
+                raise MalformedResponseError("the proxy sends more than a response")
         except MalformedResponseError as e:
             self._settle(e)
         else:
@@ -313,5 +313,5 @@ class _Tunnel(asyncio.Protocol):
         status = await self._status
         if not 200 <= status < 300:
             raise ConnectionRefusedError(
-                f"proxy {proxy.host}:{proxy.port} answers {status} to a connection to {target}"
+                f"proxy {proxy.host}:{proxy.port} returned {status} for a connection to {target}"
             )

@@ -30,9 +30,9 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
     except OSError as e:
         raise ApiError(f"{what}: {server} cannot be reached: {describe(e)}") from None
     except MalformedResponseError as e:
-        raise ApiError(f"{what}: what {server} answers is no HTTP of an API server: {describe(e)}") from None
+        raise ApiError(f"{what}: the response of {server} is not HTTP of an API server: {describe(e)}") from None
     except Exception as e:
-        raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e
+        raise ApiError(f"{what}: the response of {server} cannot be used: {describe(e)}") from e
 
 
 def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
@@ -46,16 +46,16 @@ def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any
     if answer.status >= 300:
         place = clip(printable(answer.header(b"location")), _SHOWN)
         raise ApiError(
-            f"{what}: {answer.status}, a redirect to {place!r}, which no API server sends: is a proxy between?"
+            f"{what}: {answer.status}, a redirect to {place!r}, which no API server sends: is there a proxy in between?"
         )
     if not answer.body:
         return {}
     try:
         out = decode(answer.body)
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"{what}: the answer is no JSON ({printable(e)}): {_excerpt(answer)}") from None
+        raise ApiError(f"{what}: the response is not JSON ({printable(e)}): {_excerpt(answer)}") from None
     if not isinstance(out, dict):
-        raise ApiError(f"{what}: the answer is no JSON object: {_excerpt(answer)}")
+        raise ApiError(f"{what}: the response is not a JSON object: {_excerpt(answer)}")
     return out
 
 
@@ -99,7 +99,7 @@ def decode_page(answer: HttpResponse, what: str) -> Page:
             if not (meta.name and meta.uid):
                 raise ValueError("an item has no name or no UID")
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"{what}: the answer is no list of objects ({printable(e)}): {_excerpt(answer)}") from None
+        raise ApiError(f"{what}: the response is not a list of objects ({printable(e)}): {_excerpt(answer)}") from None
     return page
 
 
@@ -121,7 +121,7 @@ def identified(obj: JSON, what: str) -> JSON:
     try:
         identity(obj)
     except ValueError as e:
-        raise ApiError(f"{what}: the answer is {e}") from None
+        raise ApiError(f"{what}: the response is {e}") from None
     return obj
 
 
@@ -129,9 +129,9 @@ def decode_list(page: JSON, what: str) -> JSON:
     """Returns ``page`` with its items; null items become an empty list. Raises :class:`ApiError` if it is not a list of objects."""
     items, meta = page.get("items") or [], page.get("metadata")
     if not isinstance(items, list) or not isinstance(meta, dict):
-        raise ApiError(f"{what}: the answer is no list: {clip(printable(page), _SHOWN)}")
+        raise ApiError(f"{what}: the response is not a list: {clip(printable(page), _SHOWN)}")
     if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
-        raise ApiError(f"{what}: the answer is no list that can be followed: {clip(printable(meta), _SHOWN)}")
+        raise ApiError(f"{what}: the response is not a list that can be continued: {clip(printable(meta), _SHOWN)}")
     for item in items:
         identified(item, what)
     return {**page, "items": items}

@@ -54,8 +54,8 @@ async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: 
             await calls(driver.start)
     except TimeoutError:
         raise DriverError(
-            f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or give it longer "
-            "with --start-timeout (START_TIMEOUT)"
+            f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or raise "
+            "--start-timeout (START_TIMEOUT)"
         ) from None
     stop_with_timeout(stack, "stop() of the driver", lambda: calls(driver.stop))
 

@@ -260,7 +260,7 @@ class Plugin:
             async with asyncio.timeout(timeout):
                 return await self.publisher.current()
         except TimeoutError:
-            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            why = self.publisher.fault or self.scan.fault or "the API server has not responded yet"
             raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:

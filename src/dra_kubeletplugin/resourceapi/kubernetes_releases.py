@@ -148,7 +148,7 @@ class Features:
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
-            raise SettingsError(f"Kubernetes {release!r} is not known here: give one of {', '.join(RELEASES)}")
+            raise SettingsError(f"Kubernetes {release!r} is not known here: use one of {', '.join(RELEASES)}")
         gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}

@@ -106,7 +106,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
         if not r.name:
             return warning(
                 "records",
-                f"{driver}: claim {r.uid} has no name on record",
+                f"{driver}: claim {r.uid} has no name in its record",
                 "it was rebuilt from its CDI file: its name comes with the kubelet's next call",
             )
         async with limit:

@@ -217,7 +217,7 @@ def _devices(view: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
         detail = [f"share {r['shareID'][:8]}"] if r.get("shareID") else []
         detail += [f"{name.rpartition('/')[2]} {amount}" for name, amount in (r.get("consumedCapacity") or {}).items()]
         detail += ["admin access"] if r.get("adminAccess") else []
-        detail += [] if newest else ["no slice has it any more"]
+        detail += [] if newest else ["it is no longer in a slice"]
         node = str((newest or {"spec": {}})["spec"].get("nodeName") or "")
         name = str(newest["metadata"]["name"]) if newest else ""
         yield HeldDevice(r["request"], r["driver"], r["pool"], r["device"], node, name, ", ".join(detail))

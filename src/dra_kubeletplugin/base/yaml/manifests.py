@@ -18,7 +18,7 @@ from . import documents
 from .documents import Document
 
 JSON = dict[str, Any]
-_KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
+_KUSTOMIZE = "it is a file of kustomize: use the output of `kubectl kustomize`"
 
 
 class ManifestError(QuestionError):

@@ -50,7 +50,7 @@ class OverdrawnByError(OverdrawnError):
 
 
 _NAMED = 4  # holders that a message lists
-_TAKES_UNKNOWN = ", of which it is not known what it takes"
+_TAKES_UNKNOWN = " (amount unknown)"
 
 
 def read(db: sqlite3.Connection, uid: str) -> Row | None:

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
         namespace, rest = super().parse_known_args(self._options_first(words), namespace)
         if rest:  # all known options were moved to the front
-            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
+            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is an unexpected argument")
         return namespace, rest
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 None, f"there is no command {value!r}{did_you_mean(value, known) or ': ' + ', '.join(known)}"
             )
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
+        raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{did_you_mean(value, known)}")
 
     def _needed(self, missing: re.Match[str]) -> str:
         """Returns the message for a missing argument, with its choices if there are few."""

@@ -32,7 +32,7 @@ _EXPLAIN_SECONDS = 10.0  # seconds for explaining all waiting pods
 _TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
-    "or take the table: dra top --once"
+    "or use the table: dra top --once"
 )
 
 
@@ -47,7 +47,7 @@ def top(args: argparse.Namespace) -> int:
         put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
         return Exit.WELL
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SettingsError("dra top is a screen, and this is no terminal: add --once for a table, or -o json")
+        raise SettingsError("dra top needs a terminal: add --once for a table, or -o json")
     try:
         import textual  # noqa: F401  an extra of the package
     except ImportError:
@@ -80,7 +80,9 @@ def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progr
         reasons[pod.uid] = clip(explain_pod(scene, pod_info.read(pods[pod.uid]), changes=False).summary)
     rest = len(found.waiting) - len(reasons)
     more = (
-        (f"{rest} more pods wait, with Kubernetes' own words: `dra explain pod/NAME` for one of them",) if rest else ()
+        (f"{rest} more pods wait, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one of them",)
+        if rest
+        else ()
     )
     waiting = tuple(replace(p, reason=reasons.get(p.uid, "")) for p in found.waiting)
     return replace(found, waiting=waiting, notes=(*found.notes, *more), at=time.time())

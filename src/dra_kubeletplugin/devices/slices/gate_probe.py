@@ -72,7 +72,9 @@ class GateProbe:
             answer = await self._client.call("POST", resource.path(), as_sent(obj, resource), query={"dryRun": "All"})
             kept = in_v1(answer, resource)["spec"]
         except (KeyError, TypeError, AttributeError, ValueError) as e:
-            raise ApiError(f"POST {resource.path()}?dryRun=All: the answer is no ResourceSlice ({describe(e)})") from e
+            raise ApiError(
+                f"POST {resource.path()}?dryRun=All: the response is not a ResourceSlice ({describe(e)})"
+            ) from e
         except ApiError as e:
             if e.unreachable or e.status in {401, 404}:
                 raise

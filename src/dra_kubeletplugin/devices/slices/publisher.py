@@ -231,7 +231,7 @@ class Publisher:
         except ApiError as e:
             return self._failed(e, version)
         except Exception as e:  # an unexpected response must not end the plugin
-            return self._retry_later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+            return self._retry_later(f"unexpected error while publishing: {describe(e)}", logging.ERROR, e)
 
     async def _publish(self) -> float:
         """Plans and writes. Returns the seconds until the next attempt; 0 to wait for an event.
@@ -295,7 +295,7 @@ class Publisher:
             self._failures = 0
             self._mark_current(version)
             return 0.0
-        self._set_fault("the newest instance on this node publishes, and its slices are not complete yet")
+        self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
         return _FOLLOW
 
     def _undone(self, sync: Sync) -> WriterConflict | None:
@@ -312,13 +312,13 @@ class Publisher:
             # The same objects would be rejected again, so wait for a change.
             self._refused = (version, time.monotonic() + _REFUSED)
             self._retry_later(
-                f"the API server refuses our slices, devices of this node cannot be scheduled: {e}", logging.ERROR
+                f"the API server rejects the slices, so devices of this node cannot be scheduled: {e}", logging.ERROR
             )
             return 0.0
         if e.status == 403:
             return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._retry_later(
-            f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
+            f"publishing failed and is retried: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
         )
 
     def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:

@@ -155,7 +155,9 @@ class Syncer:
                     pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
                     others[pool] = min(others.get(pool, (age, by)), (age, by))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
-                raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
+                raise ApiError(
+                    f"list resourceslices: the response contains an object that is not a ResourceSlice ({describe(e)})"
+                ) from e
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}

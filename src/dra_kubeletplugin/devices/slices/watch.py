@@ -28,9 +28,14 @@ class SliceWatch:
         """Why changes may go unnoticed now; empty if they do not."""
         quiet = time.monotonic() - (self._reflector.heard or self._since)
         if self._reflector.fault and (quiet > _PASSING or not self._reflector.heard):
-            return f"changes of our slices by others go unnoticed: {self._reflector.fault}"
+            return (
+                f"the watch of the slices does not work, so changes by others are not noticed: {self._reflector.fault}"
+            )
         if quiet > _SILENT:
-            return f"changes of our slices by others go unnoticed: no word of the API server for {quiet:.0f}s"
+            return (
+                "the watch of the slices does not work, so changes by others are not noticed: no message from the API "
+            )
+            f"server for {quiet:.0f}s"
         return ""
 
     async def run(self) -> None:

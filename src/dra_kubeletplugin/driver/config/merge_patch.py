@@ -71,7 +71,7 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
     If ``missing`` names a field, the text says that no layer contains it.
     """
     if missing:
-        return f" (given by none of {', '.join(layer.where for layer in layers)})"
+        return f" (not set by any of {', '.join(layer.where for layer in layers)})"
     given: dict[str, list[str]] = {}
     seen: set[str] = set()
     for layer in reversed(layers):

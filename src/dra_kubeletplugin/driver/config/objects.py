@@ -180,9 +180,11 @@ def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
         if not isinstance(name, str) or name in names:
             continue
         if near := difflib.get_close_matches(name, names, 1, 0.8):
-            out.append(f"{path}.driver: {printable(name)!r} is none of {', '.join(names)}: did you mean {near[0]!r}?")
+            out.append(
+                f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}: did you mean {near[0]!r}?"
+            )
         else:
-            out.append(f"{path}: parameters of {printable(name)!r} are not judged: give that driver too, with --driver")
+            out.append(f"{path}: parameters of {printable(name)!r} are not validated: add that driver with --driver")
     return out
 
 

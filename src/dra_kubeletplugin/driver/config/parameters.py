@@ -438,13 +438,13 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
     except BaseException as e:  # there is no await in this block, so the author's code raised it
         raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
     raise DriverFailedError(
-        f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
+        f"convert_from() of {target.__name__} returned {type(config).__name__}: it must return {target.__name__}"
     )
 
 
 def _too_large(given: GivenParameters) -> str:
     places = join_names([layer.where for layer in given.layers])
     return (
-        f"parameters: {places} are laid over each other for one request and have {given.size} bytes: at most "
-        f"{MAX_LAYERED_BYTES} are read; remove entries that are not needed"
+        f"parameters: {places} are merged for one request and have {given.size} bytes: at most "
+        f"{MAX_LAYERED_BYTES} are accepted; remove entries that are not needed"
     )

@@ -33,7 +33,7 @@ def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[
     field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
     if not value:
         return f"parameters.{field}: missing: known to {driver} are {names}"
-    to_do = "to read one of before, keep its class and name it in OLDER"
+    to_do = "to accept an older version, keep its class and list it in OLDER"
     return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}: known are {names}; {to_do}"
 
 

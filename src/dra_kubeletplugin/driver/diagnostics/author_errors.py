@@ -134,7 +134,7 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
     except (DraError, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise DriverError(f"what {_named(method)}() answered cannot be read: {explained(e)}") from e
+        raise DriverError(f"the result of {_named(method)}() cannot be read: {explained(e)}") from e
 
 
 @contextlib.contextmanager
@@ -209,7 +209,7 @@ def replacement_message(value: object, wanted: str, *, of: str = "", answered: b
     if is_a(value, AsyncIterator):
         return ": collect it, `[x async for x in found]`"
     if is_a(value, Mapping):
-        return ": give its values, `list(found.values())`"
+        return ": return its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
     return forgotten(value)
@@ -218,9 +218,9 @@ def replacement_message(value: object, wanted: str, *, of: str = "", answered: b
 def instead_of_item(value: object, wanted: str) -> str:
     """Returns a hint for a wrong item of a list."""
     if is_a(value, (list, tuple)):
-        return ": put what is in it into the one list"
+        return ": put its items into the outer list"
     if is_a(value, type) and value.__name__ == wanted:
-        return f": make one, `{wanted}(...)`"
+        return f": create an instance, `{wanted}(...)`"
     return forgotten(value)
 
 

@@ -144,9 +144,9 @@ class Controller:
     async def _elect(self) -> None:
         await self.elector.run()
         holder, fault = self.elector.holder, self.elector.fault
-        now = "could not be renewed in time" if holder == self.identity else f"is held by {holder or 'nobody'}"
+        now = "could not be renewed in time" if holder == self.identity else f"is held by {holder or 'no replica'}"
         raise LeaseLostError(
-            f"{self.identity} leads no more: lease {self.settings.namespace}/{self.settings.lease_name} {now}"
+            f"{self.identity} no longer leads: lease {self.settings.namespace}/{self.settings.lease_name} {now}"
             + (f": {fault}" if fault else "")
         )
 
@@ -208,7 +208,7 @@ class Controller:
         if self.elector.fault:
             return [self.elector.fault]
         if not self.elector.leader.is_set():
-            return [] if self.elector.holder else ["nobody leads yet"]
+            return [] if self.elector.holder else ["no replica leads yet"]
         out = [f for f in (self.scan.fault, self.watch.fault, self.binder.fault) if f]
         out += self.publisher.not_ready()
         return out
@@ -216,7 +216,7 @@ class Controller:
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
         if not self.elector.leader.is_set():
-            return [f"stands by: {self.elector.holder or 'nobody'} leads"]
+            return [f"standby: {self.elector.holder or 'no replica'} leads"]
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
         out += [self.scan.note] if self.scan.note else []
         out += [f"claim {printable(name)}: {reason}" for name, reason in self.binder.faults.items()]

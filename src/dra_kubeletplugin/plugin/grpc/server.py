@@ -102,7 +102,7 @@ class UnixServer:
             before = self.fault
             if not before:
                 self._lost()
-            removed = self.fault = f"{self.path} was removed by somebody"
+            removed = self.fault = f"{self.path} was removed by another process"
             try:
                 await self._bind()
             except Exception as e:  # retried at the next check
@@ -158,7 +158,7 @@ class UnixServer:
         hidden = self.path.with_name(hidden_name(self._token, self._bound))
         self._bound += 1
         if len(os.fsencode(hidden)) > MAX_PATH:
-            raise SocketError(f"{self.path}: no room for a temporary name beside it within {MAX_PATH} bytes")
+            raise SocketError(f"{self.path}: no space for a temporary name beside it within {MAX_PATH} bytes")
         server = grpc.aio.server(options=_OPTIONS)
         for add in self._services:
             add(server)
