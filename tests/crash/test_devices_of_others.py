@@ -120,7 +120,7 @@ async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dra_kubeletplugin.claims.remote_devices._FRESH", 0.0
+        "dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.0
     )  # as if each list took longer than it is fresh
     api = Api()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(8)))]
@@ -137,7 +137,7 @@ async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
 async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventory_needs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._FRESH", 600.0)  # however slow this machine is
+    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 600.0)  # however slow this machine is
     api = Api()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(32)))]
     async with room(tmp_path, Fabric(), api) as one:
@@ -353,7 +353,7 @@ async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
 
 async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._LONGEST", 5.0)
-    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._FRESH", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.1)
     api = Api()
     api.slices = [a_slice({"name": "f-0"})]
     async with room(tmp_path, Fabric(), api) as one:

@@ -202,7 +202,7 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
             ({"attributes": {"a b": 1}}, "a b"),
             ({"attributes": {"a": object()}}, r"attributes\['a'\] is"),
             ({"attributes": {"a": "\ud800"}}, "update_metadata"),
-            ({"network_data": None}, "nothing to tell"),
+            ({"network_data": None}, "nothing to update"),
             ({"network_data": {"ips": []}}, "network_data is a NetworkData"),
         ):
             with pytest.raises(DriverError, match=says):

@@ -284,8 +284,8 @@ def test_no_overlay_patches_by_place() -> None:
             "values.yaml:5: deviceClasses.a.b.selectors[0].cel.expression: Invalid value: \"device.drivr == 'x'\": compilation failed",
         ),
         ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
-        ({"logLevel": "inof"}, "logLevel: 'inof' is none of debug, info, warning, error, did you mean 'info'?"),
-        ({"webhookFailurePolicy": "ignore"}, "'ignore' is none of Ignore, Fail, did you mean 'Ignore'?"),
+        ({"logLevel": "inof"}, "logLevel: 'inof' is not one of debug, info, warning, error, did you mean 'info'?"),
+        ({"webhookFailurePolicy": "ignore"}, "'ignore' is not one of Ignore, Fail, did you mean 'Ignore'?"),
         ({"webhookCABundle": "abcd"}, "webhookCABundle: no certificate, PEM in base64: take `base64 -w0 ca.crt`"),
         ({"httpPort": "8080"}, "httpPort: '8080' is no number from 1 to 65535: without quotes"),
         ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
@@ -455,7 +455,7 @@ def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_s
     said = capsys.readouterr().err
     assert "the driver cannot be queried: importing" in said
     assert "No module named 'vendor_library'" in said
-    assert "options: the driver's own, NPU_MODE, are not judged" in said
+    assert "options: the driver's own, NPU_MODE, are not validated" in said
     assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 

@@ -174,7 +174,7 @@ CLASSES = [
     cls("no self", "def devices(): return []", "Acme.devices() cannot be called as devices(): is `self` missing?"),
     cls("no self, and a claim", "prepare = lambda claim: []", "Acme.prepare(claim) cannot be called as prepare(claim): is `self` missing?"),
     cls("a static method with self", "@staticmethod\ndef prepare(self, claim): return []", "cannot be called as prepare(claim): a static method has no `self`"),
-    cls("what the framework asks", "answers_pools = True", "Acme.answers_pools is a method of the framework"),
+    cls("what the framework asks", "uses_pools = True", "Acme.uses_pools is a method of the framework"),
     Mistake("a plain class", "config = C", ("Acme.config is C: set it to a subclass of Config, class C(Config)",), "class C:\n    port: int = 1\n\n\n"),
     config("another name of check", "speed: int = 1\ndef validate(self): ...", "AcmeConfig.validate() is never called, did you mean `check`?"),
     config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, so it would become a parameter, but Config itself uses this name: write `KIND = ...` without a type"),

@@ -74,7 +74,7 @@ async def test_what_was_compressed_without_being_asked_is_no_json() -> None:
         return answer(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        with pytest.raises(ApiError, match="no JSON"):
+        with pytest.raises(ApiError, match="not JSON"):
             await client.call("GET", "/x")
 
 

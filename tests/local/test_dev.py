@@ -349,7 +349,7 @@ def _alive(pid: int) -> bool:
     [
         ([GPU, "--api-address", "nonsense"], "--api-address 'nonsense' is not HOST:PORT"),
         ([GPU, "--api-address", "127.0.0.1:99999"], "is not HOST:PORT"),
-        (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be had"),
+        (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be used"),
         (["--nodes", "0"], "--nodes 0: from 1 to 100"),
         (
             ["--nodes", "2", "--host", "virtual-machine", "--host", "a", "--host", "b"],

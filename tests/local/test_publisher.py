@@ -74,14 +74,14 @@ def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
     history: list[tuple[WriterConflict, int]],
 ) -> None:
     contention, now, answers = ConflictBackoff(), 1000.0, []
-    contention.written(now, answer=False)
+    contention.written(now, is_response=False)
     for undone, after in history:
         now += after
         delay = contention.delay(undone, now)
         assert 0 <= delay <= 60
         now += delay
         answers.append(now)
-        contention.written(now, answer=True)
+        contention.written(now, is_response=True)
     for start in range(len(answers) - 8):
         assert answers[start + 8] - answers[start] >= 60, "three at once, then after 5, 10, 20, 40 seconds"
 

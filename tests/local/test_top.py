@@ -290,7 +290,7 @@ async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: 
         assert live.current().gaps == ()
         live._next = 0.0
         for kind in live.follower._kinds:
-            kind.reflector.heard, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+            kind.reflector.last_message, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
         assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
 
 

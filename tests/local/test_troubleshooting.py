@@ -622,7 +622,7 @@ async def held_loop() -> list[str]:
     return said
 
 
-@shows("Nobody leads")
+@shows("No replica leads")
 async def nobody_leads() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster, await without_permissions(cluster)) as controller:
 

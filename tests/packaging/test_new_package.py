@@ -159,10 +159,10 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' has another meaning in Python"),
         (["test", "--kind", "sdk"], "NAME 'test' has another meaning in Python"),
         (["off", "--kind", "sdk"], "NAME 'off' has another meaning in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is no text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is not text in YAML"),
         (["acme"], "--kind is needed without a terminal"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),
@@ -283,6 +283,6 @@ def test_on_a_terminal_what_is_left_out_is_asked_for(tmp_path: Path) -> None:
         os.write(ours, f"{answer}\n".encode())
     assert process.wait(60) == 0
     os.close(ours)
-    assert b"--kind 'usb' is none of pci, chardev, sdk" in said
+    assert b"--kind 'usb' is not one of pci, chardev, sdk" in said
     assert "VENDOR = 0x1D0F" in (tmp_path / "acme/src/acme/driver.py").read_text()
     assert 'name = "acme.example.com"' in (tmp_path / "acme/src/acme/driver.py").read_text()

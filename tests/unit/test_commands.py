@@ -70,20 +70,20 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
     for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 5]:
         wrong = option[:-2] + option[-1] + option[-2] + "x"
         code, out, err = run(capsys, *command.split(), wrong)
-        assert (code, out, err.count("\n")) == (Exit.WRONG, "", 1)
+        assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
         near = re.search(r"there is no option (\S+), did you mean '(\S+)'\?", err)
         assert near, err
         assert near[1] == wrong
         assert near[2] in {o for a in COMMANDS[command]._actions for o in a.option_strings}
     code, out, err = run(capsys, *command.split(), "--qqqqqq=1")
-    assert (code, out, err) == (Exit.WRONG, "", f"dra: there is no option --qqqqqq; see dra {command} --help\n")
+    assert (code, out, err) == (Exit.USAGE, "", f"dra: there is no option --qqqqqq; see dra {command} --help\n")
 
 
 @ALL
 def test_an_abbreviated_option_is_not_guessed_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 6]:
         if COMMANDS[command].known(option[:-1]) is None:
-            assert run(capsys, *command.split(), option[:-1])[0] == Exit.WRONG
+            assert run(capsys, *command.split(), option[:-1])[0] == Exit.USAGE
 
 
 @ALL
@@ -91,8 +91,8 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
     for action in COMMANDS[command]._actions:
         if action.option_strings and action.choices:
             code, out, err = run(capsys, *command.split(), action.option_strings[0], "qqqqqq")
-            assert (code, out, err.count("\n")) == (Exit.WRONG, "", 1)
-            assert f"'qqqqqq' is none of {', '.join(map(str, action.choices))}" in err
+            assert (code, out, err.count("\n")) == (Exit.USAGE, "", 1)
+            assert f"'qqqqqq' is not one of {', '.join(map(str, action.choices))}" in err
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
         ([], "dra: a COMMAND is needed; see dra --help"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
         (["reboot"], "dra: reboot happens to a cluster that runs: did you mean `dra dev reboot`?"),
-        (["completion", "fsh"], "dra: shell: 'fsh' is none of bash, zsh, fish, did you mean 'fish'?"),
+        (["completion", "fsh"], "dra: shell: 'fsh' is not one of bash, zsh, fish, did you mean 'fish'?"),
         (["validate"], "dra: FILE is needed; see dra validate --help"),
         (["dev", "slow"], "dra: SECONDS is needed; see dra dev slow --help"),
         (["dev", "health", "card-0"], "dra: health is needed: healthy, unhealthy, unknown, reported; see dra dev health --help"),
@@ -122,7 +122,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
 def test_what_is_wrong_with_the_words_is_one_sentence(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, *words) == (Exit.WRONG, "", f"{said}\n")
+    assert run(capsys, *words) == (Exit.USAGE, "", f"{said}\n")
 
 
 def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() -> None:
@@ -302,7 +302,7 @@ def test_json_and_yaml_have_the_documented_fields_and_the_code_of_the_text(
     coded, asjson, _ = run(capsys, *ANSWERED[case](tmp_path), "-o", "json")
     codey, asyaml, _ = run(capsys, "-o", "yaml", *ANSWERED[case](tmp_path))
     assert (coded, codey) == (code, code)
-    assert code in {Exit.WELL, Exit.FOUND, Exit.UNSURE}
+    assert code in {Exit.SUCCESS, Exit.NEGATIVE, Exit.UNKNOWN}
     document = json.loads(asjson)
     command = case.partition(",")[0]
     jsonschema.validate(document, shape(command))
@@ -341,7 +341,7 @@ def dra(
 def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form: str) -> None:
     done = dra("inspect", "--host", "virtual-machine", "-o", form, redirect=redirect)
     assert (done.returncode, done.stdout, done.stderr) == (
-        Exit.WRONG,
+        Exit.USAGE,
         "",
         f"dra: the output cannot be written: {said}\n",
     )
@@ -349,7 +349,7 @@ def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form
 
 @pytest.mark.parametrize("words", [["validate", "/no/file"], ["claims"], ["no-command"], ["simulate", "/no/file"]])
 def test_a_fault_that_nobody_can_be_told_is_in_the_exit_code(words: list[str]) -> None:
-    assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.WRONG
+    assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.USAGE
 
 
 @pytest.mark.parametrize("redirect", ["<&-", "2>&-", "<&- 2>&-"])
@@ -364,7 +364,7 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_says_the_same(tmp_pat
     file = _manifest(tmp_path, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: grün}\n")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = dra("validate", file, "-o", form, **plain)
-    assert (done.returncode, done.stderr, done.stdout.isascii()) == (Exit.FOUND, "", True)
+    assert (done.returncode, done.stderr, done.stdout.isascii()) == (Exit.NEGATIVE, "", True)
     if form != output.TEXT:
         assert yaml.safe_load(done.stdout)["objects"][0]["object"] == "ConfigMap grün"
 

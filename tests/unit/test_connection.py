@@ -39,15 +39,15 @@ def said(body: bytes, headers: bytes = b"") -> bytes:
 
 async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
     async with wired() as (connection, wire):
-        assert (connection.usable(), connection.heard) == (True, False)
+        assert (connection.usable(), connection.has_response) == (True, False)
         connection.eof_received()
         for body in (b"one", b"", b"three"):
             task = await asking(connection)
-            assert (connection.usable(), connection.heard) == (False, False)
+            assert (connection.usable(), connection.has_response) == (False, False)
             for at in range(len(said(body))):
                 assert not task.done()
                 connection.data_received(said(body)[at : at + 1])
-                assert connection.heard
+                assert connection.has_response
             assert connection.usable()
             answer = await task
             assert (answer.status, answer.body, wire.ended) == (200, body, "")

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Health, Pool, Taint
-from dra_kubeletplugin.devices.health_policy import HealthPolicy, HealthVerdict, checked_report
+from dra_kubeletplugin.devices.health_policy import HealthDecision, HealthPolicy, checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import DriverError
 
 
-def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthVerdict]:
-    out: list[HealthVerdict] = []
+def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthDecision]:
+    out: list[HealthDecision] = []
     for i, healthy in enumerate(reports):
         told = Health(healthy, f"report {i}")
-        out.append(out[-1].after(told, float(i), policy) if out else HealthVerdict.first(told, float(i)))
+        out.append(out[-1].after(told, float(i), policy) if out else HealthDecision.first(told, float(i)))
     return out
 
 

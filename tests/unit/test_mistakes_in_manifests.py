@@ -25,7 +25,7 @@ MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
 NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no YAML": (f"{MAP}---\na: [\n", (":6:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed",)),
     "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: no YAML: a tab: YAML is indented with spaces",)),
-    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' behind it, or a text that goes on in the next line without quotes",)),
+    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' after it, or a text that continues in the next line without quotes",)),
     "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: no YAML: a key that is no text; what Helm has between {{ }} must be rendered first",)),
     "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: no YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
     "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias stands within what it names",)),

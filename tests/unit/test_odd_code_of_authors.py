@@ -18,7 +18,7 @@ from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
 from dra_kubeletplugin.devices.validation import ParsedPool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, judging, replacement_message
+from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, reading_result, replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.resourceapi.nodes import Nodes
@@ -250,7 +250,7 @@ def test_exceptions_of_any_make_are_told() -> None:
     e.__context__ = _Unequal()
     e.__context__.__context__ = e
     assert "Unequal" in explained(e)
-    with pytest.raises(DriverError, match=r"7 there .*test_odd_code"), judging(_made):
+    with pytest.raises(DriverError, match=r"7 there .*test_odd_code"), reading_result(_made):
         raise _Own(7, "there")
 
 

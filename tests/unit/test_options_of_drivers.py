@@ -194,7 +194,7 @@ def test_options_of_another_class_and_of_none_are_refused() -> None:
         make(Rack, options=3)
     with pytest.raises(SettingsError, match="Plain declares no options"):
         make(Plain, options=RackOptions())
-    with pytest.raises(SettingsError, match="options: Plain has no option 'shelves': it declares none"):
+    with pytest.raises(SettingsError, match="options: Plain has no option 'shelves': it declares no options"):
         make(Plain, options={"shelves": 3})
 
 

@@ -132,7 +132,7 @@ def asked(server: Server) -> list[str]:
 
 async def test_a_list_is_followed_by_a_watch_from_where_it_ends(follow: Any) -> None:
     server = Server(listing(obj("a")), ([line("DELETED", obj("a", "8")), line("ADDED", obj("b", "8"))], 0))
-    reflector, seen = await follow(server, NODES, "ns", "f=1", "l=2", silence=3.0)
+    reflector, seen = await follow(server, NODES, "ns", "f=1", "l=2", idle_timeout=3.0)
     assert seen == [("ADDED", "a"), SYNCED, ("DELETED", "a"), ("ADDED", "b")]
     assert server.asked[:2] == [("list", "v1", "ns", "f=1", "l=2", 500, ""), ("watch", "/api/v1/nodes", "7")]
     assert server.query == {
@@ -308,13 +308,13 @@ async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
 async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
     away = Server(ApiError("away"))
     reflector, _ = await follow(away)
-    assert (reflector.heard, reflector.fault) == (0.0, "away")
+    assert (reflector.last_message, reflector.fault) == (0.0, "away")
     server = Server(listing(), ([], 9), ([], 20))
     reflector, _ = await follow(server)
-    assert (reflector.heard, reflector.fault) == (1009.0, ""), "when the last watch was granted"
+    assert (reflector.last_message, reflector.fault) == (1009.0, ""), "when the last watch was granted"
     server = Server(listing(), ([line("ADDED", obj(n)) for n in "abc"], 0))
     reflector, _ = await follow(server)
-    assert reflector.heard == 1001.5, "when the last line came"
+    assert reflector.last_message == 1001.5, "when the last line came"
 
 
 async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any) -> None:

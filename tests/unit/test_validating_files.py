@@ -507,6 +507,6 @@ def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_named(capsys: pyt
     assert main(["schema", GPU]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["kind"] == {"const": "GpuConfig"}
     assert main(["schema", GPU, "--kind", "Other"]) == 2
-    assert "none of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
+    assert "not one of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
     assert main(["schema", GPU, "--kind", "gpu.resource.example.com/v1alpha"]) == 2
     assert "did you mean 'gpu.resource.example.com/v1alpha1'?" in capsys.readouterr().err

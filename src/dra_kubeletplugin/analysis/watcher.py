@@ -101,7 +101,7 @@ class ClusterWatcher:
         out = []
         for kind in self._kinds:
             if kind.reflector.fault and kind.reflector.fault_status in _REFUSED:
-                if kind.reflector.heard:
+                if kind.reflector.last_message:
                     name = kind.resource.plural
                     why = (
                         f'cannot list {name} any more: their last known state is shown; ask for the verb "list" on them'

@@ -266,8 +266,8 @@ class DeviceStatusReporter:
         }
         path = resource.path(claim.namespace, claim.name, "status")
         query = {"fieldManager": self.manager, "force": "true"}
-        answer = await self.client.call("PATCH", path, body, query=query, content_type=APPLY)
-        if entries and not (answer.get("status") or {}).get("devices"):
+        response = await self.client.call("PATCH", path, body, query=query, content_type=APPLY)
+        if entries and not (response.get("status") or {}).get("devices"):
             raise ApiError(
                 "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
             )

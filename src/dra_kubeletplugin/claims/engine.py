@@ -22,7 +22,7 @@ from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import judging, without_frames
+from ..driver.diagnostics.author_errors import reading_result, without_frames
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
@@ -295,7 +295,7 @@ class Engine:
                 prepared = await self.calls(self.driver.prepare, claim)
             finally:
                 await undo.settle()
-            with judging(self.driver.prepare):
+            with reading_result(self.driver.prepare):
                 undo.check()
                 complete(record, claim, prepared, self.files.specs, self.driver.host)
                 if self.driver.metadata:

@@ -34,7 +34,7 @@ from ..resourceapi.types import Device
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_FRESH = 2.0  # seconds for which a response is reused by later callers
+_MAX_AGE = 2.0  # seconds for which a response is reused by later callers
 _LONGEST = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class _SharedRequest(Generic[T]):
             # Retrieved, also if no caller waits any more.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._task, self._began = task, loop.time()
-            loop.call_later(_LONGEST + _FRESH, self._forget, task)
+            loop.call_later(_LONGEST + _MAX_AGE, self._forget, task)
         return await asyncio.shield(task)
 
     async def _bounded(self) -> T:
@@ -175,8 +175,8 @@ class SliceLookup:
         """
         try:
             # A device that was missing in a cached response may have been published since.
-            for since, sure in ((started - _FRESH, False), (started, True)):
-                if found := await self._find(shown, pool, name, since, sure=sure):
+            for since, is_current in ((started - _MAX_AGE, False), (started, True)):
+                if found := await self._find(shown, pool, name, since, is_current=is_current):
                     return found
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
@@ -208,10 +208,10 @@ class SliceLookup:
             raise ApiError(f"the API server's response is not a Node: {printable(e)}") from None
         return _Condition("Ready", "True") not in (status.conditions or ())
 
-    async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
+    async def _find(self, shown: str, pool: str, name: str, since: float, *, is_current: bool) -> RemoteDevice | None:
         """Returns the device, or None if no pool has it for this node.
 
-        If the lookup is ``sure`` and the pool exists, it raises the reason why the device cannot be used.
+        If the lookup is ``is_current`` and the pool exists, it raises the reason why the device cannot be used.
         """
         sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
         for source in sources:
@@ -227,7 +227,7 @@ class SliceLookup:
                     f"{shown}: this version of the plugin cannot read device {name} in the ResourceSlices of "
                     f"pool {pool}: {describe(e)}"
                 ) from None
-            if not sure:
+            if not is_current:
                 return None
             if entry is not None:
                 raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not available on node {self._node}")
@@ -274,7 +274,7 @@ class SliceLookup:
             if not self._forbidden_logged:
                 self._forbidden_logged = True
                 log.warning(
-                    "whether devices are for this node, and whether its kubelet lives, cannot be told: %s: deploy/ has the permissions",
+                    "whether devices are for this node, and whether its kubelet is alive, is not known: %s: deploy/ has the permissions",
                     e,
                 )
             return None

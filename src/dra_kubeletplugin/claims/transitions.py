@@ -211,7 +211,7 @@ class Transitions:
         try:
             rows.insert(db, self.driver, record)
         except rows.HeldByError as e:
-            log.error("claim %s left something behind that is not undone: %s", record.shown, e)
+            log.error("claim %s was not rolled back completely: %s", record.shown, e)
             return NothingToDo()
         return RollBack(record)
 

@@ -169,21 +169,21 @@ class Verifier:
         """
         try:
             resource = await self.client.dra("resourceclaims")
-            answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
+            response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
             if e.status != 404 or not e.names(ref.name):
                 # A refusal does not mean that the claim is gone.
                 # The cause may be a rotated token, a permission, or a version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-            answer = None
-        if answer is None:
+            response = None
+        if response is None:
             yield None
             return
-        if len(answer.body) <= _LARGE:
-            yield _fetched(ref, resource, answer)
+        if len(response.body) <= _LARGE:
+            yield _fetched(ref, resource, response)
             return
         async with self._large:
-            yield await asyncio.to_thread(_fetched, ref, resource, answer)
+            yield await asyncio.to_thread(_fetched, ref, resource, response)
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
@@ -283,13 +283,13 @@ class Verifier:
         return device
 
 
-def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> FetchedClaim:
+def _fetched(ref: ClaimIdentity, resource: Resource, response: HttpResponse) -> FetchedClaim:
     """Decodes a response. Raises :class:`ApiUnavailableError` if it is not a ResourceClaim."""
     try:
-        fields: _Fields = from_json(answer.body, _Fields)
-        obj: EncodedClaim | JSON = EncodedClaim(answer.body)
+        fields: _Fields = from_json(response.body, _Fields)
+        obj: EncodedClaim | JSON = EncodedClaim(response.body)
         if resource.version == "v1beta1":  # the only version with another shape
-            found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
+            found = {**from_json(response.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
             obj = convert(found, "v1")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise ApiUnavailableError(

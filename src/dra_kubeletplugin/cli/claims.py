@@ -41,7 +41,7 @@ def claims(args: argparse.Namespace) -> int:
         args.output,
         lambda _: columns([_HEAD, *(_row(d, r) for d, r in records)]),
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _databases(settings: Settings) -> list[tuple[str, Path]]:
@@ -113,14 +113,14 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         _print("Forgetting frees these devices without calling the driver: the hardware stays as it is.")
         if not args.yes and not _confirmed():
             _print("Nothing was changed: there is no terminal to confirm on. Repeat the command with --yes.")
-            return Exit.FOUND
+            return Exit.NEGATIVE
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         MetadataFiles(path.parent, specs).remove_orphans(record.uid)
         forget(path, settings.lock_wait, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
-        return Exit.WELL
+        return Exit.SUCCESS
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 
 

@@ -60,7 +60,7 @@ def cleanup(args: argparse.Namespace) -> int:
         args.output,
         lambda done: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _sockets(settings: Settings) -> Iterator[Path]:

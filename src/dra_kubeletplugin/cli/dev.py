@@ -96,7 +96,7 @@ async def _stay(plan: Plan) -> int:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
@@ -144,7 +144,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         started.set()
         progress.done()
         print_line(await _welcome(running, style), sys.stdout)
-        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.asked_to_stop.wait())}
+        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.stop_requested.wait())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -153,7 +153,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
 
 def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions:
-    def say(text: str) -> None:
+    def output(text: str) -> None:
         progress.done()
         print_line(text, sys.stdout)
 
@@ -161,7 +161,7 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
         progress.done()
         print_line(f"{style.dim(place)} {line}")
 
-    return EnvironmentOptions(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
+    return EnvironmentOptions(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _why_none(host: NodeHost) -> str:

@@ -21,12 +21,12 @@ from .shell.output import put
 def run_verb(args: argparse.Namespace) -> int:
     """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
     try:
-        answer = control.ask(_state(args.state), _verb(args))
+        response = control.ask(_state(args.state), _verb(args))
     except control.ControlError as e:
         print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
-        return Exit.WRONG
-    put(answer.data, args.output, lambda _: [printable(answer.text)])
-    return Exit.WELL
+        return Exit.USAGE
+    put(response.data, args.output, lambda _: [printable(response.text)])
+    return Exit.SUCCESS
 
 
 def _verb(args: argparse.Namespace) -> AnyVerb:

@@ -30,12 +30,12 @@ class Waiting:
 
 
 EXIT = {
-    ExplanationState.RUNS: Exit.WELL,
-    ExplanationState.ENDED: Exit.WELL,
-    ExplanationState.SCHEDULED: Exit.WELL,
-    ExplanationState.FITS: Exit.WELL,
-    ExplanationState.WAITS: Exit.FOUND,
-    ExplanationState.UNKNOWN: Exit.UNSURE,
+    ExplanationState.RUNS: Exit.SUCCESS,
+    ExplanationState.ENDED: Exit.SUCCESS,
+    ExplanationState.SCHEDULED: Exit.SUCCESS,
+    ExplanationState.FITS: Exit.SUCCESS,
+    ExplanationState.WAITS: Exit.NEGATIVE,
+    ExplanationState.UNKNOWN: Exit.UNKNOWN,
 }
 
 
@@ -63,7 +63,7 @@ def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> in
     progress.done()
     notes = [f"note: {on_one_line(gap.why)}" for gap in snapshot.gaps]
     put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
-    return max((EXIT[e.state] for e in found), default=Exit.WELL)
+    return max((EXIT[e.state] for e in found), default=Exit.SUCCESS)
 
 
 def _listed(found: Sequence[Explanation]) -> Iterator[str]:

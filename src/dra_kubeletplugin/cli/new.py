@@ -42,7 +42,7 @@ def new(args: argparse.Namespace) -> int:
         args.output,
         lambda _: [f"created {folder}: {_NEXT.format(folder=folder)}"],
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _kind(text: str) -> str:
@@ -66,8 +66,8 @@ def _option_or_input(
         line = sys.stdin.readline()
         if not line:
             raise SettingsError(f"{flag} is needed")
-        answer = line.strip() or default
+        reply = line.strip() or default
         try:
-            return check(answer)
+            return check(reply)
         except SettingsError as e:
             print(e.message, file=sys.stderr)

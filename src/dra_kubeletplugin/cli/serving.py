@@ -67,7 +67,7 @@ def serve(
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("ended by %s: only a signal ends a plugin", describe(e))
-        code = Exit.FOUND
+        code = Exit.NEGATIVE
     if settings.kubeconfig:
         from ..kube.kubeconfig import remove_files  # only imported if it was used
 
@@ -134,9 +134,9 @@ def _code(body: asyncio.Task[None], *, serving: bool, stopping: bool) -> int:
         error = error.exceptions[0]
     if error is None or (stopping and isinstance(error, asyncio.CancelledError)):
         log.info("stopped")
-        return Exit.WELL
+        return Exit.SUCCESS
     if isinstance(error, DraError) and not serving:
         report(error)
-        return Exit.WRONG
+        return Exit.USAGE
     log.critical("ended: %s", describe(error), exc_info=None if isinstance(error, DraError) else error)
-    return Exit.FOUND
+    return Exit.NEGATIVE

@@ -50,7 +50,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         )
     found = dataclasses.replace(found, notes=(*found.notes, *notes))
     put(found, args.output, lambda found: shown(found, Style.of(sys.stdout)))
-    return Exit.WELL if found.fits else Exit.FOUND
+    return Exit.SUCCESS if found.fits else Exit.NEGATIVE
 
 
 def _described(

@@ -54,7 +54,7 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True)
-class HealthVerdict:
+class HealthDecision:
     """The state of one device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
 
     last_report: Health
@@ -67,11 +67,11 @@ class HealthVerdict:
     """Consecutive reports that change the state."""
 
     @classmethod
-    def first(cls, report: Health, at: float) -> HealthVerdict:
+    def first(cls, report: Health, at: float) -> HealthDecision:
         """Returns the state after the first report, which counts at once: a device that is broken at start must not be allocated."""
         return cls(report, at, report if report.healthy is False else None)
 
-    def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthVerdict:
+    def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthDecision:
         """Returns the state after one more report.
 
         An unknown report neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
@@ -79,13 +79,13 @@ class HealthVerdict:
         if report.measured is not None and report == self.last_report:
             return self
         if report.healthy is None:
-            return HealthVerdict(report, at, self.fault)
+            return HealthDecision(report, at, self.fault)
         if report.healthy is (self.fault is None):
-            return HealthVerdict(report, at, None if report.healthy else report)
+            return HealthDecision(report, at, None if report.healthy else report)
         needed = policy.healthy_after if report.healthy else policy.unhealthy_after
         if self.against + 1 >= needed:
-            return HealthVerdict(report, at, None if report.healthy else report)
-        return HealthVerdict(report, at, self.fault, self.against + 1, needed)
+            return HealthDecision(report, at, None if report.healthy else report)
+        return HealthDecision(report, at, self.fault, self.against + 1, needed)
 
     @property
     def health(self) -> Health:

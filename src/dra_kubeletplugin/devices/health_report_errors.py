@@ -54,10 +54,12 @@ class RejectedReports:
         before = self._unknown_names if known == self._known else {}
         sentences = {n: before[n] for n in names if n in before}
         # A device that the report names too is no candidate: a card that was removed is no misspelling of another.
-        meant = set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
+        candidates = (
+            set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
+        )
         # Searching the nearest of thousands of names takes milliseconds.
         for i, n in enumerate(sorted(names.difference(sentences))):
             text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
-            sentences[n] = text + (did_you_mean(n.rpartition("/")[2], meant) if i < _MAX_HINTS else "")
+            sentences[n] = text + (did_you_mean(n.rpartition("/")[2], candidates) if i < _MAX_HINTS else "")
         log_sample(log, logging.WARNING, "%s", sorted(set(sentences.values()).difference(self._unknown_names.values())))
         self._unknown_names, self._known = sentences, frozenset(known)

@@ -84,7 +84,7 @@ class ValidatedDevice:
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
         return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
-    def parcel(self, name: str) -> EncodedDevice:
+    def encoded_device(self, name: str) -> EncodedDevice:
         return EncodedDevice(name, self.shape, self.consumed, self.most)
 
 
@@ -180,11 +180,11 @@ def _takes(device: JSON) -> tuple[int, int]:
     return consumed, max_devices([device])
 
 
-def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
+def parse_pools(result: object, method: str, node: str) -> list[ParsedPool]:
     """Parses the pools of a driver's result.
 
     Args:
-        answer: the result.
+        result: the result.
         method: the driver's method that returned it.
         node: name of the node whose pools are published.
 
@@ -192,7 +192,7 @@ def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
         DriverError: it is no list of pools with lists in them, or contains a name twice; nothing in it can be trusted then.
     """
     out: dict[str, ParsedPool] = {}
-    for pool in _items(answer, Pool, f"{method}() returned", MAX_POOLS):
+    for pool in _items(result, Pool, f"{method}() returned", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
         where = f"{method}() returned pool {printable(name)!r}"
         # The author of `devices` never sees the pool, so messages must not mention it.
@@ -262,13 +262,13 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _items(answer: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
+def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
     """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
-    if not is_a(answer, Iterable) or is_a(answer, (str, bytes, Mapping)):
-        hint = replacement_message(answer, kind.__name__, answered=subject.endswith(" returned"))
-        raise DriverError(f"{subject} {_kind(answer)}, not a list of {kind.__name__}{hint}")
+    if not is_a(result, Iterable) or is_a(result, (str, bytes, Mapping)):
+        hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
+        raise DriverError(f"{subject} {_kind(result)}, not a list of {kind.__name__}{hint}")
     try:
-        for i, item in enumerate(answer):
+        for i, item in enumerate(result):
             if not is_a(item, kind):
                 raise DriverError(
                     f"{subject} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"

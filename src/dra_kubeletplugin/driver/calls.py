@@ -106,7 +106,7 @@ class Calls:
                     outcome = await self._on_loop(running, lambda: _resolve(value), value)
         finally:
             self._leave(running)
-        return self._answer(name, outcome)
+        return self._result_of(name, outcome)
 
     @property
     def busy(self) -> int:
@@ -208,7 +208,7 @@ class Calls:
 
     # --- results --------------------------------------------------------------------------------
 
-    def _answer(self, name: str, outcome: _Outcome) -> Any:
+    def _result_of(self, name: str, outcome: _Outcome) -> Any:
         error = outcome.error
         if error is None:
             self._logged.pop(name, None)

@@ -37,15 +37,15 @@ class ParameterChecks:
         self._lock = threading.Lock()
         self._abandoned: set[_Check] = set()  # checks that still run after their caller gave up
 
-    async def __call__(self, judge: Callable[[], T], seconds: float) -> T:
-        """Runs ``judge`` in a thread and returns its result.
+    async def __call__(self, function: Callable[[], T], seconds: float) -> T:
+        """Runs ``function`` in a thread and returns its result.
 
         Args:
-            judge: a plain function that raises only :class:`DraError`.
+            function: a plain function that raises only :class:`DraError`.
             seconds: time limit, at most 60.
 
         Raises:
-            DriverFailedError: ``judge`` did not end in time (the message names the author's line where it is), or no thread is free.
+            DriverFailedError: ``function`` did not end in time (the message names the author's line where it is), or no thread is free.
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
@@ -57,7 +57,7 @@ class ParameterChecks:
                     raise DriverFailedError("the caller no longer waits for this check")
                 check.thread = threading.get_ident()
             try:
-                return judge()
+                return function()
             finally:
                 with self._lock:
                     check.thread = 0
@@ -87,7 +87,7 @@ class ParameterChecks:
     def stuck(self) -> str:
         """Returns why no parameters can be validated: the author's line that blocks a thread. Empty while a thread is free."""
         with self._lock:
-            abandoned = [judgement.thread for judgement in self._abandoned]
+            abandoned = [abandoned_check.thread for abandoned_check in self._abandoned]
         if len(abandoned) < self.threads:
             return ""
         where = next(filter(None, map(_line, abandoned)), "unknown code")

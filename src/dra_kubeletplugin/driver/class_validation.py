@@ -246,8 +246,8 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     _try_check(kind)
     known = {f.name for f in fields} | vars(Config).keys()
     for name, value in vars(kind).items():
-        if name not in known and (meant := near_config_name(kind, name)) and _is_plain(kind, name, value):
-            raise DriverError(f"{kind.__name__}.{name} is never used, did you mean `{meant}`?")
+        if name not in known and (near := near_config_name(kind, name)) and _is_plain(kind, name, value):
+            raise DriverError(f"{kind.__name__}.{name} is never used, did you mean `{near}`?")
         if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
             raise DriverError(
                 f"{kind.__name__}.{name} has no type, so claims cannot set it: write `{name}: {type(value).__name__} = ...`"

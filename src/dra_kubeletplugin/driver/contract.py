@@ -25,7 +25,7 @@ from .status import NetworkData
 
 T = TypeVar("T")
 # A method's return value: of `def`, of `async def` with `yield`, and of `async def` without.
-Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
+DriverResult: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
 
 
 class Role(Enum):
@@ -258,7 +258,7 @@ class Driver:
         exception. Not called when the process is killed.
         """
 
-    def devices(self) -> Answer[Device]:
+    def devices(self) -> DriverResult[Device]:
         """Returns all devices of this node that claims may get, in the order in which the scheduler should allocate them.
 
         This is the simple form of :meth:`pools`: one pool, with the node's name. Called in the node role: at start, after kernel
@@ -270,7 +270,7 @@ class Driver:
         """
         raise DriverError(f"{type(self).__name__} has no `devices` method: it must return a list of Device")
 
-    def pools(self) -> Answer[Pool]:
+    def pools(self) -> DriverResult[Pool]:
         """Returns all pools that this process knows of. If you override it, ``devices`` is not called.
 
         Use it for counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called in both
@@ -283,16 +283,16 @@ class Driver:
         """
         if self.role is Role.CONTROLLER:
             return []
-        answer = self.devices()
-        if isinstance(answer, Iterable):
-            return [Pool(self.settings.node_name, list(answer))]
-        return self._one_pool(answer)
+        result = self.devices()
+        if isinstance(result, Iterable):
+            return [Pool(self.settings.node_name, list(result))]
+        return self._one_pool(result)
 
-    async def _one_pool(self, answer: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
-        devices = [d async for d in answer] if isinstance(answer, AsyncIterable) else list(await answer)
+    async def _one_pool(self, result: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
+        devices = [d async for d in result] if isinstance(result, AsyncIterable) else list(await result)
         return [Pool(self.settings.node_name, devices)]
 
-    def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
+    def prepare(self, claim: Claim) -> DriverResult[PreparedDevice]:
         """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.
 
         Called in the node role, before the first pod of the claim starts. Calls for several claims run at once. Before the call, the
@@ -369,7 +369,7 @@ class Driver:
         """
         return {}
 
-    def recover(self) -> Answer[RecoveredClaim]:
+    def recover(self) -> DriverResult[RecoveredClaim]:
         """Returns the claims that use the hardware, as far as the hardware itself knows.
 
         Called in the node role after the records were damaged or lost. It is also called at the first start on a node, where nothing is
@@ -384,7 +384,7 @@ class Driver:
         return ()
 
     @property
-    def answers_pools(self) -> bool:
+    def uses_pools(self) -> bool:
         return type(self).pools is not Driver.pools
 
     @property

@@ -156,8 +156,8 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
     else:
         known = [f.name for f in options]
         faults = [_unknown(cls, name, known) for name in given or {} if name not in known]
-        values, unread = values_of(options, given or {}, os.environ if environ is None else environ)
-        faults += unread
+        values, errors = values_of(options, given or {}, os.environ if environ is None else environ)
+        faults += errors
     faults += [
         f"options.{f.name} {shown(values[f.name])} is {f.metadata['wrong']}"
         for f in options

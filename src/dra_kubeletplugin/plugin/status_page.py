@@ -34,7 +34,7 @@ _LOCAL_ONLY = (
 _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.UNKNOWN}
 
 
-async def answer(
+async def render_page(
     request: Request, node: str, driver: str, inventory: Inventory, store: RecordStore, notes: Sequence[str]
 ) -> Response:
     """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them."""

@@ -104,7 +104,7 @@ class KubeletBehavior:
 
     Attributes:
         health: the supported versions of the health service, newest first; empty if the gate is off.
-        health_unasked: the kubelet also opens a health stream to a plugin that does not advertise the service, and
+        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service, and
             retries after a pause whatever the response. Otherwise ``Unimplemented`` ends it.
         unprepares_in_use: when a pod that was never allowed to use a claim is deleted, the kubelet unprepares the
             claim although another pod uses it.
@@ -115,7 +115,7 @@ class KubeletBehavior:
     """
 
     health: tuple[str, ...]
-    health_unasked: bool
+    health_unadvertised: bool
     unprepares_in_use: bool
     joins_unprepare: bool
     prepares_again: bool

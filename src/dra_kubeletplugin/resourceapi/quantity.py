@@ -94,8 +94,10 @@ class Quantity(Immutable):
         value: text, an integer, a decimal, or another quantity. Floating point numbers are refused: 0.1 is none of them.
         format: for values that are no text; for text the suffix decides.
 
-    Raises :class:`QuantityError` for text that the API server would refuse or that has no digit, :class:`QuantityRangeError` for a number
-    of more than 1,000 digits, ``TypeError`` for anything that is none of the above.
+    Raises:
+        QuantityError: the API server would refuse the text, or it has no digit.
+        QuantityRangeError: the number has more than 1,000 digits.
+        TypeError: ``value`` is of another type.
     """
 
     __slots__ = ("value", "format", "scale", "text")  # noqa: RUF023 the order of values that _set takes
@@ -326,10 +328,10 @@ def canonical(quantity: Quantity) -> str:
 
 
 def stored(text: str) -> str:
-    """``text`` as a Kubernetes 1.36 server stores it.
+    """Returns ``text`` as a Kubernetes 1.36 server stores it.
 
-    It keeps text that it takes for canonical already. A decimal from 1e21 upwards loses its magnitude (mended in 1.37), so our own
-    :func:`canonical` form never comes to that.
+    The server keeps text that it considers canonical. A decimal from 1e21 upwards loses its magnitude (fixed in 1.37); the
+    :func:`canonical` form here avoids such decimals.
 
     Raises :class:`QuantityError`.
     """

@@ -125,13 +125,13 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
     todo = "the driver unprepares it after its grace (RECONCILE_GRACE); if this stays, see its log"
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
-        return level("records", f"{driver}: claim {r.shown} is prepared and exists no more", todo)
+        return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
     given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in results if x.get("driver") == driver}
     held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
     if not given:
-        return level("records", f"{driver}: claim {r.shown} is prepared and not allocated any more", todo)
+        return level("records", f"{driver}: claim {r.shown} is prepared and no longer allocated", todo)
     if given != held:
         return failure(
             "records",

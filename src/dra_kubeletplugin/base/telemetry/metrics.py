@@ -124,7 +124,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
         for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
             for name, (text, labels) in table.items():
                 family = self._families[name] = _Family(PREFIX + name, kind, text, labels)
@@ -196,8 +196,8 @@ class Metrics:
             try:
                 value = read()
             except Exception:
-                if family.name not in self._complained:
-                    self._complained.add(family.name)
+                if family.name not in self._logged:
+                    self._logged.add(family.name)
                     log.exception("%s cannot be measured: it is left out", family.name)
                 continue
             if value is not None:

@@ -45,7 +45,7 @@ def top(args: argparse.Namespace) -> int:
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
         put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
-        return Exit.WELL
+        return Exit.SUCCESS
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SettingsError("dra top needs a terminal: add --once for a table, or -o json")
     try:
@@ -56,7 +56,7 @@ def top(args: argparse.Namespace) -> int:
         asyncio.run(_run_screen(config, namespace, args))
     finally:
         remove_files()
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
@@ -70,14 +70,14 @@ def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progr
 
     snapshot = ask(config, question)
     found = overview(snapshot, node)
-    scene, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
+    view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _EXPLAIN_SECONDS
     reasons: dict[str, str] = {}
     for pod in found.waiting:
         if time.monotonic() > end:
             break
         progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
-        reasons[pod.uid] = clip(explain_pod(scene, pod_info.read(pods[pod.uid]), changes=False).summary)
+        reasons[pod.uid] = clip(explain_pod(view, pod_info.read(pods[pod.uid]), changes=False).summary)
     rest = len(found.waiting) - len(reasons)
     more = (
         (f"{rest} more pods wait, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one of them",)

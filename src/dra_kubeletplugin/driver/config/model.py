@@ -211,12 +211,12 @@ def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
     if wrong or not isinstance(value, Config):
         return
     try:
-        answer: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
+        result: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
     except ValueError as e:
         yield at, printable(e)
         return
-    if answer is not None:
+    if result is not None:
         raise DriverError(
-            f"{type(value).__name__}.check() returned {shown(answer)}, which is ignored: raise ValueError(...) "
+            f"{type(value).__name__}.check() returned {shown(result)}, which is ignored: raise ValueError(...) "
             f"to reject parameters ({defined(value.check)})"
         )

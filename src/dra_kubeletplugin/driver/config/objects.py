@@ -70,7 +70,7 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
         if len(out) >= MOST_FAULTS:
             return [*out[:MOST_FAULTS], MORE]
         try:
-            parameters.judge(entry.get("parameters"), path)
+            parameters.validate(entry.get("parameters"), path)
         except DraError as e:
             out += map(printable, e.faults or (e,))
     return out
@@ -116,7 +116,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
     ]
     try:
         for entry in entries:
-            parameters.judge(entry.parameters, entry.where)
+            parameters.validate(entry.parameters, entry.where)
     except DraError:
         return  # reported with the entry itself
     try:

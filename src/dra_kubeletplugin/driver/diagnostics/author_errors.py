@@ -123,7 +123,7 @@ def defined(method: Callable[..., Any]) -> str:
 
 
 @contextlib.contextmanager
-def judging(method: Callable[..., Any]) -> Iterator[None]:
+def reading_result(method: Callable[..., Any]) -> Iterator[None]:
     """Adds the line where ``method`` is defined to errors about its result, also to errors that the result's objects raise."""
     try:
         yield
@@ -199,12 +199,12 @@ def _is_stop(e: BaseException) -> bool:
     return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 
-def replacement_message(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
+def replacement_message(value: object, wanted: str, *, of: str = "", returned: bool = True) -> str:
     """Returns a hint for ``value``, which an author supplied instead of a list of ``wanted``.
 
-    ``answered`` is True if a method returned it.
+    ``returned`` is True if a method returned it.
     """
-    if value is None and answered:
+    if value is None and returned:
         return ": is a `return` missing?"
     if is_a(value, AsyncIterator):
         return ": collect it, `[x async for x in found]`"

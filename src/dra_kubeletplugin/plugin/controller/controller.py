@@ -75,7 +75,7 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
-        self.inventory.asked_again = driver.answers_pools
+        self.inventory.depends_on_gates = driver.uses_pools
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
@@ -84,9 +84,9 @@ class Controller:
             lambda: self.elector.leads, pauses,
         )  # fmt: skip
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceDiscovery(
-            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
+            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
             self.client,

@@ -61,12 +61,12 @@ class Registration(pb_grpc.RegistrationServicer):
 
     def lost(self) -> None:
         """Reports that the registration socket was removed, so the kubelet forgets the plugin."""
-        self.left()
+        self.unregistered()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
         log.warning("%s: the kubelet will not call until it is restored", self.error)
 
-    def left(self) -> None:
+    def unregistered(self) -> None:
         """Reports that the kubelet cannot find the plugin any more."""
         self.registered.clear()
         self.metrics.set("registered", 0)

@@ -144,11 +144,11 @@ class UnixServer:
 
     async def _bind(self) -> None:
         """Binds, and retries if another driver that starts too removed the hidden socket as stale before it had a listener."""
-        for left in reversed(range(_TRIES)):
+        for attempts in reversed(range(_TRIES)):
             try:
                 await self._bind_once()
             except SocketError as e:
-                if not left or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
+                if not attempts or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
                     raise
             else:
                 return
