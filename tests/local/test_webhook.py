@@ -467,7 +467,7 @@ async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(
         os.close(terminal)
         os.close(shell)
     assert process.returncode == 2
-    assert f"{locked} is encrypted: give the key without a pass phrase" in said.decode()
+    assert f"{locked} is encrypted: use a key without a pass phrase" in said.decode()
 
 
 async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_many_devices_are_not_all_shown() -> None:
 
 
 def test_a_text_in_place_of_names_is_refused() -> None:
-    with pytest.raises(TypeError, match="give a list of names"):
+    with pytest.raises(TypeError, match="use a list of names"):
         differs(Published({}), "card-0")
 
 

@@ -71,7 +71,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"cuont": 1, "coreMHz": 2, "memory": "80GB"}, [
         "parameters: unknown field 'cuont', did you mean 'count'?",
         "parameters: unknown field 'coreMHz', did you mean 'coreMhz'?",
-        "parameters.memory: '80GB' is no quantity: write a number such as 16, 1.5 or 80Gi",
+        "parameters.memory: '80GB' is not a quantity: write a number such as 16, 1.5 or 80Gi",
         "parameters: missing required field 'count'",
     ]),
     ({"count": "1"}, ["parameters.count: Expected `int`, got `str`"]),

@@ -228,9 +228,7 @@ class Certificate:
                 if mark not in found:
                     out.append(f"{flag} {path} has no {kind} in PEM form")
                 elif b"ENCRYPTED" in found:
-                    out.append(
-                        f"{flag} {path} is encrypted: give the key without a pass phrase (openssl pkey -in FILE)"
-                    )
+                    out.append(f"{flag} {path} is encrypted: use a key without a pass phrase (openssl pkey -in FILE)")
             except OSError as e:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"

@@ -290,7 +290,7 @@ def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
         versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
         if not versions or not set(API_VERSIONS).issuperset(versions):
             allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
-            faults.append(f"runtime config {name!r} is not known here: give api/all or {allowed}")
+            faults.append(f"runtime config {name!r} is not known here: use api/all or {allowed}")
         for version in versions:
             (served.add if on else served.discard)(version)
     return frozenset(served)
