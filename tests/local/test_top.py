@@ -273,9 +273,7 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
         core = {"apiGroups": [""], "resources": ["*"], "verbs": ["list", "watch"]}
         await may_now(cluster, slices, core)
         cluster.api.drop_connections()
-        await shows(
-            app, pilot, "cannot list resourceclaims any more: their last known state is shown", lambda: head(app)
-        )
+        await shows(app, pilot, "can no longer list resourceclaims: their last known state is shown", lambda: head(app))
         assert "1 of 4 held" in "\n".join(lines(app))
         await may_now(cluster, EVERYTHING)
         async with asyncio.timeout(30):

@@ -213,7 +213,7 @@ WRONG = {
     "no YAML": ("functions: [\n", ":2:1: no YAML: nothing where a value belongs"),
     "no YAML at all": ("\t", ":1:1: no YAML: a tab: YAML is indented with spaces"),
     "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: all stands in one"),
-    "aliases without end": (BOMB, ":1:1: no YAML: aliases make 1362025156 values of 13: write out what is meant"),
+    "aliases without end": (BOMB, ":1:1: no YAML: aliases expand 13 values to 1362025156: write the values out"),
 }  # fmt: skip
 
 

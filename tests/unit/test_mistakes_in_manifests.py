@@ -28,7 +28,7 @@ NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' after it, or a text that continues in the next line without quotes",)),
     "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: no YAML: a key that is no text; what Helm has between {{ }} must be rendered first",)),
     "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: no YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
-    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias stands within what it names",)),
+    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias is inside its own anchor",)),
     "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' stands behind '---', which begins a document only in a line of its own",)),
     "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl leaves out what stands here: begin a document with '---' in a line of its own",)),
     "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark within a document, where kubectl takes it for text: delete it",)),

@@ -99,7 +99,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
         "a:\n  b: 1\n c: 2\n",
         "3:2: no YAML: neither a key nor the end of what is above: check the indentation",
     ),
-    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' behind it"),
+    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' after it"),
     "item": ("a: - 1\n", "1:4: no YAML: an item of a list where none may stand"),
     "quote": ("a: 'x\n", ":2:1: no YAML: a quote that is not closed"),
     "alias": ("a: *.x\n", "no YAML: "),
@@ -114,7 +114,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
-        ":4:7: no YAML: an alias stands within what it names",
+        ":4:7: no YAML: an alias is inside its own anchor",
     ),
     "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
     "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), ":201:201: no YAML: nested too deeply"),

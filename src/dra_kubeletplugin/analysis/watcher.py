@@ -104,7 +104,7 @@ class ClusterWatcher:
                 if kind.reflector.last_message:
                     name = kind.resource.plural
                     why = (
-                        f'cannot list {name} any more: their last known state is shown; ask for the verb "list" on them'
+                        f'can no longer list {name}: their last known state is shown; ask for the verb "list" on them'
                         if kind.reflector.fault_of_list
                         else f'cannot watch {name}: they are listed again every 30 s at most; ask for the verb "watch" on them'
                     )

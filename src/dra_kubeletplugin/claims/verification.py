@@ -64,7 +64,7 @@ class ClaimIdentity:
 class VerifiedClaim:
     """A live, allocated claim.
 
-    ``fault`` is why the claim cannot be prepared now; a claim that is already prepared is returned from its record in spite of it.
+    ``fault`` is why the claim cannot be prepared now; for a claim that is already prepared, the record is returned instead.
     ``entries`` are its devices as a record stores them before they are prepared. ``supply`` has the limits at the time of the check.
     """
 
@@ -149,7 +149,7 @@ class Verifier:
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     def stuck(self) -> str:
-        """Why claims with large parameters cannot be verified any more; empty where they can."""
+        """Why claims with large parameters cannot be verified; empty if they can."""
         stuck = self._resolver.stuck()
         return f"claims with large parameters cannot be prepared: {stuck}: restart the plugin's pod" if stuck else ""
 

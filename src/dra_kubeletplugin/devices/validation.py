@@ -100,7 +100,7 @@ class ParsedPool(NamedTuple):
     name: str
     nodes: Nodes
     devices: Mapping[str, Device]
-    counter_sets: Mapping[str, CounterSet | None]  # None: the driver returned two of this name
+    counter_sets: Mapping[str, CounterSet | None]  # None: the driver returned this name twice
     fault: str  # why the pool cannot be published at all
     per_device: bool  # whether each device has its own nodes
     options: JSON  # fields that apply to all devices
@@ -189,7 +189,7 @@ def parse_pools(result: object, method: str, node: str) -> list[ParsedPool]:
         node: name of the node whose pools are published.
 
     Raises:
-        DriverError: it is no list of pools with lists in them, or contains a name twice; nothing in it can be trusted then.
+        DriverError: the result is not a list of pools, a pool's devices are not a list, or a name occurs twice.
     """
     out: dict[str, ParsedPool] = {}
     for pool in _items(result, Pool, f"{method}() returned", MAX_POOLS):

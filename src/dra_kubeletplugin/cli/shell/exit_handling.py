@@ -109,7 +109,7 @@ def _signals(signalled: list[int]) -> Iterator[None]:
             raise Interrupted
         loop.call_soon_threadsafe(
             _interrupt
-        )  # between two steps of the loop: within a step, a half-made transport would complain
+        )  # between two steps of the loop: within a step, an incomplete transport would log an error
 
     for number in taken:
         signal.signal(number, unwind)
