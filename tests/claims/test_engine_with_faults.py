@@ -102,7 +102,7 @@ ODD_ANSWERS: dict[str, Any] = {
         "metadata": {"uid": "u"},
         "status": {"allocation": {"devices": {"results": [{"driver": DRIVER, "device": "d-0", "request": "r"}]}}},
     },
-    "no JSON": b"<html>502</html>",
+    "not JSON": b"<html>502</html>",
 }
 
 

@@ -107,7 +107,7 @@ async def test_a_look_that_fails_in_any_way_is_told_counted_and_tried_again(tmp_
 
     async with scanning(tmp_path, answer, dataclasses.replace(QUICK, interval=60, hang=60)) as (scan, _, inventory):
         assert await scan.first_look(60)
-        assert scan.fault.endswith("; no device is published until devices() succeeds")
+        assert scan.fault.endswith("; no claim can be prepared until devices() succeeds")
         assert scan.fault.encode()
         assert (scan.last_success, inventory.known) == (None, False)
         again.set()

@@ -68,7 +68,7 @@ async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_
     await asyncio.sleep(0.1)
     await inventory.update([Pool("node", _toys())])
     async with asyncio.timeout(30):
-        await watch.answered.wait()
+        await watch.first_call_done.wait()
     assert not inventory.healthy("toy-0")
     task.cancel()
 

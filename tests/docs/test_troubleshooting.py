@@ -508,7 +508,7 @@ async def scan_faults() -> list[str]:
         node.plugin.driver.changed()
         seen = await unready(node, "the bus is gone")
         Odd.fails, Odd.hangs = False, True
-        return [*seen, *await unready(node, "has not answered")]
+        return [*seen, *await unready(node, "has not returned")]
 
 
 @shows("A device is missing from the slices")

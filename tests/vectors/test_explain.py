@@ -32,7 +32,7 @@ _DEVICES = {
 OF_NODES = {
     "cannot allocate all claims": _DEVICES,
     "invalid resource pools were encountered": {ReasonKind.POOL_INVALID},
-    "resourceclaim not available on the node": {ReasonKind.CLAIM_ELSEWHERE},
+    "resourceclaim not available on the node": {ReasonKind.CLAIM_ON_OTHER_NODE},
     "node(s) didn't match pod anti-affinity rules": {ReasonKind.POD_AFFINITY},
     "node(s) were unschedulable": {ReasonKind.CORDONED},
     "node(s) had untolerated taint(s)": {ReasonKind.NODE_TAINT},

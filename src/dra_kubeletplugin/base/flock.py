@@ -22,11 +22,11 @@ def try_lock(fd: int) -> bool:
 
     Raises ``OSError`` if the file cannot be locked.
     """
-    for left in reversed(range(_ATTEMPTS)):
+    for attempts in reversed(range(_ATTEMPTS)):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if left:
+            if attempts:
                 time.sleep(_PAUSE)
         else:
             return True

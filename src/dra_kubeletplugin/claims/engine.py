@@ -21,7 +21,7 @@ from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
 from ..driver import Claim, DeviceStatus, Driver
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import judging, without_frames
+from ..driver.diagnostics.author_errors import reading_result, without_frames
 from ..errors import (
     ApiUnavailableError,
     ClaimBusyError,
@@ -120,7 +120,7 @@ class Engine:
     ) -> dict[str, Answer]:
         with operation() as op:
             if self.tasks.ending:
-                return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
+                return {r.uid: StoppingError("the plugin is shutting down: the kubelet retries") for r in refs}
             by_uid = {r.uid: r for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
@@ -164,9 +164,11 @@ class Engine:
 
     def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
         if not task.done():
-            return StillWorkingError(f"{work.value} of claim {name} takes long and goes on: the next try joins it")
+            return StillWorkingError(
+                f"{work.value} of claim {name} takes long and continues: the kubelet's next call joins it"
+            )
         if task.cancelled():
-            return StoppingError("the plugin is shutting down: the kubelet tries again")
+            return StoppingError("the plugin is shutting down: the kubelet retries")
         error = task.exception()
         # Without the traceback: its frames reference the claim in cycles that only a garbage collection frees.
         return without_frames(as_dra_error(error)) if error else task.result() or ()
@@ -178,7 +180,7 @@ class Engine:
         began = time.perf_counter()
         try:
             if not is_uid(ref.uid):
-                raise ClaimError(f"claim {printable(ref)} has a UID that no API server makes: {printable(ref.uid)}")
+                raise ClaimError(f"claim {printable(ref)} has a UID that no API server generates: {printable(ref.uid)}")
             verified = await self._look_up(ref)
             if isinstance(verified, Record):
                 return await self._repeat(verified)
@@ -216,7 +218,9 @@ class Engine:
                     await self.rollback.free(holders)
                 case InProgress(found):
                     await self._wait_for_other(found)
-        raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
+        raise ClaimBusyError(
+            f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
+        )
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
@@ -246,7 +250,7 @@ class Engine:
                 return record
             if isinstance(e, ApiUnavailableError):
                 raise
-            raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not answer") from None
+            raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not respond") from None
 
     async def _prepared_record(self, uid: str) -> Record | None:
         row = await self.store.get(uid)
@@ -274,7 +278,7 @@ class Engine:
             record.doc["undo"] = steps
             if not await self.store.do(lambda records: records.update(record, fence), Mode.SYNC):
                 raise ClaimTakenError(
-                    f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
+                    f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
                 )
             self.in_flight.put(record)
 
@@ -299,7 +303,7 @@ class Engine:
                 prepared = await self.calls(self.driver.prepare, claim)
             finally:
                 await undo.settle()
-            with judging(self.driver.prepare):
+            with reading_result(self.driver.prepare):
                 undo.check()
                 metadata = self.files.metadata if self.driver.metadata else None
                 complete(record, claim, prepared, self.files.specs, self.driver.host, metadata)
@@ -315,7 +319,7 @@ class Engine:
                 lambda records: self._commit(records, record, fence), first=lambda: self.files.put(record)
             ):
                 raise ClaimTakenError(
-                    f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
+                    f"claim {ref} was taken over by another instance of the plugin: the kubelet retries"
                 )
         except Exception as e:
             error = as_dra_error(e)
@@ -377,7 +381,9 @@ class Engine:
             devices = [d["device"] for d in found.devices]
             log.info("unprepared claim", extra={"devices": devices, "duration_s": _seconds_since(began)})
             return
-        raise ClaimBusyError(f"claim {ref} is worked on by others all the time: the kubelet tries again")
+        raise ClaimBusyError(
+            f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
+        )
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""

@@ -77,8 +77,8 @@ class MetadataUpdates:
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} is worked on for more than {self.timeout:g} s, and its metadata is updated after "
-                "that: do not wait for it within prepare, which says what it knows with prepared()"
+                f"claim {printable(update.uid)} has been in work for more than {self.timeout:g} s, and its metadata is updated after "
+                "that: do not wait for it within prepare, which passes metadata to prepared()"
             )
         if task.cancelled():
             raise StoppingError("update_metadata(): the plugin is shutting down")
@@ -98,7 +98,9 @@ class MetadataUpdates:
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
-                raise ClaimBusyError(f"claim {update.uid} is prepared by another instance of the plugin for too long")
+                raise ClaimBusyError(
+                    f"claim {update.uid} is still being prepared by another instance of the plugin: try again later"
+                )
             await asyncio.sleep(_POLL)
 
     def _record(self, records: Records, update: MetadataUpdate) -> Any:
@@ -121,18 +123,19 @@ class MetadataUpdates:
             self.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
-                f"metadata of claim {record.shown} is on record, and will be written when it can: {e}"
+                f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
             ) from None
         return metadata_files.generation(record, update.request)
 
     def _prepared(self, row: Record | None, update: MetadataUpdate) -> Record:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
-            raise MetadataUpdateError(f"claim {shown} is not prepared, or not any more: there is no metadata to update")
+            raise MetadataUpdateError(f"claim {shown} is not prepared, so it has no metadata to update")
         if not self.transitions.is_prepared(row):
             raise MetadataUpdateError(
-                f"claim {row.shown} was prepared before the node was rebooted, or is known from its hardware alone: the kubelet "
-                "has it prepared anew before a container starts"
+                f"claim {row.shown} was prepared before the node was rebooted, or was recovered from the hardware without its "
+                f"record: the kubelet "
+                "prepares it again before a container starts"
             )
         return row
 
@@ -156,7 +159,7 @@ class _PendingUpdate(Awaitable[int]):
         try:
             self._done.result(seconds)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
-            raise StoppingError("update_metadata(): the plugin stopped before it was done") from None
+            raise StoppingError("update_metadata(): the plugin stopped before the update was complete") from None
 
     def _ended(self, done: concurrent.futures.Future[int]) -> None:
         error = None if done.cancelled() else done.exception()

@@ -138,7 +138,7 @@ class Rollback:
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
             record.doc = {**record.doc, "retryAt": time.time() + pause}
-            failed = UndoFailedError(f"claim {record.shown} cannot be undone: {error}")
+            failed = UndoFailedError(f"claim {record.shown} cannot be rolled back: {error}")
             self.retries.log(
                 record.uid, "cannot roll back claim; its devices stay held: %s", error, level=logging.WARNING
             )
@@ -230,13 +230,14 @@ class Rollback:
                     )
             except TimeoutError:
                 raise DeviceHeldError(
-                    f"a device is still held by claim {holder.shown}: to undo that takes more than {self.holder_timeout:g} s and goes on"
+                    f"a device is still held by claim {holder.shown}, whose rollback takes longer than {self.holder_timeout:g} "
+                    f"s: the kubelet retries"
                 ) from None
             except UndoFailedError as e:  # its text names the claim
                 raise DeviceHeldError(f"a device is still held: {e}") from None
             except DraError as e:
                 raise DeviceHeldError(
-                    f"a device is still held by claim {holder.shown}, which cannot be undone: {e}"
+                    f"a device is still held by claim {holder.shown}, which cannot be rolled back: {e}"
                 ) from None
 
         async with asyncio.TaskGroup() as group:
@@ -316,7 +317,7 @@ class Rollback:
 
     async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
         if self.tasks.ending:
-            raise StoppingError("the plugin is shutting down: the next start goes on")
+            raise StoppingError("the plugin is shutting down: its next start continues")
 
         async def run() -> Any:
             result = await do()

@@ -348,7 +348,7 @@ def _run(words: Sequence[str]) -> int:
         args = _parsed(words)
     if args.version:
         print(f"dra {__version__}")
-        return Exit.WELL
+        return Exit.SUCCESS
     return _ended(args)
 
 
@@ -371,12 +371,12 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
     """Loads the drivers and adds their own flags, only if the words need that: a pod's command has no such flags."""
-    unknown, targets, perhaps = sorted_out(command, words)
+    unknown, targets, candidates = sorted_out(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
     from .shell.driver_options import add_flags_of
 
-    named = targets or perhaps
+    named = targets or candidates
     return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
 
 
@@ -417,7 +417,7 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
             from .shell.completion import script
 
             print(script(args.shell, parser(), OF_DRIVERS))
-            return Exit.WELL
+            return Exit.SUCCESS
         case _:
             module, function = _WHOLE[args.command]
             code: int = getattr(importlib.import_module(f".{module}", __package__), function)(args)

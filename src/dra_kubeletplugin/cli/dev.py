@@ -96,7 +96,7 @@ async def _stay(plan: Plan) -> int:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
@@ -126,7 +126,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
-            raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
+            raise SettingsError(f"--api-address {plan.address} cannot be used: {e.strerror or e}") from None
         running = await stack.enter_async_context(
             environment(
                 cluster, hosts, plan.programs, plan.controllers, environment_options, timeout=_READY, reload=plan.reload
@@ -144,7 +144,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         started.set()
         progress.done()
         print_line(await _welcome(running, style), sys.stdout)
-        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.asked_to_stop.wait())}
+        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.stop_requested.wait())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -153,7 +153,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
 
 def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions:
-    def say(text: str) -> None:
+    def output(text: str) -> None:
         progress.done()
         print_line(text, sys.stdout)
 
@@ -161,13 +161,16 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
         progress.done()
         print_line(f"{style.dim(place)} {line}")
 
-    return EnvironmentOptions(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
+    return EnvironmentOptions(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _why_none(host: NodeHost) -> str:
     if not host.description:
-        return "It finds none on this machine; --host gives it a described one."
-    return f"It finds none on the described host {host.description}: `dra dev plug` adds what it looks for, --host takes another."
+        return "The driver finds no devices on this machine; --host runs it on a described host."
+    return (
+        f"The driver finds no devices on the described host {host.description}: add a function with `dra dev plug`, "
+        "or use another --host."
+    )
 
 
 async def _welcome(running: DevEnvironment, style: Style) -> str:
@@ -189,7 +192,7 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
         f"  {running.link()}\n"
-        "                                       # what `dra top` shows, in a browser; the link counts once\n"
+        "                                       # what `dra top` shows, in a browser; the link works once\n"
         "  dra dev status                       # from another shell; dra dev --help lists all verbs\n"
     )
     if not running.drivers:

@@ -102,7 +102,7 @@ def shared(name: str) -> JSON:
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 LABELLED = {"numa": {"int": 1}}
 OF_THE_POD = {
-    ReasonKind.CLASS_MISSING, ReasonKind.CLAIM_MISSING, ReasonKind.TEMPLATE_MISSING, ReasonKind.ADMIN_LABEL, ReasonKind.CLAIM_ELSEWHERE, ReasonKind.RESERVATION,
+    ReasonKind.CLASS_MISSING, ReasonKind.CLAIM_MISSING, ReasonKind.TEMPLATE_MISSING, ReasonKind.ADMIN_LABEL, ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.RESERVATION,
     ReasonKind.BINDING, ReasonKind.TOO_MANY, ReasonKind.GATED, ReasonKind.SCHEDULER_NAME, ReasonKind.NODE_GIVEN, ReasonKind.EXTENDED, ReasonKind.SELECTOR_ERROR,
 }  # fmt: skip
 # What is in the way: the objects, its kind, words of its text or examples, words of what would have to change.
@@ -265,7 +265,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     ),
     "a claim that is allocated elsewhere": (
         [node("a"), node("b", unschedulable=True), held("c", "b", "g0"), pod("c")],
-        ReasonKind.CLAIM_ELSEWHERE,
+        ReasonKind.CLAIM_ON_OTHER_NODE,
         "allocated for other nodes, and pod default/holder uses it there",
         "",
     ),

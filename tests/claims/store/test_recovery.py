@@ -533,7 +533,7 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
 
         async def told() -> bool:
-            return any("has not answered for" in f for f in await after.claims.faults())
+            return any("has not returned for" in f for f in await after.claims.faults())
 
         await until(told)
         new = api.allocate("x", "x", "d-9", DRIVER)

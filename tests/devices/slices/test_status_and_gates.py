@@ -336,7 +336,9 @@ async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_re
         name = node.cluster.node.name
         await until(lambda: node.cluster.events(name) != [])
         (event,) = node.cluster.events(name)
-        assert event.startswith("DeviceNotPublished: odd is not published: it draws from counter set 'nowhere'")
+        assert event.startswith(
+            "DeviceNotPublished: odd is not published: it consumes counters of counter set 'nowhere'"
+        )
         assert any(line.startswith("odd is not published") for line in await node.plugin.notes())
         await node.restart()
         await node.plugin.published(60)

@@ -97,7 +97,7 @@ def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> N
 
     with pytest.raises(DriverFailedError, match=r"convert_from\(\) of Broken raised AttributeError"):
         decode(gpu("v1alpha1", sliceMs=0), [Broken], DRIVER, "config[0]")
-    with pytest.raises(DriverFailedError, match="answered Alpha: it must answer Broken"):
+    with pytest.raises(DriverFailedError, match="returned Alpha: it must return Broken"):
         decode(gpu("v1alpha1"), [Broken], DRIVER, "config[0]")
 
 
@@ -108,7 +108,10 @@ def test_a_kind_with_older_versions_and_no_conversion_is_told_at_the_start() -> 
     class Odd(Config):
         OLDER = (int,)  # type: ignore[assignment]
 
-    for kind, says in ((Half, r"has no convert_from\(cls, older\)"), (Odd, "Odd.OLDER is .*int.*: give a subclass")):
+    for kind, says in (
+        (Half, r"has no convert_from\(cls, older\)"),
+        (Odd, "Odd.OLDER is .*int.*: set it to a subclass"),
+    ):
         driver = type("Gpu", (Driver,), {"devices": lambda self: [], "prepare": lambda self, claim: [], "config": kind})
         with pytest.raises(DriverError, match=says):
             check(driver)

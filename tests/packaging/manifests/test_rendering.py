@@ -193,8 +193,8 @@ def test_options_of_one_driver_are_refused_beside_what_all_share(
 ) -> None:
     assert main(["deploy", "--shared", str(tmp_path / "deploy"), "-C", str(tmp_path), "--base", "../x"]) == 2
     said = capsys.readouterr().err
-    assert "--directory is of one driver's VALUES" in said
-    assert "--base is of one driver's VALUES" in said
+    assert "--directory is for one driver's VALUES" in said
+    assert "--base is for one driver's VALUES" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -262,7 +262,7 @@ def test_no_overlay_patches_by_place() -> None:
         ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
         ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
         ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
-        ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize takes away"),
+        ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize removes"),
         ({"options": ["A"]}, "options: a list, not a mapping of names to values"),
         ({"features": ["probes"]}, "features: a list, not a mapping of names to values"),
         ({"options": {"STOP_GRACE": "5x"}}, "options.STOP_GRACE: '5x' is not a duration; write it like 500ms, 45s"),
@@ -283,16 +283,16 @@ def test_no_overlay_patches_by_place() -> None:
             "values.yaml:5: deviceClasses.a.b.selectors[0].cel.expression: Invalid value: \"device.drivr == 'x'\": compilation failed",
         ),
         ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
-        ({"logLevel": "inof"}, "logLevel: 'inof' is none of debug, info, warning, error, did you mean 'info'?"),
-        ({"webhookFailurePolicy": "ignore"}, "'ignore' is none of Ignore, Fail, did you mean 'Ignore'?"),
+        ({"logLevel": "inof"}, "logLevel: 'inof' is not one of debug, info, warning, error, did you mean 'info'?"),
+        ({"webhookFailurePolicy": "ignore"}, "'ignore' is not one of Ignore, Fail, did you mean 'Ignore'?"),
         ({"webhookCABundle": "abcd"}, "webhookCABundle: no certificate, PEM in base64: take `base64 -w0 ca.crt`"),
         ({"httpPort": "8080"}, "httpPort: '8080' is no number from 1 to 65535: without quotes"),
         ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
         *(
-            ({"namespace": text}, f"namespace: '{text}' is no text to kustomize")
+            ({"namespace": text}, f"namespace: '{text}' would be read as another type")
             for text in ("123", "0x1f", "1e3", "null", "on")
         ),
-        ({"name": "true"}, "name: 'true' is no text to kustomize"),
+        ({"name": "true"}, "name: 'true' would be read as another type"),
         ({"logLevel": 5}, "logLevel: 5 is no text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
         ({"pods": ["plugin"]}, "pods: a list, not a mapping of names to values"),
@@ -324,7 +324,7 @@ def test_no_overlay_patches_by_place() -> None:
         ({"pods": {"plugin": {"tolerations": ""}}}, "pods.plugin.tolerations: "),
         ({"pods": {"plugin": {"tolerations": [{"operator": "Exist"}]}}}, "did you mean 'Exists'?"),
         ({"pods": {"plugin": {"labels": {"a b": ""}}}}, 'pods.plugin.labels: Invalid value: "a b"'),
-        ({"pods": {"plugin": {"labels": {"app.kubernetes.io/name": "x"}}}}, "by it a driver's pods are found"),
+        ({"pods": {"plugin": {"labels": {"app.kubernetes.io/name": "x"}}}}, "this label selects the driver's pods"),
         (
             {"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}},
             "pods.all.env[1].name: NODE_NAME is set by the manifests",
@@ -338,7 +338,7 @@ def test_no_overlay_patches_by_place() -> None:
         ({"pods": {"plugin": {"imagePullPolicy": "always"}}}, "did you mean 'Always'?"),
         (
             {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
-            "pods.all.affinity: it would take the place of nodeLabel's",
+            "pods.all.affinity: it would replace the affinity of nodeLabel",
         ),
     ],
 )
@@ -388,7 +388,7 @@ def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_o
     assert main(["deploy", str(tmp_path)]) == 0
     said = capsys.readouterr().err
     assert "options.STOP_GRAC: no option of the framework, did you mean 'STOP_GRACE'?" in said
-    assert "options: the driver's own, NPU_MODE, STOP_GRAC, are not judged: give the driver with --driver" in said
+    assert "options: the driver's own, NPU_MODE, STOP_GRAC, are not validated: add the driver with --driver" in said
     assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
 
 
@@ -452,9 +452,9 @@ def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_s
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "x"}}))
     assert main(["deploy", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "the driver cannot be asked: importing" in said
+    assert "the driver cannot be queried: importing" in said
     assert "No module named 'vendor_library'" in said
-    assert "options: the driver's own, NPU_MODE, are not judged" in said
+    assert "options: the driver's own, NPU_MODE, are not validated" in said
     assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 
@@ -496,7 +496,7 @@ def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
     assert main(["deploy", str(tmp_path), "--base", str(tmp_path / "shared/kustomize")]) == 2
-    assert f"give shared/kustomize, as seen from {tmp_path}" in capsys.readouterr().err
+    assert f"use shared/kustomize, which is relative to {tmp_path}" in capsys.readouterr().err
 
 
 @given(st.data())

@@ -70,7 +70,7 @@ def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, plac
         else:
             mine.write_text("my: own\n")
         before = tree(folder)
-        with pytest.raises(SourceError, match=rf"{place} was not made by `dra deploy`"):
+        with pytest.raises(SourceError, match=rf"{place} was not written by `dra deploy`"):
             WRITERS[writer](folder)
         assert tree(folder) == before
         mine.unlink()
@@ -80,7 +80,7 @@ def test_what_is_lost_otherwise_is_told_by_the_command(tmp_path: Path, capsys: p
     (tmp_path / "helm").mkdir()
     (tmp_path / "helm/mine").write_text("x")
     assert main(["deploy", "--shared", str(tmp_path)]) == 2
-    assert f"{tmp_path}/helm/mine was not made by `dra deploy`, and would be lost" in capsys.readouterr().err
+    assert f"{tmp_path}/helm/mine was not written by `dra deploy` and would be overwritten" in capsys.readouterr().err
 
 
 def test_a_fault_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

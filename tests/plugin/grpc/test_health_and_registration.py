@@ -67,7 +67,7 @@ class Devices:
         self.changed = asyncio.Event()
         self.stale: float | None = None
 
-    def stale_in(self) -> float | None:
+    def expires_in(self) -> float | None:
         return self.stale
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:

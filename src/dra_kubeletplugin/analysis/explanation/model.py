@@ -40,7 +40,7 @@ class ReasonKind(StrEnum):
     EXTENDED = "extended-resource"
     SPREAD = "topology-spread"
     POD_AFFINITY = "pod-affinity"
-    CLAIM_ELSEWHERE = "claim-allocated-elsewhere"
+    CLAIM_ON_OTHER_NODE = "claim-allocated-elsewhere"
     # Devices of a node
     NO_DEVICES = "no-devices"
     TOO_FEW = "too-few-devices"
@@ -166,7 +166,7 @@ class Explanation:
         reasons: obstacles on any node.
         groups: nodes grouped by their reasons, those closest to fitting first.
         changes: changes that were tried; each one alone would be enough.
-        said: the cluster's own message.
+        message: the cluster's own message.
         notes: parts that were not examined.
     """
 
@@ -178,7 +178,7 @@ class Explanation:
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
     claims: tuple[ClaimState, ...] = ()
-    said: str = ""
+    message: str = ""
     notes: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 

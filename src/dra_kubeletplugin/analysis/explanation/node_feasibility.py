@@ -65,7 +65,7 @@ def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) ->
     Args:
         changes: also try changes that would be enough.
     """
-    return _NodeExamination(view, pod, changes).verdict()
+    return _NodeExamination(view, pod, changes).feasibility()
 
 
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
@@ -84,7 +84,7 @@ class _NodeExamination:
     until: float = 0.0
     untried: bool = False
 
-    def verdict(self) -> Feasibility:
+    def feasibility(self) -> Feasibility:
         view = self.view
         snapshot = view.cache.snapshot()
         notes = list(not_looked_at(self.pod))
@@ -178,7 +178,7 @@ class _NodeExamination:
                 change = f"the pod has to run where claim {claim['metadata']['name']} is, or needs a claim of its own"
                 if not users:
                     change = "the scheduler removes the allocation and tries again"
-                yield DeviceFault(ReasonKind.CLAIM_ELSEWHERE, text, change)
+                yield DeviceFault(ReasonKind.CLAIM_ON_OTHER_NODE, text, change)
 
     def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
         """Yields reasons why the node refuses the pod although each request alone could be satisfied."""
@@ -237,7 +237,7 @@ _TIMED_OUT = DeviceFault(
     "fewer alternatives, constraints or partitions to choose from",
 )
 _UNTRIED_NODES = f"what would be enough was not tried on all nodes, as that took more than {TRYING:g} s"
-_UNTRIED = {ReasonKind.CLAIM_ELSEWHERE, ReasonKind.EXTENDED}  # the devices after such a change are not known
+_UNTRIED = {ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.EXTENDED}  # the devices after such a change are not known
 _OF_DEVICES = {ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT}
 
 

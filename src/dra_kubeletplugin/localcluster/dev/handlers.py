@@ -70,7 +70,7 @@ async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
         case End():
             return await _end(on, verb)
         case Stop():
-            on.asked_to_stop.set()
+            on.stop_requested.set()
             return VerbResult(text="the cluster ends")
         case _:
             assert_never(verb)

@@ -75,16 +75,16 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
-        self.inventory.asked_again = driver.answers_pools
+        self.inventory.depends_on_gates = driver.uses_pools
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
         calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
         self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceDiscovery(
-            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
+            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
             self.client,

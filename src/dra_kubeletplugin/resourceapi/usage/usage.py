@@ -276,7 +276,7 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _SliceDevice:
         pool=pool[1],
         name=str(device["name"]),
         use=DeviceUse.FREE,
-        health=HealthRow.TAINTED if bad else HealthRow.UNSAID,
+        health=HealthRow.TAINTED if bad else HealthRow.UNREPORTED,
         reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
         root=_first(attributes, _ROOTS),
         numa=_first(attributes, _NUMA),
@@ -314,10 +314,10 @@ def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) ->
 
 def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
     """The row of a device that only claims mention: gone, unless its pool's slices are still incomplete."""
-    use, message = DeviceUse.GONE, "no slice has it any more"
+    use, message = DeviceUse.GONE, "it is no longer in a slice"
     if key[:2] in incomplete_pools:
         use, message = DeviceUse.HELD, "not in the slices of its pool that are published so far"
-    return DeviceRow("", *key, use, HealthRow.UNSAID, holders=tuple(holders), message=message)
+    return DeviceRow("", *key, use, HealthRow.UNREPORTED, holders=tuple(holders), message=message)
 
 
 def _set(
