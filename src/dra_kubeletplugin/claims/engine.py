@@ -17,10 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..base.telemetry.logs import operation, operation_id
-from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
-from ..driver import Claim, DeviceStatus, Driver
-from ..driver.calls import Calls
+from ..driver import Claim, DeviceStatus
 from ..driver.diagnostics.author_errors import judging, without_frames
 from ..errors import (
     ApiUnavailableError,
@@ -33,16 +31,16 @@ from ..errors import (
     printable,
 )
 from . import metadata_files
-from .claim_files import ClaimFiles
+from .context import ClaimContext
 from .device_status import ClaimKey, DeviceStatusReporter
-from .inflight import ClaimTasks, Work, as_dra_error
+from .inflight import Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
-from .record import Fence, InFlightRecords, Record, State
+from .record import Fence, Record, State
 from .rollback import Rollback
 from .store.batch import BatchWindow
 from .store.records import Records
-from .store.store import Mode, RecordStore
-from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders, Transitions
+from .store.store import Mode
+from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders
 from .undo_steps import UndoRecorder
 from .verification import ClaimIdentity, VerifiedClaim, Verifier
 
@@ -59,43 +57,16 @@ class Engine:
     """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
     Args:
-        call_timeout: seconds within which the kubelet gets a response.
-        lock_wait: seconds to wait while another instance works on a claim.
-        changed: called when a claim has taken its devices.
+        context: what all work on claims needs.
         reports: writes the device status that drivers report.
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        calls: Calls,
-        store: RecordStore,
-        files: ClaimFiles,
-        verifier: Verifier,
-        transitions: Transitions,
-        tasks: ClaimTasks,
-        in_flight: InFlightRecords,
-        rollback: Rollback,
-        metrics: Metrics,
-        *,
-        call_timeout: float,
-        lock_wait: float,
-        changed: Callable[[], None],
-        reports: DeviceStatusReporter,
+        self, context: ClaimContext, verifier: Verifier, rollback: Rollback, reports: DeviceStatusReporter
     ) -> None:
-        self.driver = driver
-        self.calls = calls
-        self.store = store
-        self.files = files
+        self.context = context
         self.verifier = verifier
-        self.transitions = transitions
-        self.tasks = tasks
-        self.in_flight = in_flight
         self.rollback = rollback
-        self.metrics = metrics
-        self.call_timeout = call_timeout
-        self.lock_wait = lock_wait
-        self.changed = changed
         self.reports = reports
         # The last failure and when it was logged, by claim UID.
         self._logged_failures: dict[str, tuple[str, float]] = {}
@@ -120,20 +91,20 @@ class Engine:
         window: BatchWindow | None,
     ) -> dict[str, Answer]:
         with operation() as op:
-            if self.tasks.ending:
+            if self.context.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet tries again") for r in refs}
             names = {r.uid: str(r) for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self.tasks.start(ref.uid, work, functools.partial(do, ref))
+                task, alone = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
                 if window and not alone:
                     window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
-                with self.metrics.timed("request_seconds", operation=work.value):
-                    await asyncio.wait(tasks.values(), timeout=self.call_timeout)
+                with self.context.metrics.timed("request_seconds", operation=work.value):
+                    await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
             out = {uid: self._outcome(work, names[uid], task) for uid, task in tasks.items()}
             results: Counter[str] = Counter()
             for uid, result in out.items():
@@ -146,7 +117,7 @@ class Engine:
                     uid, f"{work.value} of claim {names[uid]} (UID {uid})", result, result.operation or op
                 )
             for reason, count in results.items():
-                self.metrics.inc("requests_total", count, operation=work.value, result=reason)
+                self.context.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
 
     def _log_failure(self, uid: str, what: str, error: DraError, op: str) -> None:
@@ -190,8 +161,8 @@ class Engine:
                 ref.namespace,
                 ref.name,
                 State.PREPARING,
-                self.transitions.boot_id,
-                self.transitions.process.id,
+                self.context.transitions.boot_id,
+                self.context.transitions.process.id,
                 dict(doc),
             )
             match await self._begin(record, verified):
@@ -240,22 +211,22 @@ class Engine:
             raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not answer") from None
 
     async def _prepared_record(self, uid: str) -> Record | None:
-        row = await self.store.get(uid)
-        return row if isinstance(row, Record) and self.transitions.is_prepared(row) else None
+        row = await self.context.store.get(uid)
+        return row if isinstance(row, Record) and self.context.transitions.is_prepared(row) else None
 
     async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
         """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
 
         def begin(records: Records) -> Decision:
-            decision = self.transitions.begin(records, record, verified.fault, verified.supply)
+            decision = self.context.transitions.begin(records, record, verified.fault, verified.supply)
             if isinstance(decision, Prepare):
-                self.in_flight.put(record)
+                self.context.in_flight.put(record)
             return decision
 
         try:
             return await self.rollback.decide(begin, Mode.SYNC)
         except DraError:
-            self.in_flight.drop(record.uid)
+            self.context.in_flight.drop(record.uid)
             raise
 
     async def _prepare_fresh(
@@ -263,14 +234,14 @@ class Engine:
     ) -> Sequence[PreparedResult]:
         async def save(steps: list[dict[str, Any]]) -> None:
             record.doc["undo"] = steps
-            if not await self.store.do(lambda records: records.update(record, fence), Mode.SYNC):
+            if not await self.context.store.do(lambda records: records.update(record, fence), Mode.SYNC):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: nothing more is done"
                 )
-            self.in_flight.put(record)
+            self.context.in_flight.put(record)
 
         fence = record.fence
-        undo = UndoRecorder(self.driver, asyncio.get_running_loop(), save)
+        undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save)
         key = ClaimKey(ref.namespace, ref.name, ref.uid)
         claim = Claim(
             namespace=ref.namespace,
@@ -287,24 +258,28 @@ class Engine:
         statuses: dict[tuple[str, str, str], DeviceStatus] = {}
         try:
             try:
-                prepared = await self.calls(self.driver.prepare, claim)
+                prepared = await self.context.calls(self.context.driver.prepare, claim)
             finally:
                 await undo.settle()
-            with judging(self.driver.prepare):
+            with judging(self.context.driver.prepare):
                 undo.check()
-                complete(record, claim, prepared, self.files.specs, self.driver.host)
-                if self.driver.metadata:
-                    metadata_files.describe(record, claim, prepared, self.files.specs)
-            if not self.driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
+                complete(record, claim, prepared, self.context.files.specs, self.context.driver.host)
+                if self.context.driver.metadata:
+                    metadata_files.describe(record, claim, prepared, self.context.files.specs)
+            if (
+                not self.context.driver.metadata
+                and not self._unused_metadata_logged
+                and any(p.metadata for p in prepared)
+            ):
                 self._unused_metadata_logged = True
                 log.warning(
                     "prepare gives metadata of devices, and %s.metadata is off: no container has it",
-                    type(self.driver).__name__,
+                    type(self.context.driver).__name__,
                 )
             statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
-            if not await self.store.do(
-                lambda records: self._commit(records, record, fence), first=lambda: self.files.put(record)
+            if not await self.context.store.do(
+                lambda records: self._commit(records, record, fence), first=lambda: self.context.files.put(record)
             ):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet tries again"
@@ -316,9 +291,9 @@ class Engine:
                 raise error from e
             await self._repeat(found)
             record = found
-        self.in_flight.drop(record.uid)
+        self.context.in_flight.drop(record.uid)
         log.info("prepared claim %s: %s", record.shown, ", ".join(d["device"] for d in record.devices))
-        self.changed()
+        self.context.changed()
         if statuses:
             self.reports.queue(key, statuses)
         return prepared_result(record)
@@ -326,7 +301,7 @@ class Engine:
     def _commit(self, records: Records, record: Record, fence: Fence) -> bool:
         done = records.update(record, fence)
         if done:
-            self.files.note(record)
+            self.context.files.note(record)
         return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
@@ -340,15 +315,16 @@ class Engine:
 
         Raises :class:`ClaimBusyError` after ``lock_wait``.
         """
-        deadline = time.monotonic() + self.lock_wait
+        wait, process = self.context.settings.lock_wait, self.context.transitions.process
+        deadline = time.monotonic() + wait
         while time.monotonic() < deadline:
-            now = await self.store.get(record.uid)
-            if not isinstance(now, Record) or not self.transitions.has_other_owner(now):
+            now = await self.context.store.get(record.uid)
+            if not isinstance(now, Record) or not self.context.transitions.has_other_owner(now):
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
             f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{self.transitions.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
+            f"{process.pid(record.owner)}) for more than {wait:g}s: delete its pod if it hangs"
         )
 
     # --- unprepare ------------------------------------------------------------------------------
@@ -369,7 +345,7 @@ class Engine:
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
-        await self.tasks.end(grace)
+        await self.context.tasks.end(grace)
 
 
 __all__ = ["Answer", "ClaimIdentity", "Engine"]

@@ -98,9 +98,12 @@ class Journal:
             time.sleep(_POLL)
 
     def _acquire(self, deadline: float) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(deadline)
+            try:
+                self._lock.acquire(deadline)
+            except FileNotFoundError:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire(deadline)
         except TimeoutError:
             raise RecordsBusyError(
                 f"{self.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
@@ -175,6 +178,7 @@ class Journal:
             info = None
         if file is None or info is None or (info.st_dev, info.st_ino) != file.inode:
             return self._open(file)
+        file.size = info.st_size
         if info.st_size < file.end:
             self._repair("it was cut", file, complete=False)
         elif info.st_size > file.end and not file.read_on():

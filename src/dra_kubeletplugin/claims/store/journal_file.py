@@ -18,8 +18,9 @@ _NONE = Change(OPEN)
 class JournalFile:
     """An open journal and its ``records``.
 
-    ``end`` is the size of what was read and written. ``fault`` is the damage that was found; ``is_superseded`` shows that another
-    instance has replaced the file since. ``live`` is the size of its content without outdated lines.
+    ``end`` is the size of what was read and written, ``size`` that of the file at the last check.
+    ``fault`` is the damage that was found. ``is_superseded`` shows that another instance has replaced the file since. ``live`` is the
+    size of its content without outdated lines.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR) -> None:
@@ -27,7 +28,7 @@ class JournalFile:
         self.records = Records()
         self.header = _NONE
         self.fault = ""
-        self.end = self.live = 0
+        self.end = self.live = self.size = 0
         self.is_superseded = False
         self._checksum = 0
         self._foreign: list[bytes] = []  # lines of a newer version
@@ -51,9 +52,9 @@ class JournalFile:
 
     def read_on(self) -> bool:
         """Reads and applies the lines that were appended since. Returns False if one was damaged."""
-        size = os.fstat(self._fd).st_size
+        self.size = os.fstat(self._fd).st_size
         data = b""
-        while more := os.pread(self._fd, size - self.end - len(data), self.end + len(data)):
+        while more := os.pread(self._fd, self.size - self.end - len(data), self.end + len(data)):
             data += more
         found = parse(data)
         for line in found.lines:
@@ -83,8 +84,9 @@ class JournalFile:
         Raises ``OSError``. The file is then as it was before, unless ``is_intact()`` returns False.
         """
         data = b"\n" + data if self._lacks_newline else data
-        if os.fstat(self._fd).st_size > self.end:  # a write that a crash cut
+        if self.size > self.end:  # a write that a crash cut
             os.ftruncate(self._fd, self.end)
+            self.size = self.end
         try:
             written = 0
             while written < len(data):
