@@ -6,7 +6,7 @@ An operation gets a :class:`Records` object. A fence protects each change from c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -255,9 +255,11 @@ class Records:
         record.updated = time.time()
         self._put(record, tuple(record.holds()), {})
 
-    def insert_stored(self, uid: str, stored: Stored) -> None:
-        """Inserts a claim as another journal has it, with its holds."""
-        self._change(self._set_claim, self._claims, uid, stored)
+    def add_missing(self, other: Records, ended: Container[str]) -> None:
+        """Adds the claims of ``other`` that are missing here and have not ended, with their holds, whoever else holds a device."""
+        for uid, stored in other._claims.items():
+            if uid not in self._claims and uid not in ended:
+                self._change(self._set_claim, self._claims, uid, stored)
 
     def update(self, record: Record, fence: Fence) -> bool:
         """Updates a record; fields of a newer version stay. Returns False, without effect, if the fence does not match."""
