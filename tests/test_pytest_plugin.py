@@ -467,7 +467,7 @@ def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(autho
         [
             "@pytest.mark.dra: driver: drivr.py is not a file: *did you mean 'driver.py'?*",
             "@pytest.mark.dra(driver=3): give a class, or as `dra run` takes it",
-            "@pytest.mark.dra(nodes='node-1'): give a list of names",
+            "@pytest.mark.dra(nodes='node-1'): use a list of names",
             "@pytest.mark.dra: host nope: neither a file nor one of *",
             "@pytest.mark.dra(environment): A is 1, not text",
             "@pytest.mark.dra(timers=3): give dra_kubeletplugin.testing.Timers(...)",

@@ -394,7 +394,7 @@ class StoppingError(ClaimError):
 class HostPathMissingError(ClaimError):
     code = "DRA-E124"
     reason = "HOST_PATH_MISSING"
-    help = "The device node, mount source or hook is not on the host (any more). See the driver of the device and udev."
+    help = "The device node, mount source or hook is not, or no longer, on the host. See the driver of the device and udev."
 
 
 class RecordUnreadableError(ClaimError):

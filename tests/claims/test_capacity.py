@@ -161,11 +161,10 @@ def test_a_shortage_in_words() -> None:
     stock = Stock({("p", "s"): {"c": "4Gi"}}, {("p", "a"): {"m": "1500m"}})
     found = shortage([hold("a", draws("3Gi"))], [hold("b", draws("2Gi"), "x")], stock)
     assert (
-        str(found)
-        == "3Gi of counter c in counter set s of pool p are asked for and there are 4Gi, of which 2Gi are held"
+        str(found) == "3Gi of counter c in counter set s of pool p are requested and 4Gi exist, of which 2Gi are held"
     )
     found = shortage([hold("a", part("2"), share="1")], [], stock)
-    assert str(found) == "2 of capacity m of device a in pool p are asked for and there are 1500m"
+    assert str(found) == "2 of capacity m of device a in pool p are requested and 1500m exist"
 
 
 @pytest.mark.parametrize(
@@ -256,8 +255,8 @@ def test_of_those_who_hold_what_is_missing_a_message_names_four(holders: int, sh
         "counter c", ["d-0"], 2 * N, N, N if who else 0, Format.DECIMAL, frozenset(r.uid for r in who), frozenset()
     )
     told = str(OverdrawnByError(missing, who))
-    assert told.startswith("device d-0: 2 of counter c are asked for and there are 1")
+    assert told.startswith("device d-0: 2 of counter c are requested and 1 exist")
     if shown:
         assert f"of which 1 are held{shown} is free when their pods have stopped" in told
     else:
-        assert told.endswith("there are 1")
+        assert told.endswith("1 exist")

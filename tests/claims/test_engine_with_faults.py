@@ -102,7 +102,7 @@ ODD_ANSWERS: dict[str, Any] = {
         "metadata": {"uid": "u"},
         "status": {"allocation": {"devices": {"results": [{"driver": DRIVER, "device": "d-0", "request": "r"}]}}},
     },
-    "no JSON": b"<html>502</html>",
+    "not JSON": b"<html>502</html>",
 }
 
 
@@ -288,7 +288,7 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
         await one.claims.reconciler.once()
         report = await one.claims.reconciler.once()
         assert "good" in driver.unprepared
-        assert report.undo_failed == ["bad"]
+        assert report.rollback_failed == ["bad"]
 
 
 # --- what is reported was measured ------------------------------------------------------------------

@@ -366,4 +366,4 @@ async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog
 def test_a_fault_of_ours_is_told_without_its_insides() -> None:
     mine = DraError("mine")
     assert as_dra_error(mine) is mine
-    assert str(as_dra_error(KeyError("x"))).startswith("a fault inside the plugin: ")
+    assert str(as_dra_error(KeyError("x"))).startswith("an internal error of the plugin: ")

@@ -167,7 +167,7 @@ def deep(path: Path) -> None:
 
 ODD: dict[str, Callable[[Path], None]] = {
     "empty": write(b""),
-    "no JSON": write(b"\xff\xfe{"),
+    "not JSON": write(b"\xff\xfe{"),
     "a list": write(b"[]"),
     "wrong types": write(b'{"since": "x", "records": 5, "sockets": 7}'),
     "a socket without a path": write(b'{"sockets": [{}]}'),

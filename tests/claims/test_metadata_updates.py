@@ -172,7 +172,7 @@ async def test_an_update_during_prepare_waits_for_it_and_one_within_is_told_what
     async with room(tmp_path, driver, api, call_timeout=1) as r:
         while isinstance(refused := await r.prepare(ref), StillWorkingError):
             pass
-        assert "claim uid-1 is worked on for more than 0.5 s" in str(refused)
+        assert "claim uid-1 has been in work for more than 0.5 s" in str(refused)
         assert "do not wait for it within prepare" in str(refused)
         await until(lambda: not r.claims.tasks.uids)
     driver.inside = False
@@ -190,26 +190,26 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
     api = Api()
     ref = claim(api)
     async with room(tmp_path, Net(), api) as r:
-        with pytest.raises(MetadataUpdateError, match="claim uid-1 is not prepared, or not any more"):
+        with pytest.raises(MetadataUpdateError, match="claim uid-1 is not prepared"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
         await r.prepare(ref)
         for given, says in (
             ({"request": "gpu"}, "has no request 'gpu': it has net/fast, acc"),
-            ({"request": "acc"}, "has devices node/d-1, node/d-2: give device="),
-            ({"request": "acc", "device": "d-7"}, "device 'd-7' is none"),
+            ({"request": "acc"}, "has devices node/d-1, node/d-2: pass device="),
+            ({"request": "acc", "device": "d-7"}, "device 'd-7' matches none"),
             ({"attributes": {f"a{i}": i for i in range(32)}}, "33 attributes are more than 32"),
             ({"attributes": {"a": 2**64}}, "does not fit into 64 bits"),
             ({"attributes": {"a b": 1}}, "a b"),
             ({"attributes": {"a": object()}}, r"attributes\['a'\] is"),
             ({"attributes": {"a": "\ud800"}}, "update_metadata"),
-            ({"network_data": None}, "nothing to tell"),
+            ({"network_data": None}, "nothing to update"),
             ({"network_data": {"ips": []}}, "network_data is a NetworkData"),
         ):
             with pytest.raises(DriverError, match=says):
                 await r.driver.update_metadata(UID, **{"request": "net", "network_data": ETH, **given})  # type: ignore[arg-type]
         assert told(r, "net").generation == 1
         await r.unprepare(ref)
-        with pytest.raises(MetadataUpdateError, match="is not prepared, or not any more"):
+        with pytest.raises(MetadataUpdateError, match="is not prepared"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
     with pytest.raises(StoppingError):
         await r.driver.update_metadata(UID, "net", network_data=ETH)
@@ -249,7 +249,10 @@ async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_th
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", full)
-            with pytest.raises(RecordsError, match=r"is on record, and will be written when it can: .*No space left"):
+            with pytest.raises(
+                RecordsError,
+                match=r"is recorded, but its file cannot be written yet; the plugin retries: .*No space left",
+            ):
                 await r.driver.update_metadata(UID, "net", network_data=ETH)
             assert path(r, "net").read_bytes() == before
         await r.claims.reconciler.once(ask_server=False)

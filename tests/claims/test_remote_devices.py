@@ -120,7 +120,7 @@ async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dra_kubeletplugin.claims.remote_devices._FRESH", 0.0
+        "dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.0
     )  # as if each list took longer than it is fresh
     api = Api()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(8)))]
@@ -137,7 +137,7 @@ async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
 async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventory_needs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._FRESH", 600.0)  # however slow this machine is
+    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 600.0)  # however slow this machine is
     api = Api()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(32)))]
     async with room(tmp_path, Fabric(), api) as one:
@@ -228,7 +228,7 @@ async def test_a_slice_or_device_must_be_for_this_node(
         answer = await one.prepare(asks(api, "f-0"))
         assert isinstance(answer, WrongNodeError) is not here, answer
         if not here:
-            assert "f-0 of pool fabric is not for node node" in str(answer)
+            assert "f-0 of pool fabric is not available on node node" in str(answer)
     assert api.nodes_read <= 2
     assert bool(api.nodes_read) == ("matchExpressions" in str(nodes))
 
@@ -257,7 +257,7 @@ async def test_a_pool_of_which_no_slice_is_for_this_node_is_another_node_s(tmp_p
     async with room(tmp_path, Fabric(), api) as one:
         answer = await one.prepare(asks(api, "f-0", pool="there"))
         assert isinstance(answer, WrongNodeError)
-        assert "pool there, which is no pool of node node" in str(answer)
+        assert "pool there, which is neither a pool of node node" in str(answer)
 
 
 async def test_slices_of_this_node_count_only_while_another_instance_lives_to_publish_them(tmp_path: Path) -> None:
@@ -301,12 +301,12 @@ async def test_shares_and_partitions_of_others_are_guarded_as_our_own(tmp_path: 
         assert not isinstance(await one.prepare(first), DraError)
         refused = await one.prepare(second)
         assert isinstance(refused, OverdrawnError)
-        assert "3 of capacity lanes of device shared in pool fabric are asked for and there are 8" in str(refused)
+        assert "3 of capacity lanes of device shared in pool fabric are requested and 8 exist" in str(refused)
         assert not isinstance(await one.prepare(asks(api, "p-0")), DraError)
         refused = await one.prepare(asks(api, "p-1"))
         assert isinstance(refused, OverdrawnError)
         assert (
-            "3 of counter links in counter set s of pool fabric are asked for and there are 5, of which 3 are held"
+            "3 of counter links in counter set s of pool fabric are requested and 5 exist, of which 3 are held"
             in str(refused)
         )
         for ref in (first, asks(api, "p-0")):
@@ -353,7 +353,7 @@ async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
 
 async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._LONGEST", 5.0)
-    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._FRESH", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.1)
     api = Api()
     api.slices = [a_slice({"name": "f-0"})]
     async with room(tmp_path, Fabric(), api) as one:

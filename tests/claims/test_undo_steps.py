@@ -249,8 +249,8 @@ class Colour(enum.StrEnum):
         ("any", {"a": {"b": [b"x"]}}, r"data.a.b\[0\] is of type bytes, which JSON does not have"),
         ("any", {"a": {1, 2}}, "data.a is of type set"),
         ("any", {"a": float("nan")}, "data.a is nan"),
-        ("any", {"a": "\ud800"}, "data.a is no valid Unicode text"),
-        ("any", {"a": {1: 2}}, "data.a has the key 1, which is no text"),
+        ("any", {"a": "\ud800"}, "data.a is not valid Unicode"),
+        ("any", {"a": {1: 2}}, "data.a has the key 1, which is not text"),
         ("any", {"a": 2**64}, "data.a is an integer of more than 64 bits"),
         ("any", {"a": "x" * MAX_DATA_BYTES}, "data is too large"),
         ("any", {"a": object()}, "data.a is of type object"),
@@ -326,7 +326,7 @@ async def test_everything_is_undone_newest_first_and_the_first_failure_is_raised
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        ({"step": "old", "data": {}}, "an older version of the driver registered .* Steps has no method undo_old"),
+        ({"step": "old", "data": {}}, "an undo step of an older version .* Steps has no method undo_old"),
         (
             {"step": "plain", "data": {"nummer": 1}},
             "an older version .* has no parameter 'nummer', did you mean 'number'",
@@ -347,7 +347,7 @@ async def test_a_step_of_an_older_version_that_no_longer_fits_is_told_and_the_ot
 
 def test_a_claim_made_by_hand_says_that_it_has_no_record() -> None:
     claim = Claim(namespace="ns", name="n", uid="u", devices=())
-    with pytest.raises(DriverError, match="made by hand"):
+    with pytest.raises(DriverError, match="created directly"):
         claim.on_undo("x")
 
 

@@ -106,10 +106,10 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
-        assert report.undo_failed == [record.uid]
+        assert report.rollback_failed == [record.uid]
         cls.fail_undo = ""
         report = await node.plugin.claims.reconciler.once()
-        assert report.undone == [record.uid]
+        assert report.rolled_back == [record.uid]
         assert await node.leftovers() == NOTHING
         assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
 
@@ -171,6 +171,7 @@ async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
             assert await node.leftovers() == NOTHING
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize(
     "raised",
@@ -449,8 +450,8 @@ async def test_a_path_that_a_described_host_has_not_is_given_up_and_told_where_t
         with pytest.raises(PodError) as told:
             await node.run_pod(patience=0.1)
     assert re.fullmatch(
-        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: it is a "
-        r"described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of "
+        r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: "
+        r"the host is a described one; add the path to its file, under `nodes:`, or under `classes:` of its PCI function "
         r"\(claims/test_undo_steps_processes\.py:\d+\) \[DRA-E124\]",
         told.value.why,
     )
@@ -476,7 +477,7 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
         answer = await prepare_call(node, *(ref(c) for c in found.values()))
         errors = {n: answer.claims[c["metadata"]["uid"]].error for n, c in found.items()}
         assert errors["text"].startswith(
-            "BAD_ANSWER: claim default/text: device toy-0: data.serial is no valid Unicode"
+            "BAD_ANSWER: claim default/text: device toy-0: data.serial is not valid Unicode"
         )
         assert errors["env"].startswith("INVALID_CDI: env[0]")
         assert errors["good"] == ""

@@ -357,12 +357,15 @@ def _alive(pid: int) -> bool:
     [
         ([GPU, "--api-address", "nonsense"], "--api-address 'nonsense' is not HOST:PORT"),
         ([GPU, "--api-address", "127.0.0.1:99999"], "is not HOST:PORT"),
-        (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be had"),
+        (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be used"),
         (["--nodes", "0"], "--nodes 0: from 1 to 100"),
-        (["--nodes", "2", "--host", "virtual-machine", "--host", "a", "--host", "b"], "once for all, or once for each"),
-        (["--nodes", "2", "--node-name", "x"], "--node-name is of one node"),
+        (
+            ["--nodes", "2", "--host", "virtual-machine", "--host", "a", "--host", "b"],
+            "once for all nodes, or once for each",
+        ),
+        (["--nodes", "2", "--node-name", "x"], "--node-name is for one node"),
         ([GPU, "drivers/../" + GPU], "two drivers are named gpu.example.com"),
-        (["--image", "busybox=/tmp"], "give --containers too"),
+        (["--image", "busybox=/tmp"], "add --containers"),
         (["--containers", "--image", "busybox"], "is not NAME=FOLDER"),
         (["--apply", "nowhere.yaml"], "--apply nowhere.yaml: No such file"),
         (["--apply", "{broken}"], "broken:2:19: no YAML"),
@@ -372,7 +375,7 @@ def _alive(pid: int) -> bool:
         (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
         (["--api-cert-file", "/dev/null", "--api-private-key-file", "/dev/null"], "--api-cert-file /dev/null"),
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
-        (["--state-dir", "{deep/}" + "x" * 60], "sockets are made below it"),
+        (["--state-dir", "{deep/}" + "x" * 60], "the paths of the sockets in it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug-function'?"),
         (
@@ -403,7 +406,7 @@ def test_what_a_user_gets_wrong_is_one_sentence(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not known here: give one of 1.34, 1.35, 1.36, 1.37"),
+        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not known here: use one of 1.34, 1.35, 1.36, 1.37"),
         (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
         (["--feature-gates", "DRADeviceTaints"], "is not NAME=true or NAME=false"),
         (

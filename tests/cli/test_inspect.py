@@ -53,7 +53,7 @@ def test_a_function_has_all_its_devices_beside_it_partitions_and_those_of_other_
     driver = Path(written(tmp_path, pools))
     driver.write_text("ID = 'resource.kubernetes.io/pciBusID'\n" + driver.read_text())
     lines = "\n".join(inspected(capsys, str(driver)))
-    assert "published as half-0, node/ports/port; not published: it draws from counter set 's'" in lines
+    assert "published as half-0, node/ports/port; not published: it consumes counters of counter set 's'" in lines
     assert "published as node/ports/other" in lines
     functions = json.loads("\n".join(inspected(capsys, str(driver), "-o", "json")))["functions"]
     first = next(f for f in functions if f["address"] == "0000:00:01.0")
@@ -68,7 +68,7 @@ def test_the_controller_s_pools_can_be_looked_at_too(tmp_path: Path, capsys: pyt
 def test_a_driver_that_hangs_ends_the_command_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driver = written(tmp_path, "time.sleep(30)")
     assert cli.main(["inspect", driver, "--host", "virtual-machine", "--discovery-timeout", "100ms"]) == 2
-    assert "pools() of D has not answered within 0.1s" in capsys.readouterr().err
+    assert "pools() of D has not returned within 0.1s" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_parameters_that_nobody_judged_are_told(capsys: pytest.CaptureFixture[st
     manifest = str(ROOT / "examples/07-opaque-configuration/manifest.yaml")
     assert main(["validate", manifest]) == 0
     said = capsys.readouterr().out
-    assert "parameters of 'gpu.example.com' are not judged: give that driver too, with --driver" in said
+    assert "parameters of 'gpu.example.com' are not validated: add that driver with --driver" in said
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n# nothing\n"])
@@ -99,7 +99,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
         "a:\n  b: 1\n c: 2\n",
         "3:2: no YAML: neither a key nor the end of what is above: check the indentation",
     ),
-    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' behind it"),
+    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' after it"),
     "item": ("a: - 1\n", "1:4: no YAML: an item of a list where none may stand"),
     "quote": ("a: 'x\n", ":2:1: no YAML: a quote that is not closed"),
     "alias": ("a: *.x\n", "no YAML: "),
@@ -114,7 +114,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
-        ":4:7: no YAML: an alias stands within what it names",
+        ":4:7: no YAML: an alias is inside its own anchor",
     ),
     "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
     "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), ":201:201: no YAML: nested too deeply"),
@@ -186,7 +186,7 @@ def test_folders_json_lists_and_standard_input_are_read(
     assert said[0] == f"ok ConfigMap a ({tmp_path}/in/a.yml:4)"
     assert said[1] == f"wrong {tmp_path}/in/a.yml:8: ConfigMap b: dta: unknown field, did you mean 'data'?"
     assert said[2] == f"wrong {tmp_path}/in/b.json:3: Pd c: kind: v1 has no 'Pd', did you mean 'Pod'?"
-    assert "kustomization.yaml:1: Kustomization: not judged: it is kustomize's own" in said[3]
+    assert "kustomization.yaml:1: Kustomization: not validated: it is a file of kustomize" in said[3]
     assert said[4] == "wrong standard input:3: Pod: metdata: unknown field, did you mean 'metadata'?"
 
 
@@ -199,7 +199,7 @@ def test_what_a_package_has_beside_its_objects_is_no_mistake_of_a_folder(
     assert main(["validate", "acme-npu"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in said
-    [once] = [line for line in said if line.endswith("judge what `kubectl kustomize acme-npu/deploy` makes of it")]
+    [once] = [line for line in said if line.endswith("validate the output of `kubectl kustomize acme-npu/deploy`")]
     assert " others, a part of a kustomization" in once
     assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, "who names a file means it"
     assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
@@ -507,6 +507,6 @@ def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_named(capsys: pyt
     assert main(["schema", GPU]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["kind"] == {"const": "GpuConfig"}
     assert main(["schema", GPU, "--kind", "Other"]) == 2
-    assert "none of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
+    assert "not one of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
     assert main(["schema", GPU, "--kind", "gpu.resource.example.com/v1alpha"]) == 2
     assert "did you mean 'gpu.resource.example.com/v1alpha1'?" in capsys.readouterr().err

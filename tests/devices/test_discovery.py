@@ -23,7 +23,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host.fake import sysfs as described
 
-QUICK = Intervals(interval=0.05, hang=0.2, quiet=0.01, burst=0.05, apart=0.01, retry=0.01)
+QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
 
 
 class Scripted(Driver):
@@ -107,7 +107,7 @@ async def test_a_look_that_fails_in_any_way_is_told_counted_and_tried_again(tmp_
 
     async with scanning(tmp_path, answer, dataclasses.replace(QUICK, interval=60, hang=60)) as (scan, _, inventory):
         assert await scan.first_look(60)
-        assert scan.fault.endswith("; no device can be given out until devices() succeeds")
+        assert scan.fault.endswith("; no claim can be prepared until devices() succeeds")
         assert scan.fault.encode()
         assert (scan.last_success, inventory.known) == (None, False)
         again.set()
@@ -126,7 +126,7 @@ async def test_a_device_library_that_hangs_is_told_with_seconds_and_its_late_ans
     async with scanning(tmp_path, answer) as (scan, driver, inventory):
         assert not await scan.first_look(0.05)
         await until(
-            lambda: re.fullmatch(r"devices\(\) of the driver has not answered for \d+ s", scan.fault) is not None
+            lambda: re.fullmatch(r"the driver's devices\(\) has not returned for \d+ s", scan.fault) is not None
         )
         for _ in range(5):
             scan.request()

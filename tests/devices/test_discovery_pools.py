@@ -155,14 +155,14 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Pool("gpus", []), "pools() answered Pool, not a list of Pool: put it into a list, `[pool]`"),
-        ([Device("a")], "pools() answered a list with Device at [0], not Pool"),
-        ([Pool(3, [])], "pools() answered a Pool whose name is int, not text"),  # type: ignore[arg-type]
-        ([Pool("gpus", None)], "pools() answered pool 'gpus' whose devices are NoneType, not a list of Device"),  # type: ignore[arg-type]
-        ([Pool("gpus", ["a"])], "pools() answered pool 'gpus' whose devices are a list with str at [0], not Device"),  # type: ignore[list-item]
-        ([Pool("gpus", [], {"a": 1})], "pool 'gpus' whose counter_sets are dict, not a list of CounterSet: give its values"),  # type: ignore[arg-type]
-        ([Pool("gpus", [], nodes="node-1")], "pool 'gpus' whose nodes are str: give Nodes.this(), Nodes.all()"),  # type: ignore[arg-type]
-        ([Pool("gpus", [], nodes=Nodes.all)], "pool 'gpus' whose nodes are method: give Nodes.this()"),  # type: ignore[arg-type]
+        (Pool("gpus", []), "pools() returned Pool, not a list of Pool: put it into a list, `[pool]`"),
+        ([Device("a")], "pools() returned a list with Device at [0], not Pool"),
+        ([Pool(3, [])], "pools() returned a Pool whose name is int, not text"),  # type: ignore[arg-type]
+        ([Pool("gpus", None)], "pools() returned pool 'gpus' whose devices are NoneType, not a list of Device"),  # type: ignore[arg-type]
+        ([Pool("gpus", ["a"])], "pools() returned pool 'gpus' whose devices are a list with str at [0], not Device"),  # type: ignore[list-item]
+        ([Pool("gpus", [], {"a": 1})], "pool 'gpus' whose counter_sets are dict, not a list of CounterSet: return its values"),  # type: ignore[arg-type]
+        ([Pool("gpus", [], nodes="node-1")], "pool 'gpus' whose nodes are str: use Nodes.this(), Nodes.all()"),  # type: ignore[arg-type]
+        ([Pool("gpus", [], nodes=Nodes.all)], "pool 'gpus' whose nodes are method: use Nodes.this()"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_told_with_the_pool(answer: object, says: str) -> None:

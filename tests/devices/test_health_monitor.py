@@ -68,7 +68,7 @@ async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_
     await asyncio.sleep(0.1)
     await inventory.update([Pool("node", _toys())])
     async with asyncio.timeout(30):
-        await watch.answered.wait()
+        await watch.first_call_done.wait()
     assert not inventory.healthy("toy-0")
     task.cancel()
 
@@ -88,7 +88,7 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
             while Failing.asked < 5:
                 await asyncio.sleep(0.02)
         assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
-    assert len([r for r in caplog.records if "until health() succeeds, devices turn to unknown" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "devices become unknown until health() succeeds" in r.getMessage()]) == 1
 
 
 async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

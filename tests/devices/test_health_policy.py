@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Health, Pool, Taint
-from dra_kubeletplugin.devices.health_policy import HealthPolicy, HealthVerdict, checked_report
+from dra_kubeletplugin.devices.health_policy import HealthDecision, HealthPolicy, checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import DriverError
 
 
-def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthVerdict]:
-    out: list[HealthVerdict] = []
+def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthDecision]:
+    out: list[HealthDecision] = []
     for i, healthy in enumerate(reports):
         told = Health(healthy, f"report {i}")
-        out.append(out[-1].after(told, float(i), policy) if out else HealthVerdict.first(told, float(i)))
+        out.append(out[-1].after(told, float(i), policy) if out else HealthDecision.first(told, float(i)))
     return out
 
 
@@ -85,5 +85,5 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
 @pytest.mark.parametrize("said", ["down", "", 2])
 async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_said(said: object) -> None:
     """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
-    with pytest.raises(DriverError, match=r"for a: give True, False or None"):
+    with pytest.raises(DriverError, match=r"for a: use True, False or None"):
         await checked_report({"a": Health(said)})  # type: ignore[arg-type]

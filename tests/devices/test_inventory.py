@@ -101,10 +101,12 @@ async def test_the_kubelet_is_told_when_health_was_measured_and_not_the_time_of_
 async def test_before_the_first_answer_of_devices_no_name_in_a_report_is_a_stranger() -> None:
     inventory = Inventory("node-1")
     await inventory.set_health({"a": Health(True)}, at=1.0)
-    assert inventory.odd.notes == []
+    assert inventory.rejected_reports.notes == []
     await inventory.update([Pool("node-1", [])])
     await inventory.set_health({"a": Health(True)}, at=2.0)
-    assert inventory.odd.notes == ["health() returned a, which is no device of this node: it is ignored"]
+    assert inventory.rejected_reports.notes == [
+        "health() returned a, which is not a device of this node: the entry is ignored"
+    ]
 
 
 async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
@@ -139,9 +141,9 @@ async def test_a_device_has_its_own_time_of_measurement_and_its_own_time_out() -
         "c": (v1.HEALTHY, 1_000_000, 30),
         "d": (v1.HEALTHY, 999_980, 1000),
     }
-    assert inventory.stale_in() == 5
+    assert inventory.expires_in() == 5
     clock.now += 6
-    assert inventory.stale_in() == 4
+    assert inventory.expires_in() == 4
     clock.now += 5
     await inventory.set_health(report, at=clock.now)  # a monitor that hangs: its last report, once more
     assert {n: h for n, (h, _, _) in (await told(inventory)).items()} == {
@@ -182,7 +184,7 @@ async def test_a_clock_that_is_set_makes_no_report_old_and_the_kubelet_is_told_b
     "times", [{"timeout": 0}, {"timeout": -1.0}, {"measured": "now"}, {"timeout": float("nan")}, {"measured": 1e300}]
 )
 def test_times_of_a_report_that_are_none_are_refused_where_they_are_written(times: Any) -> None:
-    with pytest.raises(DriverError, match=r"Health\.(timeout|measured) is .*: give seconds"):
+    with pytest.raises(DriverError, match=r"Health\.(timeout|measured) is .*: it must be in seconds"):
         Health(True, **times)
 
 
@@ -278,9 +280,7 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
     for _ in range(3):
         await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
     assert published(inventory)["a"] == [UNHEALTHY.key]
-    assert (
-        sum("the taint that health() returned for a cannot be published" in r.getMessage() for r in caplog.records) == 1
-    )
+    assert sum("the taint that health() returned for a is invalid" in r.getMessage() for r in caplog.records) == 1
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
@@ -471,10 +471,10 @@ async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() 
     assert not update.done()
     await inventory.refuse({"d7": "forbidden"})
     await update
-    assert "refused by the API server" in inventory.rejected["d7"]
+    assert "rejected by the API server" in inventory.rejected["d7"]
     update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
     await asyncio.sleep(0)
-    await inventory.forgive()
+    await inventory.clear_rejections()
     await update
     assert not inventory.rejected
 

@@ -48,7 +48,7 @@ async def test_the_card_that_is_healthy_gets_the_mode_of_the_claim(tmp_path: Pat
         await node.delete_pod()
         assert not (cards / "b2/mode").exists()
         assert not any((await node.leftovers()).values())
-        with pytest.raises(PodError, match="Invalid enum value 'fast': give one of 'Fast', 'Safe'"):
+        with pytest.raises(PodError, match="Invalid enum value 'fast': use one of 'Fast', 'Safe'"):
             await node.run_pod("wrong", parameters={"mode": "fast"})
         await node.delete_pod("wrong")
         with pytest.raises(PodError, match="the claim needs parameters of kind AcmeConfig with a mode"):

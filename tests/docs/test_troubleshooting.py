@@ -510,7 +510,7 @@ async def scan_faults() -> list[str]:
         node.plugin.driver.changed()
         seen = await unready(node, "the bus is gone")
         Odd.fails, Odd.hangs = False, True
-        return [*seen, *await unready(node, "has not answered")]
+        return [*seen, *await unready(node, "has not returned")]
 
 
 @shows("A device is missing from the slices")
@@ -556,7 +556,7 @@ async def one_record() -> list[str]:
         (record,) = await node.plugin.claims.store.all()
         append_body(node.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
-        return await told(node.cluster, "pod", "RecordSetAside")
+        return await told(node.cluster, "pod", "RecordUnreadable")
 
 
 @shows("Records cannot be written")

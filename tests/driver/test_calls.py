@@ -342,7 +342,7 @@ async def test_when_every_thread_hangs_a_further_call_is_told_so_and_async_ones_
     texts = set()
     for _ in range(2):
         with pytest.raises(
-            DriverFailedError, match="all 2 threads are in methods of the driver that do not return"
+            DriverFailedError, match="all 2 threads run methods of the driver that have not returned"
         ) as e:
             await calls(plain)
         texts.add(str(e.value))
@@ -378,7 +378,7 @@ async def test_a_generator_without_end_is_refused() -> None:
             yield 1
 
     for method in (endless, endless_too):
-        with pytest.raises(DriverError, match="answers more than 100,000 things"):
+        with pytest.raises(DriverError, match="returns more than 100,000 items"):
             await Calls()(method)
 
 

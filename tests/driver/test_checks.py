@@ -33,7 +33,7 @@ async def test_threads_of_callers_that_were_cancelled_are_counted() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         before = time.monotonic()
-        with pytest.raises(DriverFailedError, match="all 2 threads are in checks of the driver that do not return"):
+        with pytest.raises(DriverFailedError, match="all 2 threads run checks that have not returned"):
             await checks(lambda: None, 30)
         assert time.monotonic() - before < 15
     finally:
@@ -61,9 +61,9 @@ async def test_readiness_notes_that_claims_with_large_parameters_cannot_be_prepa
 ) -> None:
     async with room(tmp_path, Counting()) as one:
         assert await one.claims.notes() == []
-        monkeypatch.setattr(one.claims.engine.verifier._resolver._checks, "stuck", lambda: "all threads are in checks")
+        monkeypatch.setattr(one.claims.engine.verifier._resolver._checks, "stuck", lambda: "all threads run checks")
         (note,) = await one.claims.notes()
         assert note == (
-            "claims with large parameters cannot be prepared: all threads are in checks: restart the plugin's pod"
+            "claims with large parameters cannot be prepared: all threads run checks: restart the plugin's pod"
         )
         assert await one.claims.faults() == []  # it serves all other claims

@@ -81,8 +81,8 @@ def raising(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("cls", "says"),
     [
-        (Good(), "is no subclass of Driver: give the class"),
-        ("driver.py", "'driver.py' is no subclass of Driver"),
+        (Good(), "is not a subclass of Driver: pass the class"),
+        ("driver.py", "'driver.py' is not a subclass of Driver"),
         (type("D", (Driver,), {"prepare": Good.prepare}), "D has no `devices` method"),
         (type("D", (Driver,), {"devices": Good.devices}), "D has no `prepare` method"),
         (of(prepare=lambda self: []), r"D.prepare\(self\) cannot be called as prepare\(claim\): too many"),
@@ -91,18 +91,18 @@ def raising(error: BaseException) -> Any:
         (of(pools=staticmethod(lambda node: [])), r"D.pools\(node\) cannot be called as pools\(\)"),
         (of(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`, it is called as devices\(\)"),
         (of(devices=property(lambda self: [])), "D.devices is property, not a method"),
-        (of(config={"a": 1}), r"D.config is {'a': 1}: give a subclass of Config"),
-        (of(config=[Fine, int]), "D.config is <class 'int'>: give a subclass of Config"),
+        (of(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
+        (of(config=[Fine, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
         (of(config=Fine()), "D.config is Fine"),
-        (of(config=WrongDefault), "WrongDefault.depth = 'many' is no default of its type: Expected `int`, got `str`"),
-        (of(config=WrongChoice), "WrongChoice.mode = 'fast' is no default of its type"),
-        (of(config=WithoutType), "WithoutType.depth has no type, so no claim can give it: write `depth: int = ...`"),
+        (of(config=WrongDefault), "WrongDefault.depth = 'many' does not match the field's type: Expected `int`, got `str`"),
+        (of(config=WrongChoice), "WrongChoice.mode = 'fast' does not match the field's type"),
+        (of(config=WithoutType), "WithoutType.depth has no type, so claims cannot set it: write `depth: int = ...`"),
         (of(config=OddField), "OddField, the config of D, cannot be read from JSON: OddField.odd is of type Odd"),
         (of(config=Outer), "Outer, the config of D, cannot be read from JSON: Nested.odd is of type Odd"),
         (of(config=Apart), "Apart, the config of D, cannot be read from JSON: If a type union contains"),
-        (of(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': it is made without arguments"),
+        (of(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': the framework creates the driver without arguments"),
         (of(__init__=lambda self: self.host.pci()), r"self.host is set after __init__, use it in start\(\) or later"),
-        (of(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): what may fail belongs in start"),
+        (of(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): move code that may fail to start"),
         (of(__init__=raising(SystemExit(0))), r"D\(\) raised SystemExit: 0"),
     ],
 )  # fmt: skip
@@ -234,7 +234,7 @@ def test_a_module_in_a_package_is_named_with_dots(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(str(package(tmp_path, "acme_dotted", "D", "E") / "src"))
     assert load_driver("acme_dotted.driver:E").__name__ == "E"
     with pytest.raises(
-        DriverError, match=r"has 2 subclasses of Driver: name one, acme_dotted.driver:D or acme_dotted.driver:E"
+        DriverError, match=r"has 2 subclasses of Driver: select one with acme_dotted.driver:D or acme_dotted.driver:E"
     ):
         load_driver("acme_dotted.driver")
 
@@ -243,10 +243,10 @@ def test_a_folder_without_one_driver_is_told_with_what_it_has(tmp_path: Path) ->
     with pytest.raises(DriverError, match=f"{tmp_path} has neither src/PACKAGE/driver.py nor driver.py"):
         load_driver(str(tmp_path))
     package(package(tmp_path, "acme_one"), "acme_two")
-    with pytest.raises(DriverError, match=r"has 2 drivers: name one of .*acme_one/driver.py, .*acme_two/driver.py"):
+    with pytest.raises(DriverError, match=r"has 2 drivers: select one of .*acme_one/driver.py, .*acme_two/driver.py"):
         load_driver(str(tmp_path))
     package(tmp_path / "two", "acme_three", "D", "E")
-    with pytest.raises(DriverError, match=r"2 subclasses of Driver: name one, .*/two:D or .*/two:E"):
+    with pytest.raises(DriverError, match=r"2 subclasses of Driver: select one with .*/two:D or .*/two:E"):
         load_driver(str(tmp_path / "two"))
 
 
@@ -254,13 +254,13 @@ def test_a_folder_without_one_driver_is_told_with_what_it_has(tmp_path: Path) ->
 def test_a_package_with_the_name_of_another_module_is_refused_and_never_mistaken_for_it(
     name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(DriverError, match=f"Python has another module {name} already .*: rename this package"):
+    with pytest.raises(DriverError, match=f"Python has already imported another module {name} .*: rename this package"):
         load_driver(str(package(tmp_path, name)))
 
 
 def test_two_packages_of_one_name_are_never_mistaken_for_each_other(tmp_path: Path) -> None:
     load_driver(str(package(tmp_path / "one", "acme_same")))
-    with pytest.raises(DriverError, match=r"another module acme_same already .*one/src/acme_same/__init__.py"):
+    with pytest.raises(DriverError, match=r"another module acme_same .*one/src/acme_same/__init__.py"):
         load_driver(str(package(tmp_path / "two", "acme_same")))
 
 
@@ -283,5 +283,5 @@ def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> N
 
 def test_metadata_files_are_on_or_off_and_nothing_between() -> None:
     """``"false"`` would switch them on."""
-    with pytest.raises(DriverError, match=r"\.metadata is 'false': give True or False"):
+    with pytest.raises(DriverError, match=r"\.metadata is 'false': set it to True or False"):
         make(of(metadata="false"))

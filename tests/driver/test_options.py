@@ -122,9 +122,7 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def test_an_item_that_no_flag_can_say_is_told() -> None:
-    with pytest.raises(
-        SettingsError, match=r"options.only \('a,b',\): a process of its own takes no item with a comma"
-    ):
+    with pytest.raises(SettingsError, match=r"options.only \('a,b',\): items with commas"):
         as_flags(Rack, RackOptions(only=("a,b",)))
 
 
@@ -167,7 +165,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"folder": ""}, "--folder '' is not a path such as /run/npu"),
     ({"speed": "fats"}, "--speed 'fats' is not one of slow, fast, did you mean 'fast'?"),
     ({"mode": "fast"}, "--mode 'fast' is not one of Fast, Safe, did you mean 'Fast'?"),
-    ({"only": ["a"]}, "options.only ['a'] is not a tuple of texts"),
+    ({"only": ["a"]}, "options.only ['a'] is not a tuple of strings"),
     ({"address": "\udcff"}, "is not valid UTF-8"),
     ({"shelfs": 3}, "options: Rack has no option 'shelfs', did you mean 'shelves'?"),
 ]
@@ -192,11 +190,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_options_of_another_class_and_of_none_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"options 3: give RackOptions\(...\), or names with values"):
+    with pytest.raises(SettingsError, match=r"options 3: pass RackOptions\(...\), or a mapping of names to values"):
         make(Rack, options=3)
-    with pytest.raises(SettingsError, match="Plain declares none"):
+    with pytest.raises(SettingsError, match="Plain declares no options"):
         make(Plain, options=RackOptions())
-    with pytest.raises(SettingsError, match="options: Plain has no option 'shelves': it declares none"):
+    with pytest.raises(SettingsError, match="options: Plain has no option 'shelves': it declares no options"):
         make(Plain, options={"shelves": 3})
 
 
@@ -229,27 +227,27 @@ class Against:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (RackOptions, "D.options is the class RackOptions: give an object of it, RackOptions()"),
-        ({"size": 3}, "D.options is {'size': 3}: give an object of a frozen dataclass"),
-        (lambda self: 3, "give an object of a frozen dataclass"),
+        (RackOptions, "D.options is the class RackOptions: use an instance, RackOptions()"),
+        ({"size": 3}, "D.options is {'size': 3}: set it to an instance of a frozen dataclass"),
+        (lambda self: 3, "set it to an instance of a frozen dataclass"),
         (Changeable(), "Changeable can be changed while the driver runs: write @dataclass(frozen=True)"),
-        (Untyped(), "Untyped.depth has no type, so nobody can give it: write `depth: int = ...`"),
+        (Untyped(), "Untyped.depth has no type, so it cannot be set: write `depth: int = ...`"),
         (Misspelt(), "the types of Misspelt cannot be read: name 'Pth' is not defined, did you mean 'Path'?"),
-        (of(dict, {}.copy), "Opts.size is of type dict, which no flag can give: take str, int, float, bool, Path"),
-        (of(tuple[int, ...], ()), "Opts.size is of type tuple[int, ...], which no flag can give"),
-        (of(int | str, 3), "Opts.size is of type int | str, which no flag can give"),
-        (of(int, "3"), "Opts.size = '3' is not a whole number, which is its type"),
-        (of(int, None), "Opts.size = None is not a whole number, which is its type"),
-        (of(Speed, "fast"), "Opts.size = 'fast' is not one of slow, fast, which is its type"),
-        (of(int, 3, "Size"), "Opts.Size can be no flag: name it in lower case with single _"),
-        (of(int, 3, "size_"), "Opts.size_ can be no flag"),
-        (of(str, "", "node_name"), "Opts.node_name: --node-name is an option of `dra` itself: name it otherwise, such as rack_node_name"),
+        (of(dict, {}.copy), "Opts.size is of type dict, which has no command-line form: use str, int, float, bool, Path"),
+        (of(tuple[int, ...], ()), "Opts.size is of type tuple[int, ...], which has no command-line form"),
+        (of(int | str, 3), "Opts.size is of type int | str, which has no command-line form"),
+        (of(int, "3"), "Opts.size = '3' is not a whole number: the default must match the field's type"),
+        (of(int, None), "Opts.size = None is not a whole number: the default must match the field's type"),
+        (of(Speed, "fast"), "Opts.size = 'fast' is not one of slow, fast: the default must match the field's type"),
+        (of(int, 3, "Size"), "Opts.Size cannot become a flag: use lower case and single _ in the name"),
+        (of(int, 3, "size_"), "Opts.size_ cannot become a flag"),
+        (of(str, "", "node_name"), "Opts.node_name: --node-name is an option of `dra` itself: rename it, for example to rack_node_name"),
         (of(str, "", "lease_duration"), "--lease-duration is an option of `dra` itself"),
         (of(str, "", "host"), "--host is an option of `dra` itself"),
-        (of(str, "", "pod_namespace"), "POD_NAMESPACE is a variable of the framework's"),
-        (of(str, "", "path"), "Opts.path: PATH is a variable that others set: name it otherwise, such as rack_path"),
-        (of(str, "", "kubernetes_server"), "KUBERNETES_SERVER is a variable that others set"),
-        (Against(), "Against.no_old: --no-old switches `old` off: take it out"),
+        (of(str, "", "pod_namespace"), "POD_NAMESPACE is a variable of the framework"),
+        (of(str, "", "path"), "Opts.path: PATH is a variable that other programs set: rename it, for example to rack_path"),
+        (of(str, "", "kubernetes_server"), "KUBERNETES_SERVER is a variable that other programs set"),
+        (Against(), "Against.no_old: --no-old already switches `old` off: remove the field"),
     ],
 )  # fmt: skip
 def test_a_declaration_that_cannot_work_is_refused_with_the_class(options: Any, says: str) -> None:
@@ -263,7 +261,7 @@ def test_an_init_that_gives_options_itself_is_refused() -> None:
         def __init__(self) -> None:
             self.options = RackOptions(shelves=1)
 
-    with pytest.raises(DriverError, match=r"Own.__init__\(\) gives self.options, which are set by the framework"):
+    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework has set before"):
         make(Own)
 
 
@@ -388,7 +386,7 @@ def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytes
         (["dev", "--shelves=x", "--spare", "FILE"], "dra: --shelves 'x' is not a whole number"),
         (["run", "none.py", "--shelves=3"], "none.py is not a file"),
         (["run", "none.py", "--nodename=3"], "there is no option --nodename, did you mean '--node-name'?"),
-        (["run", "FILE", "FILE", "--shelves=3"], "is one word too many"),
+        (["run", "FILE", "FILE", "--shelves=3"], "is an unexpected argument"),
     ],
 )
 def test_what_is_wrong_on_the_line_is_told_with_exit_code_2(

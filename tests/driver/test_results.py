@@ -54,7 +54,7 @@ def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"mounts": ["/lib"]}, r"mounts\[0\] must be a Mount, not str"),
         ({"mounts": [Mount(host_path=5, container_path="/x")]}, r"edits.mounts\[0\].hostPath has the wrong type int"),  # type: ignore[arg-type]
         ({"mounts": [Mount(host_path=object(), container_path="/x")]}, "Mount: "),  # type: ignore[arg-type]
-        ({"env": {"A": "\ud800"}}, r"env\[0\] 'A=\\ud800' is no valid Unicode text"),
+        ({"env": {"A": "\ud800"}}, r"env\[0\] 'A=\\ud800' is not valid Unicode"),
         ({"env": {"A": "x\0y"}}, r"env\[0\] 'A=x\\x00y' must not contain a NUL"),
         ({"env": {"A=B": "x"}}, "must not contain '='"),
         ({"env": {1: "x"}}, "env name 1 must be text"),
@@ -146,16 +146,16 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (None, "prepare answered NoneType, not a list of PreparedDevice"),
-        (5, "prepare answered int, not a list"),
-        ([], "answered nothing for device d"),
-        (["d"], "prepare answered a list with str, not PreparedDevice: answer device.prepared"),
-        ([DEVICE.prepared()] * 2, "answered device d twice"),
+        (None, "prepare returned NoneType, not a list of PreparedDevice"),
+        (5, "prepare returned int, not a list"),
+        ([], "returned no entry for device d"),
+        (["d"], "prepare returned a list with str, not PreparedDevice: return device.prepared"),
+        ([DEVICE.prepared()] * 2, "returned device d twice"),
         (
             [DEVICE.prepared(), PreparedDevice(request="r", pool="p", name="e")],
             "device e of pool p for request 'r', which is not allocated",
         ),
-        ([PreparedDevice(request="r", pool="p", name=["d"])], "a PreparedDevice whose names are no text"),  # type: ignore[arg-type]
+        ([PreparedDevice(request="r", pool="p", name=["d"])], "a PreparedDevice whose names are not text"),  # type: ignore[arg-type]
         (
             [PreparedDevice(request="r", pool="p", name="d", edits={})],
             "device d with edits of type dict, not ContainerEdits",
@@ -166,7 +166,7 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
         ),  # type: ignore[arg-type]
         ([DEVICE.prepared(data={"a": b"x"})], "device d: data.a is of type bytes"),
         ([DEVICE.prepared(data={"a": float("inf")})], "device d: data.a is inf"),
-        ([DEVICE.prepared(data="\ud800")], "device d: data is no valid Unicode text"),
+        ([DEVICE.prepared(data="\ud800")], "device d: data is not valid Unicode"),
         ([DEVICE.prepared(data="x" * 70_000)], "device d: data is too large: 70,002 bytes"),
     ],
 )
@@ -208,9 +208,9 @@ class Odd(Config):
 @pytest.mark.parametrize(
     ("parameters", "error", "says"),
     [
-        ({"name": "\ud800"}, ConfigError, "parameters.name is no valid Unicode text"),
-        ({"\ud800": 1}, ConfigError, "is no valid Unicode text"),
-        ({"kind": "\udfff"}, ConfigError, "parameters.kind is no valid Unicode text"),
+        ({"name": "\ud800"}, ConfigError, "parameters.name is not valid Unicode"),
+        ({"\ud800": 1}, ConfigError, "is not valid Unicode"),
+        ({"kind": "\udfff"}, ConfigError, "parameters.kind is not valid Unicode"),
         ({"name": "value"}, ConfigError, "parameters: it "),
         ({"name": "exit"}, DriverFailedError, "the checks of Odd raised SystemExit: 0"),
         ({"name": "key"}, DriverFailedError, "the checks of Odd raised KeyError: 'name'"),

@@ -278,7 +278,7 @@ async def test_no_answer_in_time_says_what_was_waited_for(sent: Sent, monkeypatc
 
     monkeypatch.setattr(sent, "request", never)
     for c, more in ((client(timeout=0.01), {}), (client(), {"timeout": 0.01})):
-        with pytest.raises(ApiError, match=r"GET /x: no answer from http://server within 0.01s \(the load\)") as e:
+        with pytest.raises(ApiError, match=r"GET /x: no response from http://server within 0.01s \(the load\)") as e:
             await c.call("GET", "/x", **more)
         assert e.value.unreachable
 
@@ -372,7 +372,7 @@ async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> No
         await Discovery(lambda: asyncio.sleep(0, body)).version()
     with pytest.raises(ApiError) as e:
         await Discovery(lambda: asyncio.sleep(0, {**body, "x": "x" * 1000})).version()
-    assert len(str(e.value)) == len("/apis/resource.k8s.io: the answer lists no versions: ") + 300
+    assert len(str(e.value)) == len("/apis/resource.k8s.io: the response lists no versions: ") + 300
 
 
 async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobody() -> None:
@@ -507,8 +507,8 @@ def test_a_good_answer_is_an_object_or_nothing() -> None:
         (answer(b"<html>", 499, content_type="text/html; charset=x"), 0, "w: 499 <html>"),
         (answer(b"<html>", 500, content_type="text/html"), 500, "w: 500 <html>"),
         (answer(b"<html>", 403), 403, "w: 403 <html>"),
-        (answer(b"[]"), 0, r"w: the answer is no JSON object: \[\]"),
-        (answer(b"{"), 0, "w: the answer is no JSON "),
+        (answer(b"[]"), 0, r"w: the response is not a JSON object: \[\]"),
+        (answer(b"{"), 0, "w: the response is not JSON "),
     ],
 )
 def test_every_other_answer_is_an_error(given: HttpResponse, status: int, says: str) -> None:
@@ -556,9 +556,9 @@ def test_which_answers_are_lists_of_objects(page: dict[str, Any], good: bool) ->
             assert [json.loads(bytes(i)) for i in found.items or []] == (page["items"] or [])
             assert found.metadata.cont == page["metadata"].get("continue", "")
         return
-    with pytest.raises(ApiError, match="w: the answer is "):
+    with pytest.raises(ApiError, match="w: the response is "):
         decode_list(page, "w")
-    with pytest.raises(ApiError, match="w: the answer is no list of objects"):
+    with pytest.raises(ApiError, match="w: the response is not a list of objects"):
         decode_page(answer(page), "w")
 
 
@@ -579,10 +579,10 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
     if of == "resourceVersion" and value == "":
         assert identity(odd) == ("u", "")
     else:
-        with pytest.raises(ValueError, match="no object with name, UID and resourceVersion"):
+        with pytest.raises(ValueError, match="not an object with name, UID and resourceVersion"):
             identity(odd)
     for nothing in (None, [], {}, {"metadata": []}):
-        with pytest.raises(ValueError, match="no object"):
+        with pytest.raises(ValueError, match="not an object"):
             identity(nothing)
 
 
@@ -593,8 +593,8 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
         (TimeoutError(), "w: late"),
         (TimeoutError(110, "Connection timed out"), "w: s cannot be reached: .*timed out"),
         (ConnectionResetError("reset"), "w: s cannot be reached: .*reset"),
-        (MalformedResponseError("odd"), "w: what s answers is no HTTP of an API server: .*odd"),
-        (KeyError("odd"), "w: the answer of s cannot be used: .*odd"),
+        (MalformedResponseError("odd"), "w: the response of s is not HTTP of an API server: .*odd"),
+        (KeyError("odd"), "w: the response of s cannot be used: .*odd"),
     ],
 )
 def test_whatever_goes_wrong_outside_is_an_api_error(fault: Exception, says: str) -> None:

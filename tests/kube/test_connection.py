@@ -39,15 +39,15 @@ def said(body: bytes, headers: bytes = b"") -> bytes:
 
 async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
     async with wired() as (connection, wire):
-        assert (connection.usable(), connection.heard) == (True, False)
+        assert (connection.usable(), connection.has_response) == (True, False)
         connection.eof_received()
         for body in (b"one", b"", b"three"):
             task = await asking(connection)
-            assert (connection.usable(), connection.heard) == (False, False)
+            assert (connection.usable(), connection.has_response) == (False, False)
             for at in range(len(said(body))):
                 assert not task.done()
                 connection.data_received(said(body)[at : at + 1])
-                assert connection.heard
+                assert connection.has_response
             assert connection.usable()
             answer = await task
             assert (answer.status, answer.body, wire.ended) == (200, body, "")
@@ -113,7 +113,7 @@ async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(da
         await asyncio.sleep(0)
         assert task.done()
         if body is None:
-            with pytest.raises(ConnectionResetError, match="before the end of an answer"):
+            with pytest.raises(ConnectionResetError, match="before the end of a response"):
                 await task
         else:
             assert (await task).body == body

@@ -74,7 +74,7 @@ async def test_what_was_compressed_without_being_asked_is_no_json() -> None:
         return answer(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        with pytest.raises(ApiError, match="no JSON"):
+        with pytest.raises(ApiError, match="not JSON"):
             await client.call("GET", "/x")
 
 
@@ -149,7 +149,7 @@ async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory
             assert tracemalloc.get_traced_memory()[1] < 20 * MIB
         finally:
             tracemalloc.stop()
-        assert "no answer from" in str(e.value) or "no HTTP" in str(e.value), str(e.value)
+        assert "no response from" in str(e.value) or "not HTTP" in str(e.value), str(e.value)
         assert e.value.unreachable
 
 

@@ -49,7 +49,7 @@ async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_na
         on_claim, on_pod = found["ResourceClaim"], found["Pod"]
         assert on_claim["message"] == on_pod["message"]
         assert on_claim["message"].startswith(
-            "it cannot be unprepared, so its devices stay held, and it is tried again: the board"
+            "cannot unprepare the claim; its devices stay held, and the plugin retries: the board"
         )
         assert on_claim["message"].isprintable()
         assert on_claim["involvedObject"]["uid"] == on_pod["related"]["uid"] == claim["metadata"]["uid"]
@@ -68,8 +68,8 @@ async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> Non
     driver.fail_unprepare = RetryableError("stuck")
     async with node_with(driver) as node:
         running = asyncio.create_task(node.run_pod())
-        found = await told(node, "UndoFailed")
-        assert "it cannot be undone" in found["Pod"]["message"] and "stuck" in found["Pod"]["message"]
+        found = await told(node, "RollbackFailed")
+        assert "cannot roll back the claim" in found["Pod"]["message"] and "stuck" in found["Pod"]["message"]
         driver.fail = driver.fail_unprepare = None
         await running
 
@@ -91,15 +91,12 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_n
         Ill.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
         node.plugin.driver.changed()
         found = await told(node, "DeviceUnhealthy")
-        assert found["Pod"]["message"] == f"device {pool}/{device}, which this claim has, is unhealthy: hot"
+        assert found["Pod"]["message"] == f"device {pool}/{device} of this claim is unhealthy: hot"
         assert len(events_of(node.cluster.api.storage)) == 2
         Ill.gone = {f"toy-{i}" for i in range(4)}
         node.plugin.driver.changed()
         found = await told(node, "DeviceVanished")
-        assert (
-            found["ResourceClaim"]["message"]
-            == f"device {pool}/{device}, which this claim has, is not on the node any more"
-        )
+        assert found["ResourceClaim"]["message"] == f"device {pool}/{device} of this claim is no longer on the node"
         assert len(events_of(node.cluster.api.storage)) == 4
         count = found["ResourceClaim"]["count"]
         await node.plugin.claims.alerts.check()
@@ -115,8 +112,10 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         (record,) = await node.plugin.claims.store.all()
         append_body(node.plugin.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
-        found = await told(node, "RecordSetAside")
-        assert "cannot be read, so its devices stay held" in found["Pod"]["message"]
+        found = await told(node, "RecordUnreadable")
+        assert (
+            "the record of this claim on the node cannot be read, so its devices stay held" in found["Pod"]["message"]
+        )
         node.plugin.claims.store.journal.report.append("the records were damaged")
         await node.plugin.claims.alerts.check()
         await until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))

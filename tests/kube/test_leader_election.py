@@ -300,7 +300,7 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
         (ApiError("away"), "away"),
         (ApiError("no such path", status=404), "no such path"),
         (ApiError("not that", status=404, details={"details": {"name": "other"}}), "not that"),
-        (TimeoutError(), "no answer within 10.0s"),
+        (TimeoutError(), "no response within 10.0s"),
     ],
 )
 async def test_why_there_is_no_election_is_told_once_until_there_is_one(

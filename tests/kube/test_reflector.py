@@ -304,13 +304,13 @@ async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
 async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
     away = Server(ApiError("away"))
     reflector, _ = await follow(away)
-    assert (reflector.heard, reflector.fault) == (0.0, "away")
+    assert (reflector.last_message, reflector.fault) == (0.0, "away")
     server = Server(listing(), ([], 9), ([], 20))
     reflector, _ = await follow(server)
-    assert (reflector.heard, reflector.fault) == (1009.0, ""), "when the last watch was granted"
+    assert (reflector.last_message, reflector.fault) == (1009.0, ""), "when the last watch was granted"
     server = Server(listing(), ([line("ADDED", obj(n)) for n in "abc"], 0))
     reflector, _ = await follow(server)
-    assert reflector.heard == 1001.5, "when the last line came"
+    assert reflector.last_message == 1001.5, "when the last line came"
 
 
 async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any) -> None:

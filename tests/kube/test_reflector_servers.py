@@ -113,7 +113,7 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES)
-        reflector.silence = 0.2
+        reflector.idle_timeout = 0.2
         async with following(reflector) as seen:
             await until(
                 "another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests)
@@ -151,15 +151,15 @@ async def test_it_says_how_it_stands() -> None:
 
     async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES, copies=False)
-        assert (reflector.heard, reflector.fault) == (0.0, "")
+        assert (reflector.last_message, reflector.fault) == (0.0, "")
         async with following(reflector) as seen:
             await until("a fault", lambda: "etcd is away" in reflector.fault)
-            assert reflector.heard == 0.0
+            assert reflector.last_message == 0.0
             began = time.monotonic()
             away = False
             await until("an event", lambda: ("ADDED", "b") in seen)
             assert reflector.fault == ""
-            assert began <= reflector.heard <= time.monotonic()
+            assert began <= reflector.last_message <= time.monotonic()
             assert reflector.items == {}
             away = True
             peer.cut()
@@ -256,7 +256,7 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
 
         async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
             reflector = Reflector(client, NODES)
-            reflector.silence = 0.5
+            reflector.idle_timeout = 0.5
             async with following(reflector):
                 await until("the truth", lambda: "u-true" in reflector.items, 60)
 

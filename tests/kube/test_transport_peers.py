@@ -149,7 +149,7 @@ async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
         started = time.monotonic()
         results = await asyncio.gather(*(get(client, timeout=1) for _ in range(32)), return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results), results
-        assert "no answer" in str(results[0])
+        assert "no response" in str(results[0])
         assert "1 of 1 connections in use" in str(results[-1]) or "requests waiting" in str(results[-1])
         assert time.monotonic() - started < 16, "not one after the other"
 
@@ -393,7 +393,7 @@ async def test_a_proxy_that_refuses_is_named(ca: Pair) -> None:
     async with tunnelling("407 Proxy Authentication Required") as (port, _):
         config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
         async with KubeClient(config) as client:
-            with pytest.raises(ApiError, match=f"proxy 127.0.0.1:{port} answers 407") as e:
+            with pytest.raises(ApiError, match=f"proxy 127.0.0.1:{port} returned 407") as e:
                 await get(client)
             assert e.value.unreachable
 
@@ -422,27 +422,27 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("bytes_", "status", "text"),
     [
-        (answer(PAGE, "200 OK", HTML), 0, "no JSON.*Gateway"),
+        (answer(PAGE, "200 OK", HTML), 0, "not JSON.*Gateway"),
         (answer(PAGE, "403 Forbidden", HTML), 0, "403 <html>Gateway"),
         (answer(PAGE, "404 Not Found", HTML), 0, "404"),
         (answer(PAGE, "502 Bad Gateway", HTML), 502, "502 <html>Gateway"),
         (answer(b"404 page not found\n", "404 Not Found"), 404, "404 page not found"),
         (answer(b"", "302 Found", "Location: https://login.example.com/\r\n"), 0, "302, a redirect to 'https://login"),
-        (answer([1, 2]), 0, "no JSON object: \\[1, 2\\]"),
-        (answer(b'"text"'), 0, "no JSON object"),
-        (answer(b'{"a":'), 0, "no JSON"),
-        (answer(b'{"a":"\xff"}'), 0, "no JSON|cannot be used"),
-        (answer(b"[" * 100_000), 0, "no JSON"),
+        (answer([1, 2]), 0, "not a JSON object: \\[1, 2\\]"),
+        (answer(b'"text"'), 0, "not a JSON object"),
+        (answer(b'{"a":'), 0, "not JSON"),
+        (answer(b'{"a":"\xff"}'), 0, "not JSON|cannot be used"),
+        (answer(b"[" * 100_000), 0, "not JSON"),
         (answer({"message": "\ud800\x1b[31m", "code": 409}, "409 Conflict"), 409, "409"),
         (answer({"message": ["odd"]}, "422 Unprocessable Entity"), 422, "odd"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of an answer|cannot be reached|no HTTP"),
-        (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 0, "no HTTP"),
-        (CHUNKED + b"2\r\n{}", 0, "no HTTP|cannot be reached"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", 0, "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: \xc3\xa4\r\nContent-Length: 2\r\n\r\n[]", 0, "no JSON object"),
-        (b"HTTP/1.1 200 OK\r\n\xc3\xa4: x\r\nContent-Length: 2\r\n\r\n{}", 0, "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 0, "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n{}", 0, "cannot be reached|no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of a response|cannot be reached|not HTTP"),
+        (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 0, "not HTTP"),
+        (CHUNKED + b"2\r\n{}", 0, "not HTTP|cannot be reached"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", 0, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: \xc3\xa4\r\nContent-Length: 2\r\n\r\n[]", 0, "not a JSON object"),
+        (b"HTTP/1.1 200 OK\r\n\xc3\xa4: x\r\nContent-Length: 2\r\n\r\n{}", 0, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\n\r\n", 0, "not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n{}", 0, "cannot be reached|not HTTP"),
         (None, 0, "cannot be reached"),
     ],
 )
@@ -669,7 +669,7 @@ async def test_an_object_without_its_identity_is_none(body: Any) -> None:
 )
 async def test_a_list_of_no_objects_is_none(body: Any) -> None:
     async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        with pytest.raises(ApiError, match=r"GET /apis.*: the answer is no") as e:
+        with pytest.raises(ApiError, match=r"GET /apis.*: the response is not") as e:
             await client.list(CLAIMS)
         assert e.value.unreachable
 
@@ -689,9 +689,9 @@ async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_tim
         ):
             async with KubeClient(config, timeout=0.3) as client:
                 started = time.monotonic()
-                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                with pytest.raises(ApiError, match=r"no response from .* within 0.3s"):
                     await get(client)
-                with pytest.raises(ApiError, match=r"no answer from .* within 0.3s"):
+                with pytest.raises(ApiError, match=r"no response from .* within 0.3s"):
                     async with client.stream("/x", {}, 5, lambda: None):
                         pass
                 assert time.monotonic() - started < 30

@@ -131,6 +131,7 @@ def mutated(obj: JSON, path: Path, junk: Any) -> JSON:
     return out
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_malformed_object_stops_a_component(seed: int) -> None:
     """Objects go past the API server's rules straight into its storage: a component must not depend on these."""

@@ -176,7 +176,7 @@ OBJECT = objects(encode(CLAIM, 1, {"gpu": [GPU]}))[0]
         (json.dumps(OBJECT | {"metadata": {}}).encode(), "required field `name`"),
         (json.dumps(OBJECT | {"requests": [{"name": 1}]}).encode(), "Expected `str`, got `int`"),
         (json.dumps(OBJECT).replace('{"int": 3}', "{}").encode(), "attribute index has 0 values"),
-        (json.dumps(OBJECT).replace('"1.0.0"', '"x"').encode(), "is no version|x"),
+        (json.dumps(OBJECT).replace('"1.0.0"', '"x"').encode(), "is not a version|x"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(data: bytes, says: str) -> None:

@@ -182,11 +182,11 @@ async def test_notes_are_told_over_the_loopback_alone_and_faults_to_everybody() 
     state.faults, state.remarks = ["x"], ["the record of claim ml/secret cannot be read"]
     probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)
     asked_from = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
-    found = await probes._answer(asked_from)
+    found = await probes._handle(asked_from)
     assert found.status == 503
-    assert found.body.startswith(b"x\nnote: 1 more, over the loopback alone")
+    assert found.body.startswith(b"x\nnote: 1 more, shown only on the loopback")
     assert b"secret" not in found.body
-    here = await probes._answer(replace(asked_from, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1"))
+    here = await probes._handle(replace(asked_from, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1"))
     assert b"ml/secret" in here.body
 
 

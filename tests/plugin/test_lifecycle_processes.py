@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import struct
@@ -180,6 +181,18 @@ async def test_a_signal_while_it_serves_stops_it_in_order_with_0_and_leaves_noth
     assert f"{signal.Signals(number).name}: stopping" in p.log
 
 
+async def test_each_line_in_json_names_the_driver_and_the_node(tmp_path: Path) -> None:
+    p = Process(tmp_path, SERVES, LOG_FORMAT="json")
+    process = await p.start("")
+    await p.logged("serving the kubelet")
+    process.terminate()
+    assert await p.ends() == 0
+    lines = [json.loads(line) for line in p.log.splitlines()]
+    assert {"serving the kubelet at", "stopping", "stopped"} <= {" ".join(line["msg"].split()[:4]) for line in lines}
+    assert {(line["driver"], line["node"]) for line in lines} == {("slow.example.com", "node")}
+
+
+@pytest.mark.full
 async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -> None:
     p = Process(tmp_path, SERVES)
     with inherited([signal.SIGHUP], signal.SIG_IGN):
@@ -220,6 +233,7 @@ async def stop(self):
 """
 
 
+@pytest.mark.full
 async def test_a_stop_that_holds_the_event_loop_is_cut_with_a_line_that_names_it(tmp_path: Path) -> None:
     p = Process(tmp_path, HOLDS_IN_STOP)
     process = await p.start("")
@@ -253,6 +267,7 @@ def devices(self):
 """
 
 
+@pytest.mark.full
 async def test_a_signal_to_a_process_that_the_driver_forked_is_not_one_to_the_plugin(tmp_path: Path) -> None:
     p = Process(tmp_path, FORKS)
     process = await p.start("child ended with -15")
@@ -275,7 +290,7 @@ async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plu
     p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", DISCOVERY_TIMEOUT="300ms")
     process = await p.start("looking")
     await p.logged("serving the kubelet")
-    await p.logged("devices() of the driver has not answered for")
+    await p.logged("the driver's devices() has not returned for")
     process.terminate()
     assert await p.ends() == 0
     assert [n for n in p.left() if n.endswith(".sock")] == []
@@ -324,6 +339,7 @@ async def test_a_signal_ends_a_plugin_whose_log_nobody_reads(tmp_path: Path) -> 
         os.close(read)
 
 
+@pytest.mark.full
 async def test_a_signal_ends_a_plugin_whose_log_s_reader_is_gone(tmp_path: Path) -> None:
     p = Process(tmp_path, SAYS_ALL_THE_TIME.replace("start(self):", "start(self):\n    say('in start')"))
     read, written = os.pipe()
@@ -343,6 +359,7 @@ async def start(self):
 """
 
 
+@pytest.mark.full
 async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_take_ours(tmp_path: Path) -> None:
     p = Process(tmp_path, WATCHES_SIGNALS)
     process = await p.start("in start")
@@ -354,6 +371,7 @@ async def test_a_driver_whose_event_loop_watches_a_signal_of_its_own_does_not_ta
     assert "SIGTERM again" not in p.log
 
 
+@pytest.mark.full
 async def test_what_a_kubeconfig_holds_inline_lies_in_no_file_after_the_end(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     p = Process(tmp_path, "def devices(self):\n    return []", TMPDIR=str(tmp_path / "tmp"))
@@ -399,6 +417,7 @@ async def test_a_killed_instance_with_a_pod_uid_leaves_nothing_behind_the_next(s
     assert sorted(f.name for f in own.glob("*lock*")) == [".records.lock"]
 
 
+@pytest.mark.full
 async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_one_serves(tmp_path: Path) -> None:
     p = Process(tmp_path, "def devices(self):\n    return []")
     q = Process.__new__(Process)
@@ -419,6 +438,7 @@ async def test_of_two_processes_that_start_together_without_a_pod_uid_exactly_on
     assert await winner.ends() == 0
 
 
+@pytest.mark.full
 async def test_cleanup_takes_no_name_that_is_a_path_and_nothing_of_a_plugin_that_lives_without_sockets(
     tmp_path: Path,
 ) -> None:

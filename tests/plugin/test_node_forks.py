@@ -124,6 +124,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 def test_a_forked_child_does_not_crash_in_grpc_while_the_plugin_answers_calls(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", CHILDREN, str(tmp_path), str(FORKS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=_without_setting())

@@ -44,6 +44,7 @@ async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
         yield plugin
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("reply", [PAGE, REDIRECT, answer([]), answer({}), answer({"versions": 7}), b"garbage", None])
 async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) -> None:
     async with node_with(toy()) as node, serving(reply) as peer, running(node, ApiConfig(peer.url)) as plugin:

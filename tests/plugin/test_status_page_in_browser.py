@@ -167,6 +167,7 @@ def test_the_page_of_dra_dev_follows_the_cluster(dev: Dev, browser: Browser, tmp
     assert browser.errors() == []
 
 
+@pytest.mark.full
 def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(dev: Dev, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("the only node does not take it", "#waiting")
@@ -202,6 +203,7 @@ def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev
     until(lambda: any("Content Security Policy" in e for e in browser.errors()))
 
 
+@pytest.mark.full
 def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("gpu-7", "#groups")
@@ -228,6 +230,7 @@ def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser
     browser.shows("Keys and signs", "#sheet")
 
 
+@pytest.mark.full
 def test_it_is_dark_where_the_reader_wants_that(dev: Dev, browser: Browser) -> None:
     colours = []
     browser.driver.get(link(dev))
@@ -241,6 +244,7 @@ def test_it_is_dark_where_the_reader_wants_that(dev: Dev, browser: Browser) -> N
     assert max(dark, ink) < 150
 
 
+@pytest.mark.full
 def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) -> None:
     url = link(dev)
     browser.driver.get(url)

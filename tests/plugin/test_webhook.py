@@ -364,7 +364,7 @@ async def test_checks_that_never_return_keep_so_many_threads_and_then_the_proces
         status, said = await post(webhook.url, ca, gated(""))
         assert status == 500
         assert said.startswith(
-            b"parameters cannot be judged: all 3 threads are in checks of the driver that do not return, one at "
+            b"parameters cannot be validated: all 3 threads run checks that have not returned, one of them "
         )
         assert b"GatedConfig.check" in said
         for path in ("/readyz", "/healthz"):
@@ -413,7 +413,7 @@ async def test_what_follows_from_a_check_that_never_returns_is_the_failure_polic
                 'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
                 in answer.message
             )
-            assert "parameters cannot be judged: all 2 threads" in answer.message
+            assert "parameters cannot be validated: all 2 threads" in answer.message
 
 
 async def configure(curl: Curl, webhook: Webhook, ca: Path, **more: Any) -> None:
@@ -471,7 +471,7 @@ async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(
         os.close(terminal)
         os.close(shell)
     assert process.returncode == 2
-    assert f"{locked} is encrypted: give the key without a pass phrase" in said.decode()
+    assert f"{locked} is encrypted: use a key without a pass phrase" in said.decode()
 
 
 async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from tests.helpers.shared_folders import once
@@ -65,6 +63,9 @@ def test_its_list_of_parts_is_whole_and_has_licences(image: str) -> None:
     dpkg = images.inside(image, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
     with images.mounted(image) as root:
         text = (root / SBOM).read_text()
+    from cyclonedx.schema import SchemaVersion  # takes a second, which a run without this test saves
+    from cyclonedx.validation.json import JsonStrictValidator
+
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     listed: JSON = json.loads(text)
     components = listed["components"]

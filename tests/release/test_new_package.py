@@ -145,29 +145,29 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["Acme_FPGA", "--kind", "sdk"], "NAME 'Acme_FPGA': give at most 32 lower case letters, digits and single '-', a letter first: acme-fpga?"),
+        (["Acme_FPGA", "--kind", "sdk"], "NAME 'Acme_FPGA': use at most 32 lower case letters, digits and single '-', a letter first: acme-fpga?"),
         (["9", "--kind", "sdk"], "such as acme-fpga"),
         (["../x", "--kind", "sdk"], "NAME '../x'"),
         (["a--b", "--kind", "sdk"], "NAME 'a--b'"),
         (["", "--kind", "sdk"], "NAME ''"),
-        (["z" * 33, "--kind", "sdk"], "give at most 32"),
+        (["z" * 33, "--kind", "sdk"], "use at most 32"),
         (["Ünï Code", "--kind", "sdk"], "a letter first: uni-code?"),
         (["TEST", "--kind", "sdk"], "a letter first, such as acme-fpga"),
-        (["class", "--kind", "sdk"], "NAME 'class' means something else in Python: give another, such as class-driver"),
-        (["json", "--kind", "sdk"], "NAME 'json' means something else in Python"),
-        (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' means something else in Python"),
-        (["test", "--kind", "sdk"], "NAME 'test' means something else in Python"),
-        (["off", "--kind", "sdk"], "NAME 'off' means something else in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is no text in YAML"),
-        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is no text in YAML"),
+        (["class", "--kind", "sdk"], "NAME 'class' has another meaning in Python: choose another name, such as class-driver"),
+        (["json", "--kind", "sdk"], "NAME 'json' has another meaning in Python"),
+        (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' has another meaning in Python"),
+        (["test", "--kind", "sdk"], "NAME 'test' has another meaning in Python"),
+        (["off", "--kind", "sdk"], "NAME 'off' has another meaning in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "2026-11-22"], "--driver-name '2026-11-22' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "no"], "--driver-name 'no' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is not text in YAML"),
+        (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is not text in YAML"),
         (["acme"], "--kind is needed without a terminal"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),
-        (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is of --kind pci"),
+        (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is only for --kind pci"),
         (["acme", "--kind", "sdk", "--driver-name", "Acme!"], "--driver-name 'Acme!' is not a DNS subdomain"),
-        (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is no folder: make it first, or give another"),
+        (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is not a folder: create it first, or use another"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_made(
@@ -192,7 +192,7 @@ def test_what_exists_is_never_overwritten(there: str, tmp_path: Path, capsys: py
     else:
         target.symlink_to("gone")
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
-    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
+    assert "exists already and is not overwritten" in capsys.readouterr().err
     assert [p.name for p in tmp_path.rglob("*")] == ["acme"]
 
 
@@ -225,7 +225,7 @@ def test_what_somebody_makes_meanwhile_is_told_and_stays(
 
     monkeypatch.setattr(writer, "write_driver", and_another)
     assert main(["new", "acme", "--kind", "sdk", "-C", str(tmp_path)]) == 2
-    assert "exists already, and nothing is overwritten" in capsys.readouterr().err
+    assert "exists already and is not overwritten" in capsys.readouterr().err
     assert (tmp_path / theirs).read_text() == "theirs"
     assert [p.name for p in tmp_path.iterdir()] == ["acme"]
 
@@ -260,7 +260,7 @@ def test_nothing_that_a_driver_needs_can_be_hidden_by_it() -> None:
     }
     assert {"grpc", "google", "yaml", "mypy", "pluggy"} <= names
     for name in sorted(names):
-        with pytest.raises(SettingsError, match="means something else in Python"):
+        with pytest.raises(SettingsError, match="has another meaning in Python"):
             check_name(name)
 
 
@@ -282,6 +282,6 @@ def test_on_a_terminal_what_is_left_out_is_asked_for(tmp_path: Path) -> None:
         os.write(ours, f"{answer}\n".encode())
     assert process.wait(60) == 0
     os.close(ours)
-    assert b"--kind 'usb' is none of pci, chardev, sdk" in said
+    assert b"--kind 'usb' is not one of pci, chardev, sdk" in said
     assert "VENDOR = 0x1D0F" in (tmp_path / "acme/src/acme/driver.py").read_text()
     assert 'name = "acme.example.com"' in (tmp_path / "acme/src/acme/driver.py").read_text()

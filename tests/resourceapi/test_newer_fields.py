@@ -121,7 +121,7 @@ def test_a_contradiction_is_said_where_it_is_written() -> None:
     for given in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
         with pytest.raises(InvalidObjectError, match="NodeResource"):
             NodeResource(**given)  # type: ignore[arg-type]
-    with pytest.raises(InvalidObjectError, match="draws from no counter set"):
+    with pytest.raises(InvalidObjectError, match="consumes no counters of this counter set"):
         Device("d", compatibility_groups={"x": ["a"]})
     with pytest.raises(InvalidObjectError, match="must have at most 2 items"):
         Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": ["a", "b", "c"]})
@@ -129,7 +129,7 @@ def test_a_contradiction_is_said_where_it_is_written() -> None:
         Device("d", node_resources={"cpu": NodeResource(capacity="cores", per_unit=1)})
     with pytest.raises(InvalidObjectError, match="no extended resource"):
         Device("d", node_resources={"example.com/x": NodeResource(per_device=1)})
-    with pytest.raises(InvalidObjectError, match="give a list of str"):
+    with pytest.raises(InvalidObjectError, match="use a list of str"):
         Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": "ab"})
 
 

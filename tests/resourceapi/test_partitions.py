@@ -122,8 +122,8 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
     [
         (lambda: small(Profile(name="p", takes={"cores": 1})), "profile 'p' takes 1 of 'cores', and the device has none: it has memory"),
         (lambda: small(Profile(name="p", takes={"memory": "9Gi"})), "takes 9Gi of 'memory', and the device has 8Gi"),
-        (lambda: small(Profile(name="p", takes={"memory": "9GB"})), "gpu: profile 'p': memory: '9GB' is no quantity"),
-        (lambda: small(has={"memory": 1.5}), "gpu: memory: 1.5 is no quantity"),
+        (lambda: small(Profile(name="p", takes={"memory": "9GB"})), "gpu: profile 'p': memory: '9GB' is not a quantity"),
+        (lambda: small(has={"memory": 1.5}), "gpu: memory: 1.5 is not a quantity"),
         (lambda: small(Profile(name="p", takes={}, at=[2])), "profile 'p' with 1 slots does not fit at 2: slots are 0 to 1"),
         (lambda: small(Profile(name="p", takes={}, at=[-1])), "does not fit at -1"),
         (lambda: small(Profile(name="p", takes={}, slots=0)), "does not fit at 0"),

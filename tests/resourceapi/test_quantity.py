@@ -94,7 +94,7 @@ def test_the_server_keeps_the_text_of_what_it_takes_for_canonical_and_writes_the
     "text", ["1K", "1 Gi", "1e3Ki", "NaN", "Infinity", "1_000", "\uff11", "", "1e", "0x1", "1Gii", "--1", "1..5", "1e99999999999999999999", "Pi", "e-10"]
 )  # fmt: skip
 def test_what_kubernetes_refuses_is_no_quantity(text: str) -> None:
-    with pytest.raises(QuantityError, match="is no quantity"):
+    with pytest.raises(QuantityError, match="is not a quantity"):
         parse(text)
 
 
@@ -125,7 +125,7 @@ def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str,
 
 @pytest.mark.parametrize("value", [1.5, True, None, Decimal("NaN"), Decimal("Infinity"), b"1"])
 def test_what_is_no_text_and_no_whole_number_is_no_quantity(value: object) -> None:
-    with pytest.raises(TypeError, match="is no quantity: give text such as"):
+    with pytest.raises(TypeError, match="is not a quantity: use text such as"):
         Quantity(value)  # type: ignore[arg-type]
 
 
@@ -203,7 +203,7 @@ def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: RequestPolicy(default="1", min="1", valid_values=["1"]), "give one of them"),
+        (lambda: RequestPolicy(default="1", min="1", valid_values=["1"]), "use one of them"),
         (lambda: RequestPolicy(default="1", max="2"), "needs min"),
         (lambda: RequestPolicy(default="1", min="1", step="0"), "greater than zero, not 0"),
         (lambda: RequestPolicy(default="1", min="1", step="-1"), "greater than zero, not -1"),
@@ -280,11 +280,11 @@ def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() ->
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"size": "80GB"}, "parameters.size: '80GB' is no quantity: write a number such as 16"),
+        ({"size": "80GB"}, "parameters.size: '80GB' is not a quantity: write a number such as 16"),
         ({"size": 1.5}, "parameters.size: Expected a quantity such as `80Gi`, got 1.5"),
         ({"size": True}, "parameters.size: Expected a quantity"),
-        ({"sizes": ["1", "Gi"]}, "parameters.sizes[1]: 'Gi' is no quantity"),
-        ({"limits": {"least": "v1"}}, "parameters.limits.least: 'v1' is no version"),
+        ({"sizes": ["1", "Gi"]}, "parameters.sizes[1]: 'Gi' is not a quantity"),
+        ({"limits": {"least": "v1"}}, "parameters.limits.least: 'v1' is not a version"),
         ({"limits": {"least": 1}}, "parameters.limits.least: Expected a version such as `1.2.3`, got 1"),
         ({"whole": {}}, "parameters.whole: missing required field 'value'"),
         ({"whole": {"value": "1", "policy": {}}}, "parameters.whole: unknown field 'policy'"),

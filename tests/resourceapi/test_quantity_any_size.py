@@ -61,7 +61,7 @@ def test_every_operation_with_text_that_the_api_server_accepts_is_fast(text: str
 def test_a_driver_computes_with_no_number_of_more_than_a_thousand_digits(text: str) -> None:
     if parse(text).value.adjusted() < 1000:
         pytest.skip("its exponent is reduced to 32 bits")
-    with pytest.raises(QuantityRangeError, match="more than 1000 digits: give a smaller quantity") as raised:
+    with pytest.raises(QuantityRangeError, match="more than 1000 digits: use a smaller quantity") as raised:
         Quantity(text)
     assert len(str(raised.value)) < 250
     with pytest.raises(QuantityRangeError):

@@ -74,6 +74,7 @@ async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_probes_of_a_webhook_are_answered(tmp_path: Path) -> None:
     async with hostile_clients.webhook(tmp_path) as (url, pid):

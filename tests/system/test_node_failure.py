@@ -20,7 +20,7 @@ from dra_kubeletplugin.host.fake import sysfs
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
-from dra_kubeletplugin.localcluster.kubelet.node import NOT_HEARD
+from dra_kubeletplugin.localcluster.kubelet.node import STATUS_UNKNOWN
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
 from tests.helpers.crash.harness import DRIVER, Box
 
@@ -73,7 +73,7 @@ async def died(b: Box, *, plugin: bool = True) -> None:
     if plugin:
         await b.kill()
     conditions = (await b.cluster.client.get(NODES, b.node.name))["status"]["conditions"]
-    unknown = {"status": "Unknown", "reason": NOT_HEARD}
+    unknown = {"status": "Unknown", "reason": STATUS_UNKNOWN}
     status = {"conditions": [c | unknown if c["type"] == "Ready" else c for c in conditions]}
     await b.cluster.client.patch(NODES, b.node.name, {"status": status}, sub="status")
 

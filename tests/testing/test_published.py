@@ -130,7 +130,7 @@ async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: 
 async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
     async with node_with(Wrong) as node:
         with pytest.raises(
-            PublishedError, match="part is missing; part is not published: it draws from counter set 'card'"
+            PublishedError, match="part is missing; part is not published: it consumes counters of counter set 'card'"
         ):
             await node.wait_published(["part"], timeout=0)
 
@@ -199,7 +199,7 @@ def test_many_devices_are_not_all_shown() -> None:
 
 
 def test_a_text_in_place_of_names_is_refused() -> None:
-    with pytest.raises(TypeError, match="give a list of names"):
+    with pytest.raises(TypeError, match="use a list of names"):
         differs(Published({}), "card-0")
 
 

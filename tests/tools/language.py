@@ -1,4 +1,4 @@
-"""Counts words of the project's former dialect and long sentences, in the package and in the documentation. Fails when a count exceeds its budget.
+"""Counts words of the project's former dialect in text, names and messages; fails when a count exceeds its budget.
 
 The budget is `language_budget.toml` beside this file. A budget only falls: lower it when a count has fallen. CONTRIBUTING says how
 to write. Usage: `python tests/tools/language.py [--list NAME]`, which prints each match of one count with its place.
@@ -22,6 +22,52 @@ WORDS = {
     "answer": r"(?<![a-z_])answers(?= (?:the|a|an|what|whether|all|none|true|false|with)\b)",
     "give": r"(?<![a-z_])gives?(?= (?:the|a|an|what|back|up) )",
 }
+NAMES = frozenset(
+    [
+        "answer",
+        "answered",
+        "answers",
+        "aside",
+        "asked",
+        "bury",
+        "distrust",
+        "echo",
+        "elsewhere",
+        "forgive",
+        "forgiven",
+        "heard",
+        "hopeless",
+        "impatient",
+        "judge",
+        "judged",
+        "judging",
+        "meant",
+        "mine",
+        "odd",
+        "ours",
+        "patience",
+        "perhaps",
+        "room",
+        "said",
+        "salvage",
+        "salvaged",
+        "says",
+        "stock",
+        "theirs",
+        "told",
+        "trouble",
+        "turn",
+        "verdict",
+        "verdicts",
+        "wish",
+    ]
+)
+"""Words in names of functions, classes, parameters, variables and attributes."""
+MESSAGES = (
+    r"(?<![a-z])(answer(s|ed)?|judged?|nobody|whoever|told|tells?|said|anew|mend(s|ed)?|besides|gave|no more(?! than)|by now|any more|"
+    r"what (is|has|was|it|they) |takes? away|goes on|undone)(?![a-z])"
+)
+"""Words in texts of at least three words that are no docstrings: errors, log lines, help."""
 LONGEST_SENTENCE = 30
 """Words in a sentence of a docstring or of a page."""
 _SENTENCE_END = re.compile(r"(?<=[.:;!?])\**\)?\s+")
@@ -80,11 +126,51 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[int, str]]:
             text = f"{text} {line.strip()}" if text else _LIST_ITEM.sub("", line)
 
 
+def defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yields each name that a module defines or assigns, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.arg(arg=name)
+            ):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+
+
+def names(paths: list[Path]) -> Iterator[Match]:
+    """Yields each name of a module that contains a word of :data:`NAMES`, once."""
+    for path in paths:
+        found = sorted(defined_names(ast.parse(path.read_text())), key=lambda n: n[1])
+        for name, line in dict(reversed(found)).items():
+            if NAMES.intersection(
+                re.split(r"_|(?<=[a-z])(?=[A-Z])", name.lower() if name.isupper() else name)
+            ) or NAMES.intersection(word.lower() for word in re.findall(r"[A-Z][a-z]+", name)):
+                yield path, line, name
+
+
+def messages(paths: list[Path]) -> Iterator[Match]:
+    """Yields the matches of :data:`MESSAGES` in strings that are no docstrings."""
+    for path in paths:
+        tree = ast.parse(path.read_text())
+        docstrings = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                if len(node.value.split()) >= 3:
+                    for found in re.finditer(MESSAGES, node.value, re.IGNORECASE):
+                        yield path, node.lineno, f"{found[0]}: {' '.join(node.value.split())[:100]}"
+
+
 def counted() -> dict[str, list[Match]]:
     out = {}
     for place, paths in (("src", sources()), ("docs", pages())):
         for name, pattern in WORDS.items():
             out[f"{place}.{name}"] = list(matches(paths, pattern))
+    out["src.names"] = list(names(sources()))
+    out["src.messages"] = list(messages(sources()))
     out["src.long_sentences"] = list(long_sentences(sources()))
     out["docs.long_sentences"] = list(long_sentences_of_pages(pages()))
     return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,17 +14,25 @@ from tests.tools import changed
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a package of two modules and one test file for each."""
+    """A repository with a package, a driver and tests."""
     files = {
+        "docs/page.md": "",
+        "drivers/x/src/x/driver.py": "",
+        "drivers/x/tests/test_x.py": "import x\n",
         "src/pkg/__init__.py": "",
-        "src/pkg/a.py": "",
-        "src/pkg/b.py": "",
-        "src/other.py": "",
-        "tests/helper.py": "",
-        "tests/unit/test_a.py": "from pkg import a\n",
-        "tests/unit/test_b.py": "from pkg.b import x\n",
-        "tests/local/test_package.py": "import pkg\n",
-        "tests/local/test_helped.py": "from ..helper import x\n",
+        "src/pkg/sub/__init__.py": "",
+        "src/pkg/sub/a.py": "",
+        "src/pkg/sub/b.py": "",
+        "src/pkg/other.py": "",
+        "tests/docs/test_pages.py": "",
+        "tests/helpers/helper.py": "",
+        "tests/far/test_b.py": "from pkg.sub.b import x\n",
+        "tests/far/test_helped.py": "from ..helpers.helper import x\nPAGE = 'page.md'\n",
+        "tests/far/test_package.py": "import pkg.sub\n",
+        "tests/sub/conftest.py": "",
+        "tests/sub/test_a.py": "from pkg.sub import a\n",
+        "tests/sub/test_b.py": "",
+        "tests/sub/test_b_is_killed.py": "",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,39 +45,49 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(*names: str) -> list[str]:
-    return [p.name for p in changed.tests_of([Path(n) for n in names])]
+    return [str(p).removeprefix("tests/") for p in changed.tests_of([Path(n) for n in names])]
 
 
-def test_changed_and_new_python_files_are_found_and_deleted_ones_are_not(tree: Path) -> None:
+def test_changed_and_new_files_are_found_and_deleted_ones_are_not(tree: Path) -> None:
     assert changed.changed() == []
-    (tree / "src/pkg/a.py").write_text("x = 1\n")
-    (tree / "src/pkg/b.py").unlink()
-    (tree / "tests/unit/test_new.py").touch()
+    (tree / "src/pkg/sub/a.py").write_text("x = 1\n")
+    (tree / "src/pkg/sub/b.py").unlink()
+    (tree / "tests/sub/test_new.py").touch()
     (tree / "notes.md").touch()
-    assert changed.changed() == [Path("src/pkg/a.py"), Path("tests/unit/test_new.py")]
+    assert changed.changed() == [Path("notes.md"), Path("src/pkg/sub/a.py"), Path("tests/sub/test_new.py")]
 
 
 @pytest.mark.usefixtures("tree")
-def test_tests_that_import_a_changed_module_come_before_those_of_its_package() -> None:
-    assert found("src/pkg/b.py") == ["test_b.py", "test_a.py", "test_package.py"]
-    assert found("src/pkg/__init__.py")[-1] == "test_package.py"
-    assert found("tests/helper.py") == ["test_helped.py"]
-    assert found("src/other.py") == []
-
-
-@pytest.mark.usefixtures("tree")
-def test_a_changed_test_file_comes_first() -> None:
-    assert found("src/pkg/b.py", "tests/local/test_helped.py") == [
-        "test_helped.py", "test_b.py", "test_a.py", "test_package.py",
+def test_tests_at_the_path_of_a_module_come_first_then_importers_then_those_of_its_package() -> None:
+    assert found("src/pkg/sub/b.py") == [
+        "sub/test_b.py", "sub/test_b_is_killed.py", "far/test_b.py", "sub/test_a.py", "far/test_package.py",
     ]  # fmt: skip
+    assert found("src/pkg/sub/__init__.py")[0] == "far/test_package.py"
+    assert found("src/pkg/other.py") == []
 
 
-def test_a_test_that_would_start_after_the_minute_is_skipped(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed.pytest_collection_finish(request.session)
-    changed.pytest_runtest_setup(request.node)
-    monkeypatch.setattr(changed, "_SECONDS", -1.0)
-    changed.pytest_collection_finish(request.session)
+@pytest.mark.usefixtures("tree")
+def test_tests_of_helpers_and_settings_of_tests_drivers_and_pages() -> None:
+    assert found("tests/helpers/helper.py") == ["far/test_helped.py"]
+    assert found("tests/sub/conftest.py") == ["sub/test_a.py", "sub/test_b.py", "sub/test_b_is_killed.py"]
+    assert found("drivers/x/src/x/driver.py") == ["drivers/x/tests/test_x.py"]
+    assert found("docs/page.md") == ["far/test_helped.py", "docs/test_pages.py"]
+
+
+@pytest.mark.usefixtures("tree")
+def test_a_changed_test_file_comes_first_and_alone() -> None:
+    assert found("tests/far/test_package.py") == ["far/test_package.py"]
+    assert found("src/pkg/sub/b.py", "tests/far/test_package.py")[:2] == ["far/test_package.py", "sub/test_b.py"]
+
+
+def test_a_test_that_would_start_after_the_minute_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = SimpleNamespace(config=SimpleNamespace(stash=pytest.Stash()))  # not the run of this test, which goes on
+    changed.pytest_collection_finish(run)
+    changed.pytest_runtest_setup(run)
+    monkeypatch.setenv("MAKE_CHECK_BEGUN", "0")
+    changed.pytest_collection_finish(run)
+    changed.pytest_runtest_setup(run)  # lint took long, and there is still some time for tests
+    monkeypatch.setattr(changed, "_LEAST", -1.0)
+    changed.pytest_collection_finish(run)
     with pytest.raises(pytest.skip.Exception, match="the minute of `make check` has passed"):
-        changed.pytest_runtest_setup(request.node)
+        changed.pytest_runtest_setup(run)

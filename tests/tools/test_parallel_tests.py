@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs pytest with two workers on one test file that has this tree's conftest.py beside it."""
+    """Runs pytest with a worker on one test file that has this tree's conftest.py beside it."""
 
     def run(source: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
@@ -31,15 +31,18 @@ def run(tmp_path: Path) -> Run:
             "pytest",
             "-q",
             "-n",
-            "2",
+            "1",
             "-p",
             "no:cacheprovider",
+            "-p",
+            "xdist",
             "-c",
             os.devnull,
             *args,
             "test_it.py",
         ]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | environment
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | environment
         return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
 
     return run

@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, Snapshot, explain
 from dra_kubeletplugin.analysis.explanation.device_reasons import taint_text
 from dra_kubeletplugin.scheduling.cel import CelError, CompileError, Device, compile_selector
@@ -45,6 +47,7 @@ def asked(case: JSON) -> Explanation:
     return explain(Snapshot.of(objects), "p")
 
 
+@pytest.mark.cases(1)
 @every_case("allocations")
 def test_what_was_allocated_fits_and_what_was_not_has_a_reason(case: JSON) -> None:
     found, expected = asked(case), case["expect"]
@@ -79,6 +82,7 @@ def with_change(case: JSON, text: str) -> JSON | None:
     return None
 
 
+@pytest.mark.cases(1)
 @every_case("cel")
 def test_the_parts_of_a_selector_say_together_what_the_whole_says(case: JSON) -> None:
     if case.get("listTypeAttributes") or "compileError" in case["expect"]:

@@ -42,12 +42,12 @@ class KnownNames:
                     at = self.names.setdefault(domain if slash else driver, {k: set() for k in _OWN})
                     at[kind].add(own if slash else str(name))
 
-    def doubts(self, expression: str) -> Iterator[str]:
+    def warnings(self, expression: str) -> Iterator[str]:
         """Yields sentences about names in a selector that no device has, in known domains."""
         for kind, domain, name in mentions(expression):
             if domain not in self.names:
-                if meant := did_you_mean(domain, self.names, _CLOSE):
-                    yield f"no device has {kind} of {domain!r}{meant}"
+                if hint := did_you_mean(domain, self.names, _CLOSE):
+                    yield f"no device has {kind} of {domain!r}{hint}"
                 continue
             there = self.names[domain]
             if not name or name in there[kind]:
@@ -78,11 +78,11 @@ def near_name_warnings(
             names[kind].add(str(meta.get("name")))
     for path, key, value in _texts(obj, ""):
         if (kind := _REFERENCES.get(key)) is not None and value not in names[kind]:
-            if meant := did_you_mean(value, names[kind], _CLOSE):
+            if hint := did_you_mean(value, names[kind], _CLOSE):
                 where = "these files or beside the driver" if classes and kind == "DeviceClass" else "these files"
-                yield path, f"no {kind} {value!r} in {where}{meant}"
+                yield path, f"no {kind} {value!r} in {where}{hint}"
         elif key == "expression":
-            yield from ((path, doubt) for doubt in published.doubts(value))
+            yield from ((path, warning) for warning in published.warnings(value))
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:

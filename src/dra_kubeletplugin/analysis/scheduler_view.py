@@ -18,7 +18,7 @@ from ..scheduling.framework.slice_cache import Slices
 from .snapshot import Snapshot
 
 JSON = dict[str, Any]
-_PLENTY = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
+_UNLIMITED = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": "100k"}
 
 
 class SchedulerView:
@@ -139,7 +139,7 @@ def _named_by_slices(slices: Iterable[JSON]) -> Iterator[JSON]:
     names = {str(s["spec"].get("nodeName") or "") for s in slices} - {""}
     for name in sorted(names):
         labels = {"kubernetes.io/hostname": name}
-        yield {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"allocatable": _PLENTY}}
+        yield {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"allocatable": _UNLIMITED}}
 
 
 def _named_by(claims: Iterable[JSON], templates: Iterable[JSON]) -> Iterator[JSON]:

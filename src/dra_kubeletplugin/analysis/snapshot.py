@@ -43,7 +43,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableObject:
     """An object that is malformed; it is ignored."""
 
     kind: str
@@ -75,7 +75,7 @@ class Snapshot:
     classes: tuple[JSON, ...] = ()
     slices: tuple[JSON, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadableObject, ...] = ()
     live: bool = False
 
     @classmethod
@@ -98,7 +98,9 @@ class Snapshot:
                 found[resource.plural].append(validated(known))
             except FAULTS as e:
                 meta = known["metadata"]
-                unread.append(Unread(known["kind"], str(meta.get("namespace") or ""), str(meta["name"]), describe(e)))
+                unread.append(
+                    UnreadableObject(known["kind"], str(meta.get("namespace") or ""), str(meta["name"]), describe(e))
+                )
         return cls.by_plural(found, gaps, unread, live=live)
 
     @classmethod
@@ -106,7 +108,7 @@ class Snapshot:
         cls,
         found: Mapping[str, Sequence[JSON]],
         gaps: Iterable[Gap] = (),
-        unread: Iterable[Unread] = (),
+        unread: Iterable[UnreadableObject] = (),
         *,
         live: bool = False,
     ) -> Snapshot:

@@ -101,10 +101,10 @@ class ClusterWatcher:
         out = []
         for kind in self._kinds:
             if kind.reflector.fault and kind.reflector.fault_status in _REFUSED:
-                if kind.reflector.heard:
+                if kind.reflector.last_message:
                     name = kind.resource.plural
                     why = (
-                        f'cannot list {name} any more: their last known state is shown; ask for the verb "list" on them'
+                        f'can no longer list {name}: their last known state is shown; ask for the verb "list" on them'
                         if kind.reflector.fault_of_list
                         else f'cannot watch {name}: they are listed again every 30 s at most; ask for the verb "watch" on them'
                     )

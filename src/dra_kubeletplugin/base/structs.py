@@ -10,7 +10,7 @@ import msgspec
 _MESSAGES = (
     (re.compile("^Unexpected keyword argument ('.*')$"), r"got an unexpected keyword argument \1"),
     (re.compile("^Missing required argument ('.*')$"), r"missing 1 required argument: \1"),
-    (re.compile("^Extra positional arguments provided$"), "takes fewer positional arguments"),
+    (re.compile("^Extra positional arguments provided$"), "got too many positional arguments"),
 )
 
 

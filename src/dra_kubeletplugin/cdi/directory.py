@@ -25,7 +25,7 @@ from .spec import validate_device_name, validate_kind, version_to_declare
 CLASS = "claim"
 _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
-_FRESH = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
@@ -130,7 +130,7 @@ class ClaimSpecs:
         """
         temporary = f"{self._notes}{_TEMPORARY}{self.token}"
         with naming(str(self.root)):
-            fd = self._open(temporary, _FRESH, 0o600)
+            fd = self._open(temporary, _CREATE, 0o600)
             try:
                 _write_all(fd, bytes(_PROBE))
             finally:
@@ -197,7 +197,7 @@ class ClaimSpecs:
         return spec
 
     def uids(self) -> list[str]:
-        """The claims that have a file of ours. A name that no claim has is not ours.
+        """Returns the UIDs of the claims that have a CDI file of this driver. Files with other names are ignored.
 
         Raises ``OSError``.
         """
@@ -253,7 +253,7 @@ def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
     Raises ``OSError`` that names ``path``.
     """
     with naming(path):
-        fd = os.open(temporary, _FRESH, mode)
+        fd = os.open(temporary, _CREATE, mode)
         try:
             try:
                 _write_all(fd, data)
@@ -272,9 +272,9 @@ def encoded(spec: Mapping[str, Any]) -> bytes:
 
 
 def content_of(path: str) -> bytes:
-    """Never waits for a pipe, nor reads a device or a file without end.
+    """Reads a file. Never waits for a pipe and never reads a device or an endless file.
 
-    Raises ``OSError``, or ``ValueError`` for what no file of ours is.
+    Raises ``OSError``, or ``ValueError`` for a file that the driver cannot have written.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with naming(path), os.fdopen(fd, "rb") as file:

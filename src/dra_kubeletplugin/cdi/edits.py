@@ -237,4 +237,4 @@ def _check_text(value: object, path: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidSpecError(f"{path} {value[:80]!r} is no valid Unicode text") from None
+            raise InvalidSpecError(f"{path} {value[:80]!r} is not valid Unicode") from None

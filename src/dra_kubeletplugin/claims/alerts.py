@@ -77,8 +77,8 @@ class Alerts:
                 if claim := _subject_of(row):
                     yield (
                         claim,
-                        "RecordSetAside",
-                        f"its record on the node cannot be read, so its devices stay held: {row.reason}",
+                        "RecordUnreadable",
+                        f"the record of this claim on the node cannot be read, so its devices stay held: {row.reason}",
                     )
             elif row.state is State.PREPARED:
                 claim = claim_subject(row.namespace, row.name, row.uid)
@@ -91,11 +91,11 @@ class Alerts:
             pool, name = device["pool"], device["device"]
             shown = printable(f"{pool}/{name}")
             if inventory.find(name, pool) is not None and inventory.get(name, pool) is None:
-                yield "DeviceVanished", f"device {shown}, which this claim has, is not on the node any more"
+                yield "DeviceVanished", f"device {shown} of this claim is no longer on the node"
             elif not inventory.healthy(name, pool):
                 yield (
                     "DeviceUnhealthy",
-                    f"device {shown}, which this claim has, is unhealthy: {inventory.unhealthy_reason(name, pool)}",
+                    f"device {shown} of this claim is unhealthy: {inventory.unhealthy_reason(name, pool)}",
                 )
 
 

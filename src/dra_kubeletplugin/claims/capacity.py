@@ -73,7 +73,7 @@ class Shortage:
             Quantity(Decimal(n).scaleb(-_NANO), self.format) for n in (self.requested, self.limit, self.held)
         )
         rest = f", of which {held} are held" if self.holders else ""
-        return f"{requested} of {self.resource} are asked for and there are {limit}{rest}"
+        return f"{requested} of {self.resource} are requested and {limit} exist{rest}"
 
 
 class _Takes(msgspec.Struct, frozen=True):

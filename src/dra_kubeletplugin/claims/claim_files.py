@@ -42,7 +42,7 @@ class _Note(msgspec.Struct):
 
 
 def note_of(record: Record) -> bytes:
-    """Encodes the note of a prepared claim. The same record gives the same bytes, so that notes can be compared."""
+    """Encodes the note of a prepared claim. Equal records have equal bytes, so that notes can be compared."""
     doc = msgspec.Raw(msgspec.json.encode(record.doc))
     return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
 

@@ -243,7 +243,7 @@ class DeviceStatusReporter:
                     return False
                 entries = merged(found, self.driver, self.manager, wanted)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as e:
-                what = f"what the API server has as claim {claim} is no ResourceClaim"
+                what = f"the API server's object for claim {claim} is not a ResourceClaim"
                 raise ApiError(f"{what}: {describe(e)}") from None
             if entries is None:
                 return False
@@ -254,7 +254,7 @@ class DeviceStatusReporter:
                     raise
                 continue  # another writer changed the claim: read it again
             return True
-        raise ApiError(f"claim {claim} is written by others all the time", status=409)
+        raise ApiError(f"claim {claim} is written by other clients again and again", status=409)
 
     async def _apply(self, resource: Resource, claim: ClaimKey, version: str, entries: list[JSON]) -> None:
         body = {
@@ -265,8 +265,8 @@ class DeviceStatusReporter:
         }
         path = resource.path(claim.namespace, claim.name, "status")
         query = {"fieldManager": self.manager, "force": "true"}
-        answer = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
-        if entries and not _has_device_statuses(answer.body):
+        response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
+        if entries and not _has_device_statuses(response.body):
             raise ApiError(
                 "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
             )

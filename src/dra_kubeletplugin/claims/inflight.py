@@ -126,4 +126,4 @@ def as_dra_error(e: BaseException) -> DraError:
     if isinstance(e, DraError):
         return e
     log.error("unexpected exception inside the plugin; please report it", exc_info=e)
-    return DraError(f"a fault inside the plugin: {describe(e)}")
+    return DraError(f"an internal error of the plugin: {describe(e)}")

@@ -18,12 +18,11 @@ from typing import Any
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
 from . import metadata_files
-from .claim_files import ClaimFiles
-from .inflight import ClaimTasks, Work, as_dra_error
+from .context import ClaimContext
+from .inflight import Work, as_dra_error
 from .record import Record, State
 from .store.records import Records
-from .store.store import FollowUp, RecordStore
-from .transitions import Transitions
+from .store.store import FollowUp
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
@@ -33,14 +32,10 @@ _EXTRA_WAIT = 5.0  # seconds beyond the timeout after which a blocked thread giv
 class MetadataUpdates:
     """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
-    def __init__(
-        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, *, timeout: float
-    ) -> None:
-        self.store = store
-        self.files = files
-        self.transitions = transitions
-        self.tasks = tasks
-        self.timeout = timeout
+    def __init__(self, context: ClaimContext) -> None:
+        self.context = context
+        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
+        self.timeout = context.settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
@@ -70,15 +65,15 @@ class MetadataUpdates:
 
     async def apply(self, update: MetadataUpdate) -> int:
         """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
-        if self.tasks.ending:
+        if self.context.tasks.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
         deadline = time.monotonic() + self.timeout
-        task, _ = self.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} is worked on for more than {self.timeout:g} s, and its metadata is updated after "
-                "that: do not wait for it within prepare, which says what it knows with prepared()"
+                f"claim {printable(update.uid)} has been in work for more than {self.timeout:g} s, and its metadata is updated after "
+                "that: do not wait for it within prepare, which passes metadata to prepared()"
             )
         if task.cancelled():
             raise StoppingError("update_metadata(): the plugin is shutting down")
@@ -90,7 +85,7 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
         """Runs as the in-flight work of the claim."""
         while True:
-            done = await self.store.do(
+            done = await self.context.store.do(
                 lambda records: self._record(records, update),
                 then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else done,
             )
@@ -98,41 +93,44 @@ class MetadataUpdates:
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
-                raise ClaimBusyError(f"claim {update.uid} is prepared by another instance of the plugin for too long")
+                raise ClaimBusyError(
+                    f"claim {update.uid} is still being prepared by another instance of the plugin: try again later"
+                )
             await asyncio.sleep(_POLL)
 
     def _record(self, records: Records, update: MetadataUpdate) -> Any:
         """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.transitions.readable(records.read(update.uid))
-        if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
+        row = self.context.transitions.readable(records.read(update.uid))
+        if row is not None and row.state is State.PREPARING and self.context.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.doc, record.fence
         record.doc = metadata_files.updated(record, update)
         if record.doc is not before:
             records.update(record, fence)
-            self.files.note(record)
+            self.context.files.note(record)
         return True
 
     def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.transitions.readable(records.read(update.uid)), update)
+        record = self._prepared(self.context.transitions.readable(records.read(update.uid)), update)
         try:
-            self.files.put_metadata(record)
+            self.context.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
-                f"metadata of claim {record.shown} is on record, and will be written when it can: {e}"
+                f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
             ) from None
         return metadata_files.generation(record, update.request)
 
     def _prepared(self, row: Record | None, update: MetadataUpdate) -> Record:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
-            raise MetadataUpdateError(f"claim {shown} is not prepared, or not any more: there is no metadata to update")
-        if not self.transitions.is_prepared(row):
+            raise MetadataUpdateError(f"claim {shown} is not prepared, so it has no metadata to update")
+        if not self.context.transitions.is_prepared(row):
             raise MetadataUpdateError(
-                f"claim {row.shown} was prepared before the node was rebooted, or is known from its hardware alone: the kubelet "
-                "has it prepared anew before a container starts"
+                f"claim {row.shown} was prepared before the node was rebooted, or was recovered from the hardware without its "
+                f"record: the kubelet "
+                "prepares it again before a container starts"
             )
         return row
 
@@ -156,7 +154,7 @@ class _PendingUpdate(Awaitable[int]):
         try:
             self._done.result(seconds)
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
-            raise StoppingError("update_metadata(): the plugin stopped before it was done") from None
+            raise StoppingError("update_metadata(): the plugin stopped before the update was complete") from None
 
     def _ended(self, done: concurrent.futures.Future[int]) -> None:
         error = None if done.cancelled() else done.exception()

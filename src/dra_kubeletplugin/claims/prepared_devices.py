@@ -21,8 +21,10 @@ from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 _TEXT = (str, type(None))
-_IN_ITS_FILE = ": it is a described one, name it under `nodes:` of the host's file, or under `classes:` of the function that it is of"
-_INSTALL = ": install there what makes it, such as its kernel driver, or correct the path"
+_IN_ITS_FILE = (
+    ": the host is a described one; add the path to its file, under `nodes:`, or under `classes:` of its PCI function"
+)
+_INSTALL = ": install what creates it on the host, such as its kernel driver, or correct the path"
 _NUMBER = re.compile(r"\d+")
 _Key = tuple[str, str, str | None, str]  # pool, device, share id, request
 
@@ -93,7 +95,7 @@ def complete(
         record.doc["cdi"] = specs.build(edits)
     except InvalidSpecError as e:
         raise BadAnswerError(
-            f"claim {claim.namespace}/{claim.name}: prepare answered CDI edits that no runtime takes: {e}"
+            f"claim {claim.namespace}/{claim.name}: prepare returned CDI edits that no runtime accepts: {e}"
         ) from None
 
 
@@ -103,17 +105,17 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     by_key: dict[_Key, PreparedDevice] = {}
     if not is_a(prepared, Iterable):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
-        raise BadAnswerError(f"{shown}: prepare answered {_type(prepared)}, not a list of PreparedDevice{hint}")
+        raise BadAnswerError(f"{shown}: prepare returned {_type(prepared)}, not a list of PreparedDevice{hint}")
     for p in prepared:
         if not is_a(p, PreparedDevice):
             raise BadAnswerError(
-                f"{shown}: prepare answered a list with {_type(p)}, not PreparedDevice"
-                f"{instead_of_item(p, 'PreparedDevice') or ': answer device.prepared(...) for each of claim.devices'}"
+                f"{shown}: prepare returned a list with {_type(p)}, not PreparedDevice"
+                f"{instead_of_item(p, 'PreparedDevice') or ': return device.prepared(...) for each of claim.devices'}"
             )
         key = (p.pool, p.name, p.share_id, p.request)
         if not all(is_a(k, _TEXT) for k in key):
             raise BadAnswerError(
-                f"{shown}: prepare answered a PreparedDevice whose names are no text: use AllocatedDevice.prepared()"
+                f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
             )
         fields = (
             ("edits", p.edits, ContainerEdits),
@@ -123,11 +125,11 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
         for field, value, kind in fields:
             if not is_a(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
-                    f"{shown}: prepare answered device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
+                    f"{shown}: prepare returned device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                     f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         if key in by_key:
-            raise BadAnswerError(f"{shown}: prepare answered device {p.name} twice for request {p.request}")
+            raise BadAnswerError(f"{shown}: prepare returned device {p.name} twice for request {p.request}")
         by_key[key] = p
     wanted = {(a.pool, a.name, a.share_id, a.request): a for a in claim.devices}
     if by_key.keys() != wanted.keys():
@@ -138,11 +140,11 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
 def _mismatch(shown: str, returned: Set[_Key], wanted: Set[_Key]) -> BadAnswerError:
     for pool, name, share, request in returned - wanted:
         return BadAnswerError(
-            f"{shown}: prepare answered device {name} of pool {pool}{f', share {share},' if share else ''} for request "
+            f"{shown}: prepare returned device {name} of pool {pool}{f', share {share},' if share else ''} for request "
             f"{request!r}, which is not allocated to it: use AllocatedDevice.prepared()"
         )
     missing = next(iter(wanted - returned))
-    return BadAnswerError(f"{shown}: prepare answered nothing for device {missing[1]}: answer every device")
+    return BadAnswerError(f"{shown}: prepare returned no entry for device {missing[1]}: return one for every device")
 
 
 def _check_paths(claim: Claim, device: PreparedDevice, host: Host) -> None:

@@ -34,7 +34,7 @@ from ..resourceapi.types import Device
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_FRESH = 2.0  # seconds for which a response is reused by later callers
+_MAX_AGE = 2.0  # seconds for which a response is reused by later callers
 _LONGEST = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class _SharedRequest(Generic[T]):
             # Retrieved, also if no caller waits any more.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._task, self._began = task, loop.time()
-            loop.call_later(_LONGEST + _FRESH, self._forget, task)
+            loop.call_later(_LONGEST + _MAX_AGE, self._forget, task)
         return await asyncio.shield(task)
 
     async def _bounded(self) -> T:
@@ -175,16 +175,16 @@ class SliceLookup:
         """
         try:
             # A device that was missing in a cached response may have been published since.
-            for since, sure in ((started - _FRESH, False), (started, True)):
-                if found := await self._find(shown, pool, name, since, sure=sure):
+            for since, is_current in ((started - _MAX_AGE, False), (started, True)):
+                if found := await self._find(shown, pool, name, since, is_current=is_current):
                     return found
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
                 f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
-                f"read now: {e if isinstance(e, ApiError) else f'no answer within {_LONGEST:g} s'}"
+                f"read now: {e if isinstance(e, ApiError) else f'no response within {_LONGEST:g} s'}"
             ) from None
         raise WrongNodeError(
-            f"{shown}: device {name} is of pool {pool}, which is no pool of node {self._node} and of no ResourceSlice for it"
+            f"{shown}: device {name} is of pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice for this node"
         )
 
     async def kubelet_is_away(self) -> bool:
@@ -205,13 +205,13 @@ class SliceLookup:
         try:
             status = msgspec.convert(node, _Node).status or _NodeStatus()
         except msgspec.ValidationError as e:
-            raise ApiError(f"what the API server answers is no Node: {printable(e)}") from None
+            raise ApiError(f"the API server's response is not a Node: {printable(e)}") from None
         return _NodeCondition("Ready", "True") not in (status.conditions or ())
 
-    async def _find(self, shown: str, pool: str, name: str, since: float, *, sure: bool) -> RemoteDevice | None:
+    async def _find(self, shown: str, pool: str, name: str, since: float, *, is_current: bool) -> RemoteDevice | None:
         """Returns the device, or None if no pool has it for this node.
 
-        If the lookup is ``sure`` and the pool exists, it raises the reason why the device cannot be used.
+        If the lookup is ``is_current`` and the pool exists, it raises the reason why the device cannot be used.
         """
         sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
         for source in sources:
@@ -224,16 +224,18 @@ class SliceLookup:
                     return _read(shown, pool, entry[0], seen)
             except (AttributeError, KeyError, TypeError, ValueError) as e:
                 raise DevicesUnknownError(
-                    f"{shown}: this version of the plugin cannot read how device {name} is described in the ResourceSlices of "
+                    f"{shown}: this version of the plugin cannot read device {name} in the ResourceSlices of "
                     f"pool {pool}: {describe(e)}"
                 ) from None
-            if not sure:
+            if not is_current:
                 return None
             if entry is not None:
-                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not for node {self._node}")
+                raise WrongNodeError(f"{shown}: device {name} of pool {pool} is not available on node {self._node}")
             if not seen.complete:
-                raise DevicesUnknownError(f"{shown}: device {name} is not known, pool {pool} is being written just now")
-            raise DeviceGoneError(f"{shown}: device {name} is in pool {pool} no more")
+                raise DevicesUnknownError(
+                    f"{shown}: device {name} is not known, because pool {pool} is being updated: the kubelet retries"
+                )
+            raise DeviceGoneError(f"{shown}: device {name} is no longer in pool {pool}")
         return None
 
     async def _is_here(self, entry: tuple[JSON, JSON], since: float) -> bool:
@@ -283,11 +285,11 @@ def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
     try:
         return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"what the API server answers is no ResourceSlice: {printable(e)}") from None
+        raise ApiError(f"the API server's response is not a ResourceSlice: {printable(e)}") from None
 
 
 def _read(shown: str, pool: str, raw: JSON, seen: _Pool) -> RemoteDevice:
     if any(t["key"] == GONE.key for t in raw.get("taints") or ()):
-        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: its taint says so")
+        raise DeviceGoneError(f"{shown}: device {raw['name']} of pool {pool} vanished: it has the taint {GONE.key}")
     device = read_device(raw)
     return RemoteDevice(device, {s: seen.counter_sets.get(s, {}) for s in device.consumes_counters})

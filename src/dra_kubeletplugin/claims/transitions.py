@@ -112,8 +112,8 @@ class Transitions:
             raise fault
         if records.has_meta(RECOVER):
             raise HardwareUnknownError(
-                "the records were made anew, and recover() of the driver has not yet said what its hardware has in use: "
-                "nothing is prepared before it has; the kubelet tries again"
+                "the record database was created again, and recover() of the driver has not yet returned which devices are in use: "
+                "no claim is prepared until it has; the kubelet retries"
             )
         self._check_node(records)
         try:
@@ -140,8 +140,8 @@ class Transitions:
         uids = records.uids() if former is not None else ()
         if uids:
             raise HardwareUnknownError(
-                f"{len(uids)} claims were prepared when this node was named {former}, and may hold the same devices: nothing new is "
-                f"prepared before the kubelet has unprepared them ({', '.join(sorted(uids)[:3])})"
+                f"{len(uids)} claims were prepared when this node was named {former}, and may hold the same devices: no other claim "
+                f"is prepared until the kubelet has unprepared them ({', '.join(sorted(uids)[:3])})"
             )
         records.set_meta(_NODE, self.node)
 

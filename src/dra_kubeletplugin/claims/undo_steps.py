@@ -52,10 +52,10 @@ class UndoRecorder(UndoRegistrar):
         with self._lock:
             if self._closed:
                 raise DriverError(
-                    f"on_undo({step!r}) came after prepare had ended: register a reversal before the step that it reverses"
+                    f"on_undo({step!r}) came after prepare had ended: register an undo step before the step that it undoes"
                 )
             if len(self._registrations) >= _MOST:
-                raise DriverError(f"on_undo({step!r}) is more than the {_MOST:,} reversals that a claim may have")
+                raise DriverError(f"on_undo({step!r}) is more than the {_MOST:,} undo steps that a claim may have")
             self._steps.append(entry)
             registration = _Registration(step, self._begin(step))
             self._registrations.append(registration)
@@ -67,7 +67,7 @@ class UndoRecorder(UndoRegistrar):
         """Returns the step as it is recorded. Raises :class:`DriverError` for a step that could not be run or stored."""
         shown = f"on_undo({step!r})"
         if not isinstance(step, str):
-            raise DriverError(f"{shown}: the step is named by a text")
+            raise DriverError(f"{shown}: the step's name must be text")
         step = str.__str__(step)  # an instance of a subclass of str could not be stored
         fault = _mismatch(self._driver, step, data)
         if fault:
@@ -136,7 +136,7 @@ class _Registration(Awaitable[None]):
         self.awaited = True
         concurrent.futures.wait([self.saving], _SAVE_WAIT)
         if not self.saving.done():
-            raise RecordsError(f"on_undo({self.step!r}) was not on disk within {_SAVE_WAIT:g} s: see the disk")
+            raise RecordsError(f"on_undo({self.step!r}) was not written within {_SAVE_WAIT:g} s: see the node's disk")
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -145,14 +145,14 @@ class _Registration(Awaitable[None]):
         except DraError:
             raise
         except concurrent.futures.CancelledError:
-            raise StoppingError(f"on_undo({self.step!r}): the plugin stopped before it was on disk") from None
+            raise StoppingError(f"on_undo({self.step!r}): the plugin stopped before the step was written") from None
         except Exception as e:
-            raise RecordsError(f"on_undo({self.step!r}) is not on disk: {describe(e)}") from e
+            raise RecordsError(f"on_undo({self.step!r}) could not be written: {describe(e)}") from e
 
     def forgotten(self) -> str:
         return (
             f"claim.on_undo({self.step!r}, ...) was not awaited: write `await claim.on_undo(...)`, or the step may be taken "
-            "before its reversal is on disk"
+            "before its undo step is on disk"
         )
 
 
@@ -214,10 +214,10 @@ def _named(step: Step) -> str:
 async def _run_step(driver: Driver, calls: Calls, step: Step, claim: PreparedClaim) -> None:
     name, data = (step.get("step"), step.get("data")) if isinstance(step, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(data, Mapping):
-        raise RecordsError(f"an undo step on record cannot be read: {printable(step)}")
+        raise RecordsError(f"a recorded undo step cannot be read: {printable(step)}")
     fault = _mismatch(driver, name, data)
     if fault:
-        raise DriverError(f"a step that an older version of the driver registered cannot be undone: {fault}")
+        raise DriverError(f"an undo step of an older version of the driver cannot be run: {fault}")
     await calls(getattr(driver, f"undo_{name}"), claim, **data)
 
 

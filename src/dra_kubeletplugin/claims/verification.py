@@ -62,7 +62,7 @@ class ClaimIdentity:
 class VerifiedClaim:
     """A live, allocated claim.
 
-    ``fault`` is why the claim cannot be prepared now; a claim that is already prepared is returned from its record in spite of it.
+    ``fault`` is why the claim cannot be prepared now; for a claim that is already prepared, the record is returned instead.
     ``entries`` are its devices as a record stores them before they are prepared. ``supply`` has the limits at the time of the check.
     """
 
@@ -106,7 +106,7 @@ class Verifier:
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     def stuck(self) -> str:
-        """Why claims with large parameters cannot be verified any more; empty where they can."""
+        """Why claims with large parameters cannot be verified; empty if they can."""
         stuck = self._resolver.stuck()
         return f"claims with large parameters cannot be prepared: {stuck}: restart the plugin's pod" if stuck else ""
 
@@ -126,21 +126,21 @@ class Verifier:
         """
         try:
             resource = await self.client.dra("resourceclaims")
-            answer: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
+            response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
             if e.status != 404 or not e.names(ref.name):
                 # A refusal does not mean that the claim is gone.
                 # The cause may be a rotated token, a permission, or a version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
-            answer = None
-        if answer is None:
+            response = None
+        if response is None:
             yield None
             return
-        if len(answer.body) <= _LARGE:
-            yield _fetched(ref, resource, answer)
+        if len(response.body) <= _LARGE:
+            yield _fetched(ref, resource, response)
             return
         async with self._large:
-            yield await asyncio.to_thread(_fetched, ref, resource, answer)
+            yield await asyncio.to_thread(_fetched, ref, resource, response)
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
@@ -229,27 +229,27 @@ class Verifier:
         if device is None:
             if not self.inventory.known:
                 raise DevicesUnknownError(
-                    f"claim {ref}: device {name} is not known yet, because the driver has not answered which devices there are: "
-                    "the kubelet tries again; see the plugin's readiness"
+                    f"claim {ref}: device {name} is not known yet, because devices() of the driver has not succeeded: "
+                    "the kubelet retries; see the plugin's readiness"
                 )
             if pool in self.inventory.pools:
-                raise DeviceGoneError(f"claim {ref}: device {name} is not on this node any more")
+                raise DeviceGoneError(f"claim {ref}: device {name} is no longer on this node")
         elif self.refuse_unhealthy and not result.admin_access and not self.inventory.healthy(name, pool):
             reason = self.inventory.unhealthy_reason(name, pool)
             raise DeviceUnhealthyError(f"claim {ref}: device {name} is unhealthy: {reason}")
         return device
 
 
-def _fetched(ref: ClaimIdentity, resource: Resource, answer: HttpResponse) -> FetchedClaim:
+def _fetched(ref: ClaimIdentity, resource: Resource, response: HttpResponse) -> FetchedClaim:
     """Decodes a response. Raises :class:`ApiUnavailableError` if it is not a ResourceClaim."""
     try:
-        fields = ClaimFields.decode(answer.body)
-        obj: EncodedClaim | JSON = EncodedClaim(answer.body)
+        fields = ClaimFields.decode(response.body)
+        obj: EncodedClaim | JSON = EncodedClaim(response.body)
         if resource.version == "v1beta1":  # the only version with another shape
-            found = {**from_json(answer.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
+            found = {**from_json(response.body), "apiVersion": resource.api_version, "kind": "ResourceClaim"}
             obj = convert(found, "v1")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
         raise ApiUnavailableError(
-            f"claim {ref} cannot be read now: what the API server answers is no ResourceClaim: {describe(e)}"
+            f"claim {ref} cannot be read now: the API server's response is not a ResourceClaim: {describe(e)}"
         ) from None
     return FetchedClaim(obj, fields)

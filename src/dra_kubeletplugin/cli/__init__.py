@@ -27,72 +27,70 @@ DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_ro
 OF_DRIVERS = ("run", "controller", "inspect", "dev")
 """Commands that accept the options of the drivers in their arguments."""
 KINDS = ("pci", "chardev", "sdk")
-HOST = "a described host in place of this machine: a YAML file, or the name of one that comes with the package"
+HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
+DRIVER = "driver: a Python file, a package's folder, or module:Class"
 
 
 def parser() -> Parser:
     out = Parser(prog="dra", description="Kubernetes DRA drivers in Python.", epilog=epilog())
-    out.add_argument("--version", action="store_true", help="print the version and end")
+    out.add_argument("--version", action="store_true", help="print the version and exit")
     commands = out.add_subparsers(dest="command", metavar="COMMAND")
-    run = commands.add_parser("run", help="run a driver as a node's plugin", description="Runs a driver until SIGTERM.")
-    run.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
+    run = commands.add_parser(
+        "run",
+        help="run a driver as the plugin of a node",
+        description="Runs the plugin of a driver on a node until SIGTERM.",
+    )
+    run.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(run)
     controller = commands.add_parser(
         "controller",
-        help="run a driver's controller, one for the cluster",
-        description="Publishes a driver's pools that belong to no single node, and binds claims, until SIGTERM.",
+        help="run the controller of a driver",
+        description="Publishes a driver's pools without a node, and binds claims, until SIGTERM.",
     )
-    controller.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
+    controller.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(controller, ControllerSettings)
     _add_dev(commands.add_parser(
         "dev",
-        help="a local cluster with drivers, and verbs for what happens to it",
-        description="Starts a whole cluster in one process, with drivers on its nodes, or says what happens to one that runs.",
-        epilog="Verbs for a cluster that runs in another shell: `dra dev VERB --help`; " + ", ".join(dev_client_args.VERBS),
+        help="run a local cluster with drivers, or change a running one",
+        description="Starts a local cluster in one process, with drivers on its nodes, or changes a running one.",
+        epilog="Verbs that change a cluster in another shell (`dra dev VERB --help`): " + ", ".join(dev_client_args.VERBS),
     ))  # fmt: skip
     claims = commands.add_parser(
         "claims",
         help="list or forget records of prepared claims",
-        description="Lists what is prepared on this node, of one driver or of all; `forget UID` drops a record and frees its devices. "
-        "Run it where the kubelet's folder is: on the node, or in the plugin's pod.",
+        description="Lists the records of prepared claims on this node, of one driver or of all; `forget UID` deletes a record and "
+        "releases its devices. Run it on the node or in the plugin's pod, where the kubelet's folder is.",
     )
-    claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list")
-    claims.add_argument("uid", nargs="?", help="UID of the record to forget")
+    claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list", help="default: list")
+    claims.add_argument("uid", nargs="?", help="UID of the claim whose record is deleted")
     add_output(claims)
-    claims.add_argument("--yes", action="store_true", help="forget without asking")
+    claims.add_argument("--yes", action="store_true", help="forget without confirmation")
     add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
     cleanup = commands.add_parser(
         "cleanup",
-        help="remove what an uninstalled driver left on this node",
-        description="Removes an uninstalled driver's ResourceSlices, sockets, CDI files and records of this node. Never while it lives.",
+        help="remove the files and slices of an uninstalled driver from this node",
+        description="Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, unless its plugin runs.",
     )
-    cleanup.add_argument("--force", action="store_true", help="also when claims are still prepared")
+    cleanup.add_argument("--force", action="store_true", help="remove them even if claims are still prepared")
     add_output(cleanup)
     add_settings(
         cleanup,
         only=(
-            "driver_name",
-            "node_name",
-            "kubeconfig",
-            "service_account",
-            "kubelet_root",
-            "cdi_root",
-            "api_timeout",
-            "lock_timeout",
+            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_timeout",
         ),
-    )
+    )  # fmt: skip
     inspect = commands.add_parser(
         "inspect",
-        help="show the PCI tree and what a driver would publish",
-        description="Shows this machine's PCI functions, and the pools that a driver would publish with the reasons for what is left out. "
+        help="show the PCI functions and what a driver would publish",
+        description="Shows this machine's PCI functions, the pools that a driver would publish, and why some devices would not be. "
         "Needs no cluster.",
     )
-    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help="a file, a package's folder, or module:Class")
+    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help=DRIVER)
     inspect.add_argument("--host", metavar="HOST", help=HOST)
     inspect.add_argument(
-        "--describe-host", action="store_true", help="print the machine as a description for --host, and nothing else"
+        "--describe-host", action="store_true", help="print only this machine's description for --host"
     )
-    inspect.add_argument("--controller", action="store_true", help="what `dra controller` would publish")
+    inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
     add_output(inspect)
     add_settings(
         inspect,
@@ -104,80 +102,84 @@ def parser() -> Parser:
     _add_doctor(commands)
     _add_own_package(commands)
     _add_completion(commands)
-    add_explain(commands.add_parser("explain", help="why a pod or a claim waits, and what would have to change"))
-    add_simulate(commands.add_parser("simulate", help="whether and where pods would fit, and how many more"))
-    add_top(commands.add_parser("top", help="devices, who has them, and which pods wait: live"))
+    add_explain(
+        commands.add_parser("explain", help="explain why a pod or a claim waits, and which change would be enough")
+    )
+    add_simulate(commands.add_parser("simulate", help="find out whether and where pods would fit, and how many more"))
+    add_top(commands.add_parser("top", help="show devices, their holders and waiting pods, live"))
     return out
 
 
 def _add_parameters(commands: Any) -> None:
     validate = commands.add_parser(
         "validate",
-        help="judge claims, templates, classes and pods in files",
-        description="Judges objects in files as an API server would, and parameters in them as the drivers would. Needs no cluster. "
-        "Exit code 1 where something is wrong.",
+        help="validate claims, templates, classes and pods in files",
+        description="Validates objects in files as an API server does, and their opaque parameters as the drivers do. Needs no cluster. "
+        "Exit code 1 if an object is invalid.",
     )
     validate.add_argument(
         "files",
         metavar="FILE",
         nargs="+",
-        help="YAML or JSON with objects, or a folder of such files; - for standard input",
+        help="YAML or JSON file with objects, or a folder of such files; - for standard input",
     )
     validate.add_argument(
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-        help="a file, a package's folder, or module:Class: who reads the parameters; may be repeated",
+        help=DRIVER + "; it validates the parameters; may be repeated",
     )  # fmt: skip
-    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver, instead of the class's own")
+    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver; by default the name in its class")
     validate.add_argument(
         "--host",
         metavar="HOST",
-        help="with --driver: a described host; selectors may name the attributes of its devices",
+        help="with --driver: described host, whose devices' attributes selectors may use",
     )
     add_output(validate)
     _add_webhook(commands.add_parser(
         "webhook",
-        help="refuse wrong parameters when a claim is written",
-        description="A validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM.",
+        help="run an admission webhook that rejects invalid parameters",
+        description="Runs a validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM.",
     ))  # fmt: skip
     schema = commands.add_parser(
         "schema",
-        help="print the JSON Schema of a driver's parameters",
-        description="Prints the JSON Schema of what a claim may give a driver as opaque.parameters.",
+        help="print the JSON Schema of a driver's opaque parameters",
+        description="Prints the JSON Schema of the opaque parameters that a driver accepts.",
     )
-    schema.add_argument("driver", metavar="DRIVER", help="a file, a package's folder, or module:Class")
+    schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_output(schema, "json")
-    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, where the driver knows several")
+    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, if the driver has several")
 
 
 def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="what is broken on this node, in its drivers and in the cluster",
-        description="Looks at kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
-        "Exit code 1 where something failed.",
+        help="check this node, its drivers and the cluster",
+        description="Checks the kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
+        "Exit code 1 if a check failed.",
     )
     gather = commands.add_parser(
         "gather",
-        help="pack what `dra doctor` finds, with objects and logs, into one file without secrets",
+        help="pack the findings of `dra doctor`, objects and logs into one file without secrets",
         description="Packs findings, objects of resource.k8s.io, pods with claims, logs of drivers, CDI specs and records into a tar.gz. "
-        "Secrets are not read; values of environment variables and what looks like a secret are taken out.",
+        "It reads no Secrets, and removes values of environment variables and texts that look like a secret.",
     )
-    gather.add_argument("file", metavar="FILE", nargs="?", help="a new file; dra-DATE.tar.gz when left out")
+    gather.add_argument("file", metavar="FILE", nargs="?", help="archive to create; by default dra-DATE.tar.gz")
     for command in (doctor, gather):
         add_output(command)
         command.add_argument(
             "--host", action=argparse.BooleanOptionalAction, default=None,
-            help="look at this machine too; when left out, where it has a kubelet's folder",
+            help="check this machine too; by default if it has a kubelet's folder",
         )  # fmt: skip
-        command.add_argument("--host-root", metavar="DIR", type=Path, help="where the host's file system is seen (/)")
+        command.add_argument(
+            "--host-root", metavar="DIR", type=Path, help="folder where the host's root file system is mounted (/)"
+        )
         command.add_argument(
             "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-            help="a file, a package's folder, or module:Class: its devices are compared with its slices; may be repeated",
+            help=DRIVER + "; its devices are compared with its slices; may be repeated",
         )  # fmt: skip
         command.add_argument(
             "--permissions",
             choices=("reader", "plugin"),
-            help="what this account has to be allowed; in a plugin's pod: plugin",
+            help="role whose permissions are checked for this account; in a plugin's pod: plugin",
         )
         add_settings(
             command,
@@ -192,54 +194,60 @@ def _add_doctor(commands: Any) -> None:
 def _add_own_package(commands: Any) -> None:
     new = commands.add_parser(
         "new",
-        help="make a driver's package, with tests, image, manifests and CI",
-        description="Makes a folder with a driver's package that works as it is: `cd NAME && make test && make dev`. "
-        "What is left out is asked for on a terminal. Never overwrites.",
+        help="create a driver's package, with tests, image, manifests and CI",
+        description="Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
+        "On a terminal it asks for missing options. It never overwrites a file.",
     )
-    new.add_argument("name", metavar="NAME", help="of the folder, the package and the image: acme-fpga")
+    new.add_argument("name", metavar="NAME", help="name of the folder, the package and the image, such as acme-fpga")
     new.add_argument(
-        "--kind", choices=KINDS, help="where its devices come from: PCI functions, device files, or a vendor's library"
+        "--kind", choices=KINDS, help="source of the devices: PCI functions, device files, or a vendor's library"
     )
     new.add_argument(
-        "--driver-name", metavar="NAME", help="of the driver in Kubernetes; NAME.example.com when left out"
+        "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
     )
-    new.add_argument("--vendor-id", metavar="ID", help="of --kind pci: the vendor's PCI id, four hex digits")
-    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help="where to make the folder (.)")
+    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the vendor's PCI id, four hex digits")
+    new.add_argument(
+        "-C",
+        "--directory",
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="folder in which the package's folder is created (.)",
+    )
     add_output(new)
     deploy = commands.add_parser(
         "deploy",
         help="render a driver's manifests from its values",
-        description="Writes kustomization.yaml, deviceclass.yaml and what they refer to beside VALUES. docs/deploy.md has the values.",
+        description="Writes kustomization.yaml, deviceclass.yaml and the files that they use, in the folder of VALUES (docs/deploy.md).",
     )
-    deploy.add_argument("values", metavar="VALUES", nargs="?", help="a driver's values.yaml, or its folder")
+    deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
     deploy.add_argument(
         "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
-        help="values on top, as Helm takes them; may be repeated",
+        help="further values that replace those of VALUES, as in Helm; may be repeated",
     )  # fmt: skip
     deploy.add_argument(
         "--driver", metavar="DRIVER",
-        help="whose options are judged, with --shared-dir by the chart: a file, a package's folder, or module:Class; "
-        "the package that VALUES are in when left out",
+        help=DRIVER + "; its options are validated, with --shared-dir by the chart; by default the package of VALUES",
     )  # fmt: skip
-    deploy.add_argument("-C", "--directory", metavar="FOLDER", help="write there instead")
+    deploy.add_argument("-C", "--directory", metavar="FOLDER", help="folder to write to, instead of that of VALUES")
     deploy.add_argument(
         "--kustomize-base", metavar="PLACE", default="",
-        help="refer to a folder `kustomize` there, a path from FOLDER or a URL, and write none",
+        help="folder or URL of an existing `kustomize` base, as seen from FOLDER; no base is written then",
     )  # fmt: skip
     deploy.add_argument(
         "--shared-dir",
         metavar="FOLDER",
-        help="write what all drivers share: all kustomize components, the Helm chart, alerts and a dashboard",
+        help="write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard",
     )
 
 
 def _add_completion(commands: Any) -> None:
     completion = commands.add_parser(
         "completion",
-        help="print a script that completes this command in a shell",
-        description='Prints a completion script: `eval "$(dra completion bash)"`, or save it where the shell looks for such.',
+        help="print a completion script for a shell",
+        description='Prints a completion script: `eval "$(dra completion bash)"`, or save it in the shell\'s folder for completions.',
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
 
 
 def _add_webhook(webhook: argparse.ArgumentParser) -> None:
@@ -247,7 +255,7 @@ def _add_webhook(webhook: argparse.ArgumentParser) -> None:
         "drivers",
         metavar="DRIVER",
         nargs="+",
-        help="a file, a package's folder, or module:Class: whose parameters are judged",
+        help=DRIVER + "; its parameters are validated",
     )
     add_settings(webhook, WebhookSettings)
 
@@ -257,10 +265,14 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         "drivers",
         metavar="DRIVER",
         nargs="*",
-        help="a file, a package's folder, or module:Class; none: start one of any language yourself",
+        help=DRIVER + "; without one, start a driver in any language yourself",
     )
     dev.add_argument(
-        "--nodes", metavar="N", type=int, default=1, help="how many nodes, node-1 and up; every driver is on each"
+        "--nodes",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of nodes, named node-1 and so on; every driver runs on each",
     )
     dev.add_argument(
         "--host",
@@ -268,54 +280,56 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         dest="hosts",
         action="append",
         default=[],
-        help=HOST + "; once for all nodes, or once for each",
+        help=HOST + "; once for all nodes, or once for each node",
     )
     dev.add_argument(
         "--kubernetes",
         metavar="RELEASE",
         default="",
-        help="behave as this release: 1.34, 1.35, 1.36 (the usual) or 1.37",
+        help="release of Kubernetes to behave as: 1.34, 1.35, 1.36 (default) or 1.37",
     )
     dev.add_argument(
         "--feature-gates",
         metavar="NAME=BOOL,...",
         action="append",
         default=[],
-        help="switch gates on or off that are otherwise in this release",
+        help="feature gates that differ from the defaults of the release",
     )
     dev.add_argument(
         "--runtime-config",
         metavar="VERSION=BOOL,...",
         action="append",
         default=[],
-        help="serve more versions than the release does by itself, such as resource.k8s.io/v1beta1=true",
+        help="API versions to serve in addition to the defaults, such as resource.k8s.io/v1beta1=true",
     )
-    dev.add_argument("--state-dir", metavar="DIR", help="where to keep everything; a temporary folder when left out")
-    dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="where the API server listens")
+    dev.add_argument(
+        "--state-dir", metavar="DIR", help="folder for all files of the cluster; by default a temporary folder"
+    )
+    dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="address of the API server")
     dev.add_argument(
         "--api-cert-file",
         metavar="FILE",
-        help="certificate of the API server, with --api-private-key-file; one of its own when left out",
+        help="certificate of the API server, with --api-private-key-file; by default a generated one",
     )
-    dev.add_argument("--api-private-key-file", metavar="FILE", help="the certificate's key")
+    dev.add_argument("--api-private-key-file", metavar="FILE", help="private key of the certificate")
     dev.add_argument(
         "--apply",
         metavar="FILE",
         action="append",
         default=[],
-        help="apply this file, or those in a folder, at start; may be repeated",
+        help="manifest, or folder of manifests, to apply at start; may be repeated",
     )
     dev.add_argument(
-        "--controller", action="store_true", help="run the drivers' controllers too, as `dra controller` does"
+        "--controller", action="store_true", help="also run the drivers' controllers, as `dra controller` does"
     )
     dev.add_argument(
-        "--containers", action="store_true", help="really run containers, by runc; simulated when left out"
+        "--containers", action="store_true", help="run real containers with runc; by default containers are simulated"
     )
     dev.add_argument(
         "--image", metavar="NAME=FOLDER", dest="images", action="append", default=[],
-        help="a root folder or OCI layout for an image of --containers, * for all others; busybox is there without",
+        help="with --containers: root folder or OCI layout of an image, * for all other images; busybox is built in",
     )  # fmt: skip
-    dev.add_argument("--no-reload", action="store_true", help="go on with a driver whose file changes")
+    dev.add_argument("--no-reload", action="store_true", help="do not restart a driver when its file changes")
     add_settings(dev, without=DEV_PLACES)
 
 
@@ -338,7 +352,7 @@ def _run(words: Sequence[str]) -> int:
         args = _parsed(words)
     if args.version:
         print(f"dra {__version__}")
-        return Exit.WELL
+        return Exit.SUCCESS
     return _ended(args)
 
 
@@ -361,12 +375,12 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
     """Loads the drivers and adds their own flags, only if the words need that: a pod's command has no such flags."""
-    unknown, targets, perhaps = sorted_out(command, words)
+    unknown, targets, candidates = sorted_out(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
     from .shell.driver_options import add_flags_of
 
-    named = targets or perhaps
+    named = targets or candidates
     return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
 
 
@@ -407,7 +421,7 @@ def _ended(args: argparse.Namespace) -> int:  # noqa: RET503 run, controller and
             from .shell.completion import script
 
             print(script(args.shell, parser(), OF_DRIVERS))
-            return Exit.WELL
+            return Exit.SUCCESS
         case _:
             module, function = _WHOLE[args.command]
             code: int = getattr(importlib.import_module(f".{module}", __package__), function)(args)

@@ -8,53 +8,55 @@ from pathlib import Path
 from .shell.output import add_output
 
 _CODES = (
-    "Exit code: 0 it runs, is scheduled or would fit now; 1 it waits; 2 the question cannot be answered; 3 what may not be read "
-    "decides it."
+    "Exit code: 0 it runs, is scheduled or would fit now; 1 it waits; 2 the question cannot be answered; 3 the result depends on "
+    "objects that may not be read."
 )
 
 
 def add_explain(explain: argparse.ArgumentParser) -> None:
     explain.description = (
-        "Says why a pod or a claim waits, node by node and device by device, and what would have to change; or which devices it has. "
-        "Any cluster, any driver; reads only."
+        "Explains why a pod or a claim waits, for each node and device, and which change would be enough; or shows its devices. "
+        "Works with any cluster and driver, and only reads."
     )
     explain.epilog = _CODES
     explain.add_argument(
         "what",
         metavar="pod/NAME|claim/NAME",
         nargs="?",
-        help="a name alone is a pod's; when left out, all pods that wait for devices",
+        help="pod or claim; a name alone is a pod's; by default all pods that wait for devices",
     )
     add_cluster(explain)
     explain.add_argument(
         "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, default=[],
-        help="ask these objects in place of a cluster: `kubectl get ... -o yaml`, a file or a folder; may be repeated",
+        help="file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated",
     )  # fmt: skip
     add_output(explain)
 
 
 def add_simulate(simulate: argparse.ArgumentParser) -> None:
     simulate.description = (
-        "Says whether and where the pods of manifests would fit, how many more would, and what stops the rest: on the nodes and slices of "
-        "a cluster as they are now, or on described hosts with what a driver's own code would publish there. Nothing is written."
+        "Finds out whether and where the pods of manifests would fit, how many more would fit, and why the others do not. It uses the "
+        "current nodes and slices of a cluster, or described hosts with the slices that a driver would publish there. It writes nothing."
     )
     simulate.epilog = "Exit code: 0 all fit; 1 some do not; 2 the question cannot be answered."
     simulate.add_argument(
         "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, required=True,
-        help="manifests: a file or a folder; pods and workloads, with their claims, templates and classes; may be repeated",
+        help="manifest, or folder of manifests: pods and workloads, with their claims, templates and classes; may be repeated",
     )  # fmt: skip
     add_cluster(simulate)
     simulate.add_argument(
         "--host", metavar="HOST=NUMBER", dest="hosts", action="append", default=[],
-        help="in place of a cluster: so many nodes of a described host (a YAML file, or the name of one that comes with the package); "
+        help="described host (a YAML file, or the name of one in the package) and number of such nodes, used instead of a cluster; "
         "may be repeated",
     )  # fmt: skip
     simulate.add_argument(
         "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-        help="whose devices the hosts have: a file, a package's folder, or module:Class; its deploy/ brings DeviceClasses; may be repeated",
+        help="driver of the described hosts: a Python file, a package's folder, or module:Class; its deploy/ has the DeviceClasses",
     )  # fmt: skip
     simulate.add_argument(
-        "--allocatable", metavar="NAME=QUANTITY,...", help="what a described host has: cpu=64,memory=512Gi"
+        "--allocatable",
+        metavar="NAME=QUANTITY,...",
+        help="allocatable resources of a described host, such as cpu=64,memory=512Gi",
     )
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
@@ -64,12 +66,14 @@ def add_simulate(simulate: argparse.ArgumentParser) -> None:
 
 def add_top(top: argparse.ArgumentParser) -> None:
     top.description = (
-        "Shows devices by node, PCIe root, NUMA node and partition, who has them, how they are, and which pods wait and why: live, "
-        "until q. Any cluster, any driver; reads only. ? shows the keys."
+        "Shows devices by node, PCIe root, NUMA node and partition, with their holders and health, and why pods wait: live, until q. "
+        "Works with any cluster and driver, and only reads. ? shows the keys."
     )
-    top.add_argument("--node", metavar="NAME", default="", help="the devices of this node; of all nodes when left out")
-    top.add_argument("--filter", metavar="WORDS", default="", help="devices with all these words; !word: without it")
-    top.add_argument("--once", action="store_true", help="print a table and end; so does -o json")
+    top.add_argument("--node", metavar="NAME", default="", help="name of a node; by default all nodes")
+    top.add_argument(
+        "--filter", metavar="WORDS", default="", help="words that a device must contain; !word: must not contain"
+    )
+    top.add_argument("--once", action="store_true", help="print a table once and exit, as -o json does")
     add_cluster(top)
     add_output(top)
 
@@ -79,7 +83,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubeconfig",
         metavar="FILE",
-        help="as kubectl has it (KUBECONFIG; ~/.kube/config); in a pod without one, its service account",
+        help="path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without one, its service account is used",
     )
-    parser.add_argument("--context", metavar="NAME", default="", help="context of the kubeconfig; its current one")
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace; that of the context, or default")
+    parser.add_argument(
+        "--context", metavar="NAME", default="", help="context of the kubeconfig; by default its current one"
+    )
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="namespace; by default that of the context, or default"
+    )

@@ -29,9 +29,9 @@ _HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
 def claims(args: argparse.Namespace) -> int:
     settings = load(given(args))
     if args.action == "list":
-        refuse(args, {"uid": "a UID", "yes": "--yes"}, "is of `dra claims forget UID`")
+        refuse(args, {"uid": "a UID", "yes": "--yes"}, "belongs to `dra claims forget UID`")
     elif not args.uid:
-        raise SettingsError("give the UID of the record: dra claims forget UID")
+        raise SettingsError("the UID of the record is missing: dra claims forget UID")
     found = _journals(settings)
     if args.action == "forget":
         return _forget(args, settings, found)
@@ -41,7 +41,7 @@ def claims(args: argparse.Namespace) -> int:
         args.output,
         lambda _: columns([_HEAD, *(_row(d, r) for d, r in records)]),
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _journals(settings: Settings) -> list[tuple[str, Path]]:
@@ -107,21 +107,21 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
             processes = InstanceLock(path.parent / "processes")
             if record.owner and processes.alive(record.owner):
                 raise SettingsError(
-                    f"claim {record.shown} is being worked on by process {processes.pid(record.owner)}: wait, or stop it"
+                    f"claim {record.shown} is being processed by process {processes.pid(record.owner)}: wait, or stop that process"
                 )
             devices = ", ".join(d["device"] for d in record.devices) or "nothing"
             _print(f"claim {record.shown} is {record.state} and holds {devices}.")
-        _print("Forgetting frees these devices without asking the driver to undo anything.")
+        _print("Forgetting frees these devices without calling the driver: the hardware stays as it is.")
         if not args.yes and not _confirmed():
-            _print("Nothing was changed. Use --yes without a terminal.")
-            return Exit.FOUND
+            _print("Nothing was changed: there is no terminal to confirm on. Repeat the command with --yes.")
+            return Exit.NEGATIVE
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         MetadataFiles(path.parent, driver).remove_all(record.uid)
         forget(path, settings.lock_timeout, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
-        return Exit.WELL
+        return Exit.SUCCESS
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")
 
 

@@ -26,7 +26,7 @@ def cleanup(args: argparse.Namespace) -> int:
     settings = load(given(args))
     needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
     if missing := [name for name, value in needed.items() if not value]:
-        raise SettingsError(*(f"{name} is needed: what is to be cleaned up?" for name in missing))
+        raise SettingsError(*(f"{name} is required: it names the driver to clean up" for name in missing))
     if faults := settings.name_faults():  # a name such as ../x would be a folder of another program
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))
@@ -36,7 +36,7 @@ def cleanup(args: argparse.Namespace) -> int:
     if held and not args.force:
         raise SettingsError(
             f"{counted(len(held), 'claim')} still prepared ({', '.join(held)}): delete the pods while the driver runs, or use --force, "
-            "which frees the devices without undoing anything"
+            "which frees the devices without calling the driver"
         )
     slices = asyncio.run(_delete_slices(settings))
     removed = sum(remove_stale(path) for path in sockets)
@@ -57,7 +57,7 @@ def cleanup(args: argparse.Namespace) -> int:
         args.output,
         lambda done: [f"removed {slices} ResourceSlices, {removed} sockets, {len(files)} CDI files and {done.folder}"],
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _sockets(settings: Settings) -> Iterator[Path]:

@@ -33,7 +33,7 @@ async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
     finally:
         trim.cancel()
         if process.elector.lost.is_set():
-            stop.cut_ending(Exit.FOUND, process.times.slack)
+            stop.cut_ending(Exit.NEGATIVE, process.times.slack)
 
 
 def controller(

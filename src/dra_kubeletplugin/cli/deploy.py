@@ -27,7 +27,7 @@ def deploy(args: argparse.Namespace) -> int:
         refuse(
             args,
             {"above": "-f", "directory": "--directory", "kustomize_base": "--kustomize-base"},
-            "is of one driver's VALUES, and --shared-dir has none",
+            "is for one driver's VALUES and cannot be combined with --shared-dir",
         )
     source = load()
     try:
@@ -36,37 +36,37 @@ def deploy(args: argparse.Namespace) -> int:
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
-            out, doubts = Path(args.directory or paths[0].parent), list[str]()
+            out, warnings = Path(args.directory or paths[0].parent), list[str]()
             if Path(args.kustomize_base).is_absolute():
                 seen = os.path.relpath(args.kustomize_base, out)
                 raise SettingsError(
-                    f"--kustomize-base {args.kustomize_base}: kustomize refuses paths from the root: give {seen}, as seen from {out}"
+                    f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
                 )
-            driver = _driver(args.driver, paths[0], doubts)
-            values = values_of(source, paths, doubts, driver)
-            if driver is None and (unjudged := sorted(values.options.keys() - framework_options())):
-                doubts.append(
-                    f"options: the driver's own, {join_names(unjudged)}, are not judged: give the driver with --driver"
+            driver = _driver(args.driver, paths[0], warnings)
+            values = values_of(source, paths, warnings, driver)
+            if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
+                warnings.append(
+                    f"options: the driver's own, {join_names(unchecked)}, are not validated: add the driver with --driver"
                 )
             write_driver(source, values, out, args.kustomize_base)
-            for doubt in doubts:
-                print(f"{Style.of(sys.stderr).yellow('warning')} {printable(doubt)}", file=sys.stderr)
+            for warning in warnings:
+                print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
     except SourceError as e:
         raise SettingsError(*map(printable, e.faults)) from None
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
-def _driver(target: str | None, values: Path, doubts: list[str]) -> type[Driver] | None:
-    """Returns the named driver, or the driver of the package that contains the values. Its faults are added to ``doubts``."""
+def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Driver] | None:
+    """Returns the named driver, or the driver of the package that contains the values. Its faults are added to ``warnings``."""
     if target:
         return _given(target)
     if folder := driver_beside(values):
         try:
             return _given(str(folder))
         except DriverError as e:
-            doubts.append(f"the driver cannot be asked: {e.message}")
+            warnings.append(f"the driver cannot be queried: {e.message}")
     return None
 
 

@@ -97,7 +97,7 @@ async def _stay(plan: Plan) -> int:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> None:
@@ -127,7 +127,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         try:
             await stack.enter_async_context(cluster)
         except OSError as e:
-            raise SettingsError(f"--api-address {plan.address} cannot be had: {e.strerror or e}") from None
+            raise SettingsError(f"--api-address {plan.address} cannot be used: {e.strerror or e}") from None
         running = await stack.enter_async_context(
             environment(
                 cluster, hosts, plan.programs, plan.controllers, environment_options, timeout=_READY, reload=plan.reload
@@ -145,7 +145,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         started.set()
         progress.done()
         print_line(await _welcome(running, style), sys.stdout)
-        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.asked_to_stop.wait())}
+        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(running.stop_requested.wait())}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -154,7 +154,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
 
 def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions:
-    def say(text: str) -> None:
+    def output(text: str) -> None:
         progress.done()
         print_line(text, sys.stdout)
 
@@ -162,13 +162,16 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
         progress.done()
         print_line(f"{style.dim(place)} {line}")
 
-    return EnvironmentOptions(say, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
+    return EnvironmentOptions(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _why_none(host: NodeHost) -> str:
     if not host.description:
-        return "It finds none on this machine; --host gives it a described one."
-    return f"It finds none on the described host {host.description}: `dra dev plug-function` adds what it looks for, --host takes another."
+        return "The driver finds no devices on this machine; --host runs it on a described host."
+    return (
+        f"The driver finds no devices on the described host {host.description}: add a function with `dra dev plug-function`, "
+        "or use another --host."
+    )
 
 
 async def _welcome(running: DevEnvironment, style: Style) -> str:
@@ -190,7 +193,7 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
         f"  {running.link()}\n"
-        "                                       # what `dra top` shows, in a browser; the link counts once\n"
+        "                                       # what `dra top` shows, in a browser; the link works once\n"
         "  dra dev status                       # from another shell; dra dev --help lists all verbs\n"
     )
     if not running.drivers:

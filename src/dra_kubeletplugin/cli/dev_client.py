@@ -21,12 +21,12 @@ from .shell.output import put
 def run_verb(args: argparse.Namespace) -> int:
     """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
     try:
-        answer = control.ask(_state(args.state_dir), _verb(args))
+        response = control.ask(_state(args.state_dir), _verb(args))
     except control.ControlError as e:
         print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
-        return Exit.WRONG
-    put(answer.data, args.output, lambda _: [printable(answer.text)])
-    return Exit.WELL
+        return Exit.USAGE
+    put(response.data, args.output, lambda _: [printable(response.text)])
+    return Exit.SUCCESS
 
 
 def _verb(args: argparse.Namespace) -> AnyVerb:
@@ -63,7 +63,7 @@ def _state(given: str | None) -> Path:
         return found[0]
     if not found:
         raise SettingsError(
-            "no `dra dev` of yours runs on this machine; if it was started with --state-dir DIR, give that here too"
+            "no `dra dev` of this user runs on this machine; if it was started with --state-dir DIR, use the same --state-dir here"
         )
     listed = ", ".join(map(str, found))
-    raise SettingsError(f"{len(found)} clusters run: say which with --state-dir, or by its KUBECONFIG: {listed}")
+    raise SettingsError(f"{len(found)} clusters run: select one with --state-dir or KUBECONFIG: {listed}")

@@ -9,35 +9,35 @@ from .shell.output import add_output
 from .shell.parsing import Parser
 
 VERBS = {
-    "status": "show nodes, drivers, folders, and active faults",
-    "print-link": "print a new link to the page that shows the cluster",
+    "status": "show nodes, drivers, folders, and the injected faults",
+    "print-link": "print a new link to the cluster's status page",
     "plug-function": "plug a PCI function into a described host",
     "unplug-function": "remove a PCI function from a described host",
-    "write-sysfs": "write to a file of a described host's sysfs, with the kernel's effect",
-    "set-health": "set the health of a device, in place of what the driver reports",
+    "write-sysfs": "write to a sysfs file of a described host, which has the same effect as in the kernel",
+    "set-health": "set the health of a device, instead of the driver's reports",
     "restart-kubelet": "stop a node's kubelet and start it again",
-    "reboot-node": "reboot a node: containers and drivers end, CDI files are deleted, the boot id changes",
+    "reboot-node": "reboot a node: containers and drivers end, CDI specs are lost, and the boot id changes",
     "kill-driver": "kill a driver (SIGKILL); it is started again",
     "upgrade-driver": "start a new instance of a driver, then stop the old one",
     "cut-connections": "cut all connections to the API server",
-    "drop-fields": "make the API server drop fields of slices, as with a disabled feature gate",
+    "drop-fields": "make the API server drop fields of slices, as with a feature gate off",
     "serve-versions": "make the API server serve only these versions of resource.k8s.io",
-    "api-conflicts": "make the API server reject the next updates with a conflict (409)",
+    "api-conflicts": "make the API server reject the next updates with a conflict",
     "api-throttling": "make the API server reject the next requests with 429",
-    "api-delay": "delay each response by some seconds; 0 ends the delay",
+    "api-delay": "make the API server delay each response",
     "api-outage": "make the API server unavailable for some seconds",
-    "exit-container": "end a simulated container, as if its process had exited",
+    "exit-container": "stop a simulated container",
     "stop": "stop the cluster",
 }
 
 
 def parser(prog: str = "dra dev") -> Parser:
-    out = Parser(prog=prog, description="Says what happens to a running `dra dev`.")
+    out = Parser(prog=prog, description="Changes a running `dra dev`, or shows its state.")
     commands = out.add_subparsers(dest="verb", metavar="VERB", required=True)
     made: dict[str, Parser] = {}
     for name, help in VERBS.items():
         made[name] = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
-        made[name].add_argument("--state-dir", metavar="DIR", help="state folder of the `dra dev` that is meant")
+        made[name].add_argument("--state-dir", metavar="DIR", help="state folder of the running `dra dev`")
         add_output(made[name])
     for name in (
         "plug-function",
@@ -49,55 +49,61 @@ def parser(prog: str = "dra dev") -> Parser:
         "kill-driver",
         "upgrade-driver",
     ):
-        made[name].add_argument("--node", metavar="NAME", default="", help="which node; needed where there are several")
+        made[name].add_argument(
+            "--node", metavar="NAME", default="", help="name of the node; needed if there are several"
+        )
     for name in ("set-health", "kill-driver", "upgrade-driver"):
         made[name].add_argument(
-            "--driver", metavar="NAME", default="", help="which driver; needed where there are several"
+            "--driver", metavar="NAME", default="", help="name of the driver; needed if there are several"
         )
     made["plug-function"].add_argument(
         "function",
         metavar="ADDRESS|FILE",
-        help="a function that was unplugged, or a YAML file that describes one (- for stdin)",
+        help="address of an unplugged function, or a YAML file that describes one (- for standard input)",
     )
-    made["unplug-function"].add_argument("address", metavar="ADDRESS", help="for example 0000:17:00.0")
+    made["unplug-function"].add_argument("address", metavar="ADDRESS", help="PCI address, such as 0000:17:00.0")
     made["write-sysfs"].add_argument(
-        "path", metavar="PATH", help="below sysfs, for example bus/pci/devices/0000:17:00.0/label"
+        "path", metavar="PATH", help="path below sysfs, such as bus/pci/devices/0000:17:00.0/label"
     )
-    made["write-sysfs"].add_argument("text", metavar="TEXT")
-    made["set-health"].add_argument("device", metavar="DEVICE", help="its name in the driver's slices")
-    made["set-health"].add_argument("health", choices=("healthy", "unhealthy", "unknown", "reported"))
-    made["set-health"].add_argument("--message", default="", help="why, as it shows in the pod's status")
+    made["write-sysfs"].add_argument("text", metavar="TEXT", help="content to write")
+    made["set-health"].add_argument("device", metavar="DEVICE", help="name of the device in the driver's slices")
     made["set-health"].add_argument(
-        "--effect", choices=("None", "NoSchedule", "NoExecute"), default="", help="of the taint"
+        "health",
+        choices=("healthy", "unhealthy", "unknown", "reported"),
+        help="new health; reported: as the driver reports it",
+    )
+    made["set-health"].add_argument("--message", default="", help="reason, which the pod's status shows")
+    made["set-health"].add_argument(
+        "--effect", choices=("None", "NoSchedule", "NoExecute"), default="", help="effect of the device's taint"
     )
     made["restart-kubelet"].add_argument(
-        "--down-for",
-        type=_seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="seconds until the kubelet is started again (0)",
+        "--down-for", type=_seconds, default=0.0, metavar="SECONDS", help="time until it starts again (0)"
     )
     made["kill-driver"].add_argument(
-        "--down-for",
-        type=_seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="seconds until the driver is started again (1)",
+        "--down-for", type=_seconds, default=1.0, metavar="SECONDS", help="time until it starts again (1)"
     )
     made["drop-fields"].add_argument(
-        "fields", metavar="FIELD", nargs="*", help="for example taints; none: keep all again"
+        "fields",
+        metavar="FIELD",
+        nargs="*",
+        help="names of fields, such as taints; without one, no field is dropped any more",
     )
     made["serve-versions"].add_argument(
-        "versions", metavar="VERSION", nargs="*", help="for example v1beta2; none: all again"
+        "versions",
+        metavar="VERSION",
+        nargs="*",
+        help="versions, such as v1beta2; without one, all versions are served again",
     )
     for name in ("api-conflicts", "api-throttling"):
-        made[name].add_argument("count", metavar="COUNT", nargs="?", type=int, default=1)
+        made[name].add_argument("count", metavar="COUNT", nargs="?", type=int, default=1, help="number of requests (1)")
     for name in ("api-delay", "api-outage"):
-        made[name].add_argument("seconds", metavar="SECONDS", type=_seconds)
-    made["exit-container"].add_argument("pod", metavar="POD")
-    made["exit-container"].add_argument("-n", "--namespace", default="default")
-    made["exit-container"].add_argument("-c", "--container", default="", help="the first when left out")
-    made["exit-container"].add_argument("--exit-code", type=int, default=0)
+        made[name].add_argument("seconds", metavar="SECONDS", type=_seconds, help="number of seconds")
+    made["exit-container"].add_argument("pod", metavar="POD", help="name of the pod")
+    made["exit-container"].add_argument("-n", "--namespace", default="default", help="namespace of the pod (default)")
+    made["exit-container"].add_argument(
+        "-c", "--container", default="", help="name of the container; by default the first"
+    )
+    made["exit-container"].add_argument("--exit-code", type=int, default=0, help="exit code of the container (0)")
     return out
 
 

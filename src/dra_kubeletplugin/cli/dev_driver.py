@@ -107,14 +107,16 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
         why = await process.not_ready()  # the lines of /readyz
         if not why and health:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(health.answered.wait(), _FAILING_LIMIT)
+                await asyncio.wait_for(health.first_call_done.wait(), _FAILING_LIMIT)
         last_success = last_success if process.scan.fault else clock()
-        hopeless = (
+        failed_for_good = (
             bool(why) and clock() - last_success > _FAILING_LIMIT
         )  # a slow machine may take longer, but a failing driver may not
         temporary = file.with_suffix(".tmp")
         temporary.write_bytes(
-            msgspec.json.encode({"waits": why, "hopeless": hopeless, "notes": [] if why else await process.notes()})
+            msgspec.json.encode(
+                {"waits": why, "hopeless": failed_for_good, "notes": [] if why else await process.notes()}
+            )
         )
         temporary.rename(file)
         if not why:

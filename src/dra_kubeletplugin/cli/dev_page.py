@@ -26,9 +26,7 @@ from .shell.style import Style
 _FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer followed
 _REASONS = 50  # maximum number of pods that are explained
 _LIMITS = replace(PROBES, send_timeout=30, connections=32)
-_NO_KEY = (
-    "This page needs a link that `dra dev` printed and that was not used yet: `dra dev print-link` prints another."
-)
+_NO_KEY = "This page needs a link that was not used before: `dra dev print-link` prints a new one."
 
 
 class DevPage:
@@ -39,7 +37,7 @@ class DevPage:
 
     def __init__(self, config: ApiConfig, address: str = "127.0.0.1:0") -> None:
         self._config = config
-        self._http = HttpServer(self._answer, address, limits=_LIMITS)
+        self._http = HttpServer(self._handle, address, limits=_LIMITS)
         self._url = ""
         self._links: set[str] = set()
         self._tokens: set[str] = set()
@@ -66,7 +64,7 @@ class DevPage:
         self._links.add(key)
         return f"{self._url}/#key={key}"
 
-    async def _answer(self, request: Request) -> Response:
+    async def _handle(self, request: Request) -> Response:
         if refused := usage_page.refusal(request, writes=request.path == "/session"):
             return refused
         match request.path:
@@ -94,9 +92,9 @@ class DevPage:
         self._links.discard(found)
         token = secrets.token_urlsafe(32)
         self._tokens.add(token)
-        answer = usage_page.text(f'{{"token": "{token}"}}')
-        answer.content_type = "application/json"
-        return answer
+        response = usage_page.text(f'{{"token": "{token}"}}')
+        response.content_type = "application/json"
+        return response
 
     def _known(self, request: Request) -> bool:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -146,7 +144,7 @@ async def _explained(live: LiveOverview, request: Request) -> Response:
     namespace, name = request.query.get("namespace", ""), request.query.get("pod", "")
     pod = next((p for p in live.current().waiting if (p.namespace, p.name) == (namespace, name)), None)
     if pod is None:
-        return usage_page.text(f"pod {namespace}/{name} does not wait for devices any more", 404)
+        return usage_page.text(f"pod {namespace}/{name} no longer waits for devices", 404)
     try:
         return usage_page.text("\n".join(explanation(await live.reasons.whole(pod), Style(coloured=False))))
     except QuestionError as e:

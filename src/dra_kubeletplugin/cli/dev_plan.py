@@ -62,7 +62,7 @@ def planned(args: argparse.Namespace) -> Plan:
     settings = load(options | {"kubeconfig": ""})
     faults: list[str] = []
     if len(drivers) > 1 and settings.driver_name:
-        faults.append("--driver-name is of one driver, and several are given")
+        faults.append("--driver-name is for one driver, but several are given")
     if settings.http_address and (plugins := len(drivers) * args.nodes) > 1:
         faults.append(
             f"--http-address {settings.http_address}: {plugins} plugins, each driver on each node, cannot share one address: "
@@ -78,7 +78,7 @@ def planned(args: argparse.Namespace) -> Plan:
     faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     nodes = _nodes(args, settings, faults)
     if args.images and not args.containers:
-        faults.append("--image is of containers that really run: give --containers too")
+        faults.append("--image is only for real containers: add --containers")
     images = _images(args.images, faults)
     found = _ADDRESS.fullmatch(args.api_address)
     if not found or int(found[2]) > 65535:
@@ -86,7 +86,7 @@ def planned(args: argparse.Namespace) -> Plan:
     state = Path(args.state_dir).absolute() if args.state_dir else None
     if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
         faults.append(
-            f"--state-dir {state} is {over} bytes too long: sockets are made below it, and their paths hold {_MAX_SOCKET}"
+            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET}"
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
@@ -162,9 +162,11 @@ def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> l
     if not 1 <= args.nodes <= _MAX_NODES:
         faults.append(f"--nodes {args.nodes}: from 1 to {_MAX_NODES}")
     elif args.nodes > 1 and settings.node_name:
-        faults.append("--node-name is of one node, and --nodes asks for several")
+        faults.append("--node-name is for one node, but --nodes is above 1")
     if args.hosts and len(args.hosts) not in {1, args.nodes}:
-        faults.append(f"--host is given {len(args.hosts)} times for {args.nodes} nodes: once for all, or once for each")
+        faults.append(
+            f"--host is given {len(args.hosts)} times for {args.nodes} nodes: use it once for all nodes, or once for each node"
+        )
     return nodes
 
 
@@ -181,7 +183,7 @@ def _images(given_images: list[str], faults: list[str]) -> dict[str, Path]:
 
 def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Path] | None:
     if bool(args.api_cert_file) != bool(args.api_private_key_file):
-        faults.append("--api-cert-file and --api-private-key-file go together")
+        faults.append("--api-cert-file and --api-private-key-file must be used together")
         return None
     if not args.api_cert_file:
         return None

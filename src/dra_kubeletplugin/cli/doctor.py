@@ -89,11 +89,11 @@ def _write_archive(args: argparse.Namespace) -> int:
             archive.close()
             path.unlink(missing_ok=True)
     print(
-        "Look through it before you send it: names of pods, nodes and devices are in it; secrets were taken out.",
+        "Review it before you send it: it contains names of pods, nodes and devices. Secrets were removed.",
         file=sys.stderr,
     )
     put(Gathered(path, tuple(findings)), args.output, lambda _: [str(path)])
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _examination(args: argparse.Namespace) -> Examination:
@@ -101,9 +101,9 @@ def _examination(args: argparse.Namespace) -> Examination:
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     if args.host is False:
-        refuse(args, _OF_HOST, "is of this machine, and --no-host does not look at it")
+        refuse(args, _OF_HOST, "is about this machine, which --no-host leaves out")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
-    devices, mute = _devices(args.drivers, settings)
+    devices, driver_errors = _devices(args.drivers, settings)
     return Examination(
         api=_api(settings),
         permissions=_PERMISSIONS[wanted],
@@ -115,7 +115,7 @@ def _examination(args: argparse.Namespace) -> Examination:
         dev_root=settings.dev_root,
         node=settings.node_name,
         devices=devices,
-        mute=mute,
+        driver_errors=driver_errors,
         timeout=settings.api_timeout,
     )
 
@@ -129,7 +129,7 @@ def _api(settings: Settings) -> ApiConfig | str:
 
 def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[str]]:
     """Returns the devices that drivers find on this machine by driver name, and why other drivers failed."""
-    out, mute = {}, []
+    out, driver_errors = {}, []
     for target in drivers:
         driver = make(load_driver(target))
         name = settings.driver_name or driver.name
@@ -137,11 +137,11 @@ def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, froze
         try:
             inventory = asyncio.run(look(driver, settings))
         except DraError as e:  # a failing driver is a finding; the other checks continue
-            mute.append(f"{name}: {e.message}")
+            driver_errors.append(f"{name}: {e.message}")
             continue
         rejected = inventory.rejected
         out[name] = frozenset(d.name for d in inventory if d.name not in rejected)
-    return out, mute
+    return out, driver_errors
 
 
 async def _collect_findings(what: Examination, progress: Progress) -> list[Finding]:
@@ -167,4 +167,4 @@ async def _print_findings(what: Examination) -> int:
 
 
 def _code(findings: list[Finding]) -> int:
-    return Exit.FOUND if any(f.level is Level.FAILURE for f in findings) else Exit.WELL
+    return Exit.NEGATIVE if any(f.level is Level.FAILURE for f in findings) else Exit.SUCCESS

@@ -30,12 +30,12 @@ class Waiting:
 
 
 EXIT = {
-    ExplanationState.RUNS: Exit.WELL,
-    ExplanationState.ENDED: Exit.WELL,
-    ExplanationState.SCHEDULED: Exit.WELL,
-    ExplanationState.FITS: Exit.WELL,
-    ExplanationState.WAITS: Exit.FOUND,
-    ExplanationState.UNKNOWN: Exit.UNSURE,
+    ExplanationState.RUNS: Exit.SUCCESS,
+    ExplanationState.ENDED: Exit.SUCCESS,
+    ExplanationState.SCHEDULED: Exit.SUCCESS,
+    ExplanationState.FITS: Exit.SUCCESS,
+    ExplanationState.WAITS: Exit.NEGATIVE,
+    ExplanationState.UNKNOWN: Exit.UNKNOWN,
 }
 
 
@@ -46,7 +46,7 @@ def explain_command(args: argparse.Namespace) -> int:
         refuse(
             args,
             {"kubeconfig": "--kubeconfig", "context": "--context"},
-            "is of a cluster, and --file is asked in its place",
+            "is for a cluster and cannot be combined with --file",
         )
     with Progress() as progress:
         snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)
@@ -63,7 +63,7 @@ def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> in
     progress.done()
     notes = [f"note: {on_one_line(gap.why)}" for gap in snapshot.gaps]
     put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
-    return max((EXIT[e.state] for e in found), default=Exit.WELL)
+    return max((EXIT[e.state] for e in found), default=Exit.SUCCESS)
 
 
 def _listed(found: Sequence[Explanation]) -> Iterator[str]:

@@ -39,10 +39,10 @@ def text(found: Explanation, style: Style) -> list[str]:
             f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json has them",
         ]
     lines += _changes(found, style)
-    if found.state is ExplanationState.FITS and found.said:
+    if found.state is ExplanationState.FITS and found.message:
         lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
-    if found.said:
-        lines += ["", *_wrapped(f"Kubernetes says: {found.said}", 0)]
+    if found.message:
+        lines += ["", *_wrapped(f"Kubernetes says: {found.message}", 0)]
     for note in (*found.notes, *(g.why for g in found.gaps)):
         lines += _wrapped(f"note: {note}", 0)
     return lines

@@ -22,7 +22,7 @@ from ..devices.discovery import query_devices, request_rescan
 from ..devices.inventory import Inventory
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import judging
+from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, DriverError, SettingsError, is_a
 from ..host import Host, PciFunction, recording
 from ..host.device_attributes import PCI_BUS_ID
@@ -103,10 +103,10 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
                 found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{request_rescan(driver)}() of {type(driver).__name__} has not answered within {settings.discovery_timeout:g}s: "
-                "see what it waits for, or give it longer with --discovery-timeout (DISCOVERY_TIMEOUT)"
+                f"{request_rescan(driver)}() of {type(driver).__name__} has not returned within {settings.discovery_timeout:g}s: "
+                "see what it waits for, or raise --discovery-timeout (DISCOVERY_TIMEOUT)"
             ) from None
-        with judging(getattr(driver, request_rescan(driver))):
+        with reading_result(getattr(driver, request_rescan(driver))):
             await inventory.update(found, method=request_rescan(driver))
         if health is not None and (fault := await _health(driver, calls, inventory, settings.discovery_timeout)):
             health.append(fault)
@@ -120,10 +120,10 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
     try:
         async with asyncio.timeout(timeout):
             report = await calls(driver.health)
-        with judging(driver.health):
+        with reading_result(driver.health):
             await inventory.set_health(report, time.monotonic())
     except TimeoutError:
-        return f"health() has not answered within {timeout:g}s"
+        return f"health() has not returned within {timeout:g}s"
     except DraError as e:
         return e.message
     return ""
@@ -136,8 +136,8 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
         where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
         lines.append(f"{style.bold(f'pool {pool.name}')} on {where}")
         lines += [f"  counters {s['name']} {json.dumps(s['counters'])}" for s in pool.counter_sets]
-        for parcel in pool.devices:
-            device = json.loads(parcel.encoded)
+        for entry in pool.devices:
+            device = json.loads(entry.encoded)
             lines.append(f"  {style.green(device.pop('name'))} {json.dumps(device) if device else ''}".rstrip())
     lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.rejected.items()]
     lines = lines or ["no devices"]
@@ -145,7 +145,7 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
         if health.healthy is False:
             why = health.message or "no reason given"
             lines.append(style.red(on_one_line(f"unhealthy: {inventory.shown(*key)}: {why}")))
-    return lines + [style.red(on_one_line(note)) for note in inventory.odd.notes]
+    return lines + [style.red(on_one_line(note)) for note in inventory.rejected_reports.notes]
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -156,11 +156,11 @@ def inspect(args: argparse.Namespace) -> int:
         host = Host(root, settings.dev_root, lists=settings.list_attributes)
         if args.describe_host:
             print(recording.text(recording.record(host), "Recorded with `dra inspect --describe-host`."), end="")
-            return Exit.WELL
+            return Exit.SUCCESS
         if not args.driver:
             found = Inspection((), {}, _functions(host, None), ())
             put(found, args.output, lambda _: tree(host.pci(), {}, style))
-            return Exit.WELL
+            return Exit.SUCCESS
         with (
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
@@ -176,19 +176,19 @@ def inspect(args: argparse.Namespace) -> int:
                 yield from tree(host.pci(), notes, style)
 
         put(found, args.output, lines)
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _check(args: argparse.Namespace) -> None:
     """Raises :class:`SettingsError` for options that have no effect together."""
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
-        refuse(args, of_driver, "is of a driver: give DRIVER too")
+        refuse(args, of_driver, "needs a DRIVER")
     if args.describe_host:
         refuse(
             args,
             {"driver": "DRIVER", "controller": "--controller"},
-            "is not asked by --describe-host, which describes the machine",
+            "cannot be combined with --describe-host, which describes the machine",
         )
         if args.output != TEXT:
             raise SettingsError(

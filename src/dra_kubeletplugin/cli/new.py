@@ -27,7 +27,7 @@ def new(args: argparse.Namespace) -> int:
     name = check_name(args.name)
     kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
     if args.vendor_id is not None and kind != "pci":
-        raise SettingsError(f"--vendor-id is of --kind pci, and this is --kind {kind}")
+        raise SettingsError(f"--vendor-id is only for --kind pci, not for --kind {kind}")
     vendor = (
         _option_or_input(args.vendor_id, "--vendor-id", "The vendor's PCI id, such as 10ee:", check_vendor)
         if kind == "pci"
@@ -40,14 +40,14 @@ def new(args: argparse.Namespace) -> int:
     put(
         Made(folder, kind, name, driver, vendor),
         args.output,
-        lambda _: [f"{folder} is made: {_NEXT.format(folder=folder)}"],
+        lambda _: [f"created {folder}: {_NEXT.format(folder=folder)}"],
     )
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _kind(text: str) -> str:
     if text not in KINDS:
-        raise SettingsError(f"--kind {text!r} is none of {', '.join(KINDS)}")
+        raise SettingsError(f"--kind {text!r} is not one of {', '.join(KINDS)}")
     return text
 
 
@@ -66,8 +66,8 @@ def _option_or_input(
         line = sys.stdin.readline()
         if not line:
             raise SettingsError(f"{flag} is needed")
-        answer = line.strip() or default
+        reply = line.strip() or default
         try:
-            return check(answer)
+            return check(reply)
         except SettingsError as e:
             print(e.message, file=sys.stderr)

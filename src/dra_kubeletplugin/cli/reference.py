@@ -49,7 +49,7 @@ A command writes only its result to standard output. Messages, and on a terminal
 Colours are used only on terminals; `NO_COLOR` turns them off.
 """
 _FORMS = """
-## Answers for programs
+## Output for programs
 
 `-o json` and `-o yaml` write one document with the whole result, also if the exit code is 1 or 3; with exit code 2 there may be none.
 Every field is present, even if it is empty. Names of fields do not change between releases, and releases may add fields. Keys of a

@@ -69,7 +69,7 @@ def serve(
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
         log.critical("the driver ended the process: %s; only a signal may", describe(e))
-        code = Exit.FOUND
+        code = Exit.NEGATIVE
     # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()
     sys.stdout.flush()
@@ -133,11 +133,11 @@ def _code(body: asyncio.Task[None], *, serving: bool, stopping: bool) -> int:
         error = error.exceptions[0]
     if error is None or (stopping and isinstance(error, asyncio.CancelledError)):
         log.info("stopped")
-        return Exit.WELL
+        return Exit.SUCCESS
     if isinstance(error, DraError) and not serving:
         report(error)
-        return Exit.WRONG
+        return Exit.USAGE
     log.critical(
         "the process ends after a failure: %s", describe(error), exc_info=None if isinstance(error, DraError) else error
     )
-    return Exit.FOUND
+    return Exit.NEGATIVE

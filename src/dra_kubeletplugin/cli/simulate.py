@@ -31,12 +31,14 @@ _NODES = 3
 
 def simulate_command(args: argparse.Namespace) -> int:
     if bool(args.hosts) != bool(args.drivers):
-        raise SettingsError("--host and --driver go together: described hosts, and the driver whose devices they have")
+        raise SettingsError(
+            "--host and --driver must be used together: described hosts, and the driver whose devices they have"
+        )
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
     manifests = from_files(args.files)
     if not args.hosts:
-        refuse(args, {"allocatable": "--allocatable"}, "is of described hosts: give --host and --driver too")
+        refuse(args, {"allocatable": "--allocatable"}, "is for described hosts: add --host and --driver")
     with Progress() as progress:
         snapshot, namespace, notes = _described(args, progress, manifests) if args.hosts else _live(args, progress)
         found = simulate(
@@ -48,7 +50,7 @@ def simulate_command(args: argparse.Namespace) -> int:
         )
     found = dataclasses.replace(found, notes=(*found.notes, *notes))
     put(found, args.output, lambda found: shown(found, Style.of(sys.stdout)))
-    return Exit.WELL if found.fits else Exit.FOUND
+    return Exit.SUCCESS if found.fits else Exit.NEGATIVE
 
 
 def _described(
@@ -61,9 +63,7 @@ def _described(
     refused = _refused(drivers.values(), settings.driver_name, [*made.objects, *manifests])
     notes = list(dict.fromkeys((*made.notes, *refused)))
     if not args.allocatable:
-        notes.append(
-            "cpu and memory of the nodes do not limit: say what they have with --allocatable cpu=64,memory=512Gi"
-        )
+        notes.append("cpu and memory of the nodes are unlimited: set them with --allocatable cpu=64,memory=512Gi")
     return Snapshot.of(made.objects), args.namespace or "default", tuple(notes)
 
 

@@ -67,9 +67,9 @@ class ValidatedFile:
 def validate(args: argparse.Namespace) -> int:
     """Validates files. Returns 0 if every object is valid, 1 if one is not, 2 if a file cannot be read completely."""
     if len(args.drivers) != 1:
-        refuse(args, {"driver_name": "--driver-name"}, "names one driver: give --driver once")
+        refuse(args, {"driver_name": "--driver-name"}, "is for one driver: use --driver once")
     if not args.drivers:
-        refuse(args, {"host": "--host"}, "is for the devices of a driver: give --driver too")
+        refuse(args, {"host": "--host"}, "is for the devices of a driver: add --driver")
     drivers = [make(load_driver(d)) for d in args.drivers]
     readers = [opaque.ConfigReader.of(d, args.driver_name or "") for d in drivers]
     unreadable: list[str] = []
@@ -85,27 +85,27 @@ def validate(args: argparse.Namespace) -> int:
     beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = near_names.KnownNames([*slices, *_slices(drivers, readers, args.host)])
-    for judged in of_a_cluster:
-        _judge(judged, readers)
+    for checked in of_a_cluster:
+        _check(checked, readers)
     right = [
         j for j in of_a_cluster if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
     ]
     classes = beside | {
         str(j.value["metadata"].get("name")): j.value for j in right if j.value["kind"] == "DeviceClass"
     }
-    for judged in right:
-        for text in opaque.faults_with_classes(judged.value, classes, readers):
-            judged.fault(text)
-    for judged in of_a_cluster:
-        if not judged.manifest.faults:
-            for path, doubt in near_names.near_name_warnings(judged.value, objects, published, beside):
-                judged.warn(f"{path}: {doubt}")
+    for checked in right:
+        for text in opaque.faults_with_classes(checked.value, classes, readers):
+            checked.fault(text)
+    for checked in of_a_cluster:
+        if not checked.manifest.faults:
+            for path, warning in near_names.near_name_warnings(checked.value, objects, published, beside):
+                checked.warn(f"{path}: {warning}")
     _warn_duplicates(of_a_cluster)
-    answer = Validation(tuple(j.shown() for j in found), tuple(unreadable))
-    put(answer, args.output, lambda _: _lines(found, Style.of(sys.stdout)))
+    report = Validation(tuple(j.shown() for j in found), tuple(unreadable))
+    put(report, args.output, lambda _: _lines(found, Style.of(sys.stdout)))
     for text in unreadable:
         print(f"{Style.of(sys.stderr).red('wrong')} {indented(text)}", file=sys.stderr)
-    return Exit.WRONG if unreadable else Exit.FOUND if any(j.faults for j in found) else Exit.WELL
+    return Exit.USAGE if unreadable else Exit.NEGATIVE if any(j.faults for j in found) else Exit.SUCCESS
 
 
 def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
@@ -119,50 +119,50 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     shown: list[ValidatedFile] = []
     objects: list[ValidatedFile] = []
     parts: dict[Path, list[ValidatedFile]] = {}
-    for judged in found:
-        file, value = judged.manifest.document.file, judged.value
+    for checked in found:
+        file, value = checked.manifest.document.file, checked.value
         around = [f for f in Path(file).parents if f in kustomizations] if file in in_folders else []
         if len(around) > 1:
-            parts.setdefault(around[-1], []).append(judged)
+            parts.setdefault(around[-1], []).append(checked)
             continue
-        shown.append(judged)
+        shown.append(checked)
         if file in in_folders and isinstance(value, dict) and not value.keys() & {"apiVersion", "kind"}:
-            judged.warn("not judged: it has neither apiVersion nor kind, such as values of Helm")
+            checked.warn("not validated: it has neither apiVersion nor kind, such as values of Helm")
         else:
-            objects.append(judged)
+            objects.append(checked)
     for folder, (first, *others) in parts.items():
         more = f", with {wording.counted(len(others), 'other')}," if others else ""
         first.warn(
-            f"not judged: it is{more} a part of a kustomization, which changes it: judge what `kubectl kustomize {folder}` makes of it"
+            f"not validated: it is{more} a part of a kustomization, which changes it: validate the output of `kubectl kustomize {folder}`"
         )
         shown.append(first)
     return shown, objects
 
 
-def _judge(judged: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> None:
-    value = judged.value
-    if judged.manifest.of_kustomize:
-        judged.warn(f"not judged: {judged.manifest.faults[0]}")
+def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> None:
+    value = checked.value
+    if checked.manifest.of_kustomize:
+        checked.warn(f"not validated: {checked.manifest.faults[0]}")
         return
-    located, known = offline.manifest_errors(judged.manifest)
-    judged.faults += located
+    located, known = offline.manifest_errors(checked.manifest)
+    checked.faults += located
     if not known:
-        judged.warn(f"not judged: {value['apiVersion']} {value['kind']} is not known here")
-    if judged.manifest.faults:
+        checked.warn(f"not validated: {value['apiVersion']} {value['kind']} is not known here")
+    if checked.manifest.faults:
         return
     if value["apiVersion"].startswith(_GROUP):
         for text in opaque.config_faults(value, readers):
-            judged.fault(text)
+            checked.fault(text)
         for text in opaque.unread_entries(value, readers):
-            judged.warn(text)
+            checked.warn(text)
 
 
 def _warn_duplicates(found: Sequence[ValidatedFile]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
     twice = {key for key, n in Counter(keys.values()).items() if n > 1}
-    for judged in found:
-        if keys.get(id(judged)) in twice:
-            judged.warn("this object is defined more than once: the last definition wins")
+    for checked in found:
+        if keys.get(id(checked)) in twice:
+            checked.warn("this object is defined more than once: the last definition wins")
 
 
 def _key(value: JSON) -> tuple[str, ...]:
@@ -174,8 +174,8 @@ def _key(value: JSON) -> tuple[str, ...]:
 
 def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[JSON]:
     """Yields the DeviceClasses beside the drivers, from files that are not validated themselves."""
-    judged = {f.resolve() for f in files}
-    for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in judged):
+    checked = {f.resolve() for f in files}
+    for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in checked):
         for manifest in manifests.read([file], unreadable):
             if not manifest.faults and manifest.value["kind"] == "DeviceClass":
                 yield manifest.value
@@ -191,17 +191,20 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], h
             own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)
             driver.attach(Host(root, own.dev_root, lists=own.list_attributes), own, Role.NODE)
             inventory = asyncio.run(look(driver, own))
-            devices = [json.loads(parcel.encoded) for pool in inventory.contents() for parcel in pool.devices]
+            devices = [json.loads(entry.encoded) for pool in inventory.contents() for entry in pool.devices]
             yield {"spec": {"driver": reader.driver, "devices": devices}}
 
 
 def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
-    for judged in found:
-        if not judged.faults and not judged.warnings:
-            place = style.dim(f"({judged.manifest.document.place()})")
-            yield f"{style.green('ok')} {judged.manifest.name} {place}"
-        for colour, word, located in ((style.red, "wrong", judged.faults), (style.yellow, "warning", judged.warnings)):
-            for text in map(judged.manifest.sentence, located):
+    for checked in found:
+        if not checked.faults and not checked.warnings:
+            place = style.dim(f"({checked.manifest.document.place()})")
+            yield f"{style.green('ok')} {checked.manifest.name} {place}"
+        for colour, word, located in (
+            (style.red, "wrong", checked.faults),
+            (style.yellow, "warning", checked.warnings),
+        ):
+            for text in map(checked.manifest.sentence, located):
                 yield f"{colour(word)} {indented(text)}"
 
 
@@ -215,12 +218,12 @@ def schema(args: argparse.Namespace) -> int:
         known = [name for k in kinds for name in (k.API_VERSION, k.KIND or k.__name__) if name]
         listed = ", ".join(" ".join(filter(None, (k.API_VERSION, k.KIND or k.__name__))) for k in kinds)
         raise SettingsError(
-            f"--kind {args.kind!r} is none of {listed}{did_you_mean(args.kind, known)}"
+            f"--kind {args.kind!r} is not one of {listed}{did_you_mean(args.kind, known)}"
             if kinds
             else f"{args.driver} takes no parameters"
         )
     write(json_schema(chosen[0]), args.output)
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _kinds(driver: str) -> list[Any]:

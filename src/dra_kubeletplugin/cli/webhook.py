@@ -29,7 +29,7 @@ def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     stop.handle()
     settings = load(options, None, WebhookSettings)
     if settings.driver_name and len(targets) > 1:
-        raise SettingsError("--driver-name (DRIVER_NAME) names one driver, and several are given")
+        raise SettingsError("--driver-name (DRIVER_NAME) is for one driver, but several are given")
     drivers = [make(load_driver(t)) for t in targets]
     readers = [ConfigReader.of(d, settings.driver_name) for d in drivers]
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)

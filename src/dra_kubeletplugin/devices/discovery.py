@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.telemetry.metrics import Metrics
 from ..driver import Driver, Role
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import judging
+from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, describe, printable
 from ..host.events import kernel_events
 from ..resourceapi.gated_fields import Gate
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Intervals of discovery, in seconds. A burst of events ends after ``quiet`` seconds without an event, or after ``burst``."""
+    """Intervals of discovery, in seconds. A burst of events ends after ``settle`` seconds without an event, or after ``burst``."""
 
     interval: float = 60.0  # between calls without any event
     hang: float = 10.0  # a call that takes longer is reported as a fault
-    quiet: float = 0.2
+    settle: float = 0.2
     burst: float = 1.0
     apart: float = 0.5  # from the end of one call to the start of the next
     retry: float = 1.0  # after the first failure; doubles up to ``interval``
@@ -38,7 +38,7 @@ class Intervals:
 
 def request_rescan(driver: Driver) -> str:
     """Returns the name of the driver's method that returns its devices."""
-    return "pools" if driver.answers_pools else "devices"
+    return "pools" if driver.uses_pools else "devices"
 
 
 async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
@@ -47,12 +47,12 @@ async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
     Raises:
         DraError: as ``calls``.
     """
-    if driver.answers_pools:
+    if driver.uses_pools:
         return await calls(driver.pools)
     if driver.role is Role.CONTROLLER:
         return []  # devices() describes the pool of a node, and this process has no node
     found = await calls(driver.devices)
-    with judging(driver.devices):
+    with reading_result(driver.devices):
         return [Pool(node, found)]
 
 
@@ -74,7 +74,7 @@ class DeviceDiscovery:
         held: Callable[[], Awaitable[Held]],
         metrics: Metrics,
         sysfs: Path,
-        pace: Intervals,
+        intervals: Intervals,
     ) -> None:
         self.last_success: float | None = None
         """When the driver last returned devices, in unix seconds."""
@@ -86,7 +86,7 @@ class DeviceDiscovery:
         self._held = held
         self._metrics = metrics
         self._sysfs = sysfs
-        self._pace = pace
+        self._intervals = intervals
         self._wanted = asyncio.Event()
         self._ended = asyncio.Condition()
         self._rounds = (0, 0)  # calls begun and ended
@@ -107,7 +107,7 @@ class DeviceDiscovery:
     def gates_off(self, off: frozenset[Gate]) -> None:
         """Passes the gates that the API server has off to the driver, which may return a simpler layout."""
         self._driver.gates_off = off
-        if self._driver.answers_pools:
+        if self._driver.uses_pools:
             self.request()
 
     def claim_ended(self) -> None:
@@ -119,7 +119,7 @@ class DeviceDiscovery:
     def fault(self) -> str:
         """Why the published devices may be out of date; empty if they are not."""
         if self._hangs:
-            return f"{request_rescan(self._driver)}() of the driver has not answered for {time.monotonic() - self._began:.0f} s"
+            return f"the driver's {request_rescan(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
@@ -128,8 +128,8 @@ class DeviceDiscovery:
     def _consequence(self) -> str:
         what = f"{request_rescan(self._driver)}()"
         if self._inventory.known:
-            return f"the last answer of {what} stays in force"
-        return f"no device can be given out until {what} succeeds"
+            return f"the devices that {what} last returned stay published"
+        return f"no claim can be prepared until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
         """Waits until a call has ended, successful or not. Returns False if none has after ``timeout`` seconds."""
@@ -165,7 +165,7 @@ class DeviceDiscovery:
         self._rounds = (self._rounds[0] + 1, self._rounds[1])
         look = asyncio.create_task(self._call_driver(), name="look")
         try:
-            await asyncio.wait({look}, timeout=self._pace.hang)
+            await asyncio.wait({look}, timeout=self._intervals.hang)
             if not look.done():
                 self._hangs = True
                 self._metrics.set("discovery_hanging", 1)
@@ -191,7 +191,7 @@ class DeviceDiscovery:
                 "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
             )
             held = None
-        with judging(getattr(self._driver, request_rescan(self._driver))):
+        with reading_result(getattr(self._driver, request_rescan(self._driver))):
             changed = await self._inventory.update(pools, held, request_rescan(self._driver))
         if changed:
             log.info(
@@ -209,7 +209,7 @@ class DeviceDiscovery:
             return ""
         return (
             f"device {printable(waits)} has binding conditions, and {type(self._driver).__name__} has no bind(): pods wait until "
-            "another program makes them true, or the scheduler gives up"
+            "another component sets the conditions, or until the scheduler's timeout"
         )
 
     def _record_result(self, look: asyncio.Task[None]) -> None:
@@ -234,19 +234,19 @@ class DeviceDiscovery:
 
     async def _next(self) -> None:
         """Waits for an event or the end of the interval. A burst of events causes one call and cannot postpone it without end."""
-        pace = self._pace
+        intervals = self._intervals
         ended = time.monotonic()
-        pause = pace.interval
+        pause = intervals.interval
         if self._failures:
-            pause = min(pause, pace.retry * 2 ** min(self._failures - 1, 10)) * random.uniform(0.8, 1.0)
+            pause = min(pause, intervals.retry * 2 ** min(self._failures - 1, 10)) * random.uniform(0.8, 1.0)
         if not await self._event(pause):
             return
-        burst_ends = time.monotonic() + pace.burst
-        while (left := burst_ends - time.monotonic()) > 0:
+        burst_ends = time.monotonic() + intervals.burst
+        while (remaining := burst_ends - time.monotonic()) > 0:
             self._wanted.clear()
-            if not await self._event(min(pace.quiet, left)):
+            if not await self._event(min(intervals.settle, remaining)):
                 break
-        await asyncio.sleep(max(0.0, ended + pace.apart - time.monotonic()))
+        await asyncio.sleep(max(0.0, ended + intervals.apart - time.monotonic()))
 
     async def _event(self, timeout: float) -> bool:
         try:

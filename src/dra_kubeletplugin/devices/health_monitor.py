@@ -10,7 +10,7 @@ import time
 from ..base.telemetry.metrics import Metrics
 from ..driver import Driver
 from ..driver.calls import Calls
-from ..driver.diagnostics.author_errors import judging
+from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, printable
 from .inventory import Inventory
 
@@ -27,7 +27,7 @@ class HealthMonitor:
     def __init__(self, driver: Driver, calls: Calls, inventory: Inventory, metrics: Metrics, interval: float) -> None:
         self.fault = ""
         """Why the last call failed; empty if it succeeded."""
-        self.answered = asyncio.Event()
+        self.first_call_done = asyncio.Event()
         """Set after the first call, successful or not."""
         self._driver = driver
         self._calls = calls
@@ -50,7 +50,7 @@ class HealthMonitor:
         age = self._inventory.health_age()
         if self.fault or age is None or age <= self._inventory.health_timeout:
             return self.fault
-        return f"health() of the driver has not answered for {age:.0f} s"
+        return f"the driver's health() has not returned for {age:.0f} s"
 
     async def run(self) -> None:
         """Calls repeatedly. Never returns; external failures do not stop it."""
@@ -60,7 +60,7 @@ class HealthMonitor:
         while True:
             self._wanted.clear()
             await self._call_driver()
-            self.answered.set()
+            self.first_call_done.set()
             ended = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval):
@@ -71,10 +71,10 @@ class HealthMonitor:
         started = time.monotonic()
         try:
             report = await self._calls(self._driver.health)
-            with judging(self._driver.health):
+            with reading_result(self._driver.health):
                 await self._inventory.set_health(report, started)
         except DraError as e:
-            before, self.fault = self.fault, f"{printable(e)}; until health() succeeds, devices turn to unknown"
+            before, self.fault = self.fault, f"{printable(e)}; devices become unknown until health() succeeds"
             self._metrics.inc("health_failures_total")
             if self.fault != before:
                 log.warning("cannot read the health of devices: %s", self.fault, extra={"error_code": e.code})

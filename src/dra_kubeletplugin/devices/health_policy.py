@@ -56,7 +56,7 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True)
-class HealthVerdict:
+class HealthDecision:
     """The state of one device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
 
     last_report: Health
@@ -69,11 +69,11 @@ class HealthVerdict:
     """Consecutive reports that change the state."""
 
     @classmethod
-    def first(cls, report: Health, at: float) -> HealthVerdict:
+    def first(cls, report: Health, at: float) -> HealthDecision:
         """Returns the state after the first report, which counts at once: a device that is broken at start must not be allocated."""
         return cls(report, at, report if report.healthy is False else None)
 
-    def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthVerdict:
+    def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthDecision:
         """Returns the state after one more report.
 
         An unknown report neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
@@ -81,13 +81,13 @@ class HealthVerdict:
         if report.measured is not None and report == self.last_report:
             return self
         if report.healthy is None:
-            return HealthVerdict(report, at, self.fault)
+            return HealthDecision(report, at, self.fault)
         if report.healthy is (self.fault is None):
-            return HealthVerdict(report, at, None if report.healthy else report)
+            return HealthDecision(report, at, None if report.healthy else report)
         needed = policy.healthy_after if report.healthy else policy.unhealthy_after
         if self.against + 1 >= needed:
-            return HealthVerdict(report, at, None if report.healthy else report)
-        return HealthVerdict(report, at, self.fault, self.against + 1, needed)
+            return HealthDecision(report, at, None if report.healthy else report)
+        return HealthDecision(report, at, self.fault, self.against + 1, needed)
 
     @property
     def health(self) -> Health:
@@ -108,7 +108,7 @@ class HealthVerdict:
 async def checked_report(report: object) -> dict[str, Health]:
     """Validates a result of :meth:`Driver.health`. Raises :class:`DriverError`."""
     if not is_a(report, Mapping):
-        raise DriverError(f"health() answered {type(report).__name__}: it must answer a mapping of names to Health")
+        raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
     out = {}
     try:
         for i, (name, health) in enumerate(report.items()):
@@ -116,19 +116,19 @@ async def checked_report(report: object) -> dict[str, Health]:
                 await asyncio.sleep(0)
             if not is_a(name, str) or not is_a(health, Health):
                 raise DriverError(
-                    f"health() answered {type(name).__name__} → {type(health).__name__}: it must answer names → Health"
+                    f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
                 )
             if health.healthy not in {True, False, None}:
                 raise DriverError(
-                    f"health() answered Health({shown(health.healthy)}) for {printable(name)}: give True, False or None"
+                    f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
                 )
             # A vendor's library may return 0 for False; later comparisons with `is` need real booleans.
             healthy = None if health.healthy is None else bool(health.healthy)
             if not is_a(health.taint, (Taint, type(None))):
-                raise DriverError(f"health() answered a {type(health.taint).__name__} as taint of {printable(name)}")
+                raise DriverError(f"health() returned a {type(health.taint).__name__} as taint of {printable(name)}")
             out[name] = replace(health, healthy=healthy, message=printable(health.message))
     except DriverError:
         raise
     except Exception as e:
-        raise DriverError(f"the answer of health() cannot be read: {describe(e)}") from e
+        raise DriverError(f"the result of health() cannot be read: {describe(e)}") from e
     return out

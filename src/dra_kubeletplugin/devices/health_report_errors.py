@@ -31,7 +31,9 @@ class RejectedReports:
         """Returns a sentence for each error; of many, the first and the number of the rest."""
         sentences = sorted(self._taints.union(self._unknown_names.values()))
         more = (
-            [f"health() returned {len(sentences) - _MAX_NOTES} more such names"] if len(sentences) > _MAX_NOTES else []
+            [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
+            if len(sentences) > _MAX_NOTES
+            else []
         )
         return sentences[:_MAX_NOTES] + more
 
@@ -39,7 +41,7 @@ class RejectedReports:
         """Replaces taints that the API server would reject by the default one, so that the unhealthy device still gets a taint."""
         faults = {n: fault for n, h in reports.items() if h.taint is not None and (fault := taint_fault(h.taint))}
         sentences = {
-            f"the taint that health() returned for {printable(n)} cannot be published, so the default one is: {f}"
+            f"the taint that health() returned for {printable(n)} is invalid, and the default taint is published instead: {f}"
             for n, f in faults.items()
         }
         log_sample(log, logging.ERROR, "health() returned an invalid taint: %s", sorted(sentences - self._taints))
@@ -52,11 +54,13 @@ class RejectedReports:
         before = self._unknown_names if known == self._known else {}
         sentences = {n: before[n] for n in names if n in before}
         # A device that the report names too is no candidate: a card that was removed is no misspelling of another.
-        meant = set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
+        candidates = (
+            set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
+        )
         # Searching the nearest of thousands of names takes milliseconds.
         for i, n in enumerate(sorted(names.difference(sentences))):
-            text = f"health() returned {printable(n)}, which is no device of this node: it is ignored"
-            sentences[n] = text + (did_you_mean(n.rpartition("/")[2], meant) if i < _MAX_HINTS else "")
-        fresh = sorted(set(sentences.values()).difference(self._unknown_names.values()))
-        log_sample(log, logging.WARNING, "health() returned an unknown device: %s", fresh)
+            text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
+            sentences[n] = text + (did_you_mean(n.rpartition("/")[2], candidates) if i < _MAX_HINTS else "")
+        new_sentences = sorted(set(sentences.values()).difference(self._unknown_names.values()))
+        log_sample(log, logging.WARNING, "health() returned an unknown device: %s", new_sentences)
         self._unknown_names, self._known = sentences, frozenset(known)

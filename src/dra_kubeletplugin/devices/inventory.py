@@ -21,7 +21,7 @@ from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.types import Device, Taint
 from ..resourceapi.validation.slices import MAX_DEVICES
-from .health_policy import DeviceHealth, HealthPolicy, HealthVerdict, checked_report
+from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_state import GONE, DeviceEntry, DeviceKey, Held, PoolContent, PoolState, checked, updated_pool
 from .rejected_devices import RejectedDevicesLog
@@ -76,10 +76,10 @@ class Inventory:
         self._rejected_log = RejectedDevicesLog()
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
-        self.odd = RejectedReports()  # errors in the driver's last health report
-        self.asked_again = False
+        self.rejected_reports = RejectedReports()  # errors in the driver's last health report
+        self.depends_on_gates = False
         """Whether the driver is called again when gates turn out to be off. Then rejected devices are not logged before its new result."""
-        self.answer_follows = False  # gates were found off, and the driver's new result is still to come
+        self.update_pending = False  # gates were found off, and the driver's new result is still to come
         self.taken: Mapping[str, str] = {}
         """Pools that another publisher publishes, each with the reason. Two publishers must never publish one pool."""
         self._policy = policy
@@ -87,7 +87,7 @@ class Inventory:
         self._wall = wall
         self._looked_at = 0.0
         self._states: dict[str, PoolState] = {}
-        self._verdicts: dict[DeviceKey, HealthVerdict] = {}
+        self._decisions: dict[DeviceKey, HealthDecision] = {}
         self._reported_at: float | None = None
         self._changed = asyncio.Condition()
 
@@ -114,7 +114,7 @@ class Inventory:
         """Returns what :meth:`find`'s device consumes: counter set → counter → amount. None if there is no such device."""
         state = self._states.get(pool)
         entry = state.find(name) if state else None
-        return entry.judged.draws() if entry else None
+        return entry.validated.draws() if entry else None
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Returns counter → amount of a counter set; None if there is no such set, or it cannot be published."""
@@ -134,7 +134,7 @@ class Inventory:
     @property
     def has_faults(self) -> bool:
         """Whether a device is unhealthy, or vanished in use."""
-        return self.has_gone or any(d.fault for d in self._verdicts.values())
+        return self.has_gone or any(d.fault for d in self._decisions.values())
 
     def __len__(self) -> int:
         return sum(len(s.entries) for s in self._states.values())
@@ -159,18 +159,18 @@ class Inventory:
         """Returns the taints for bad health, by device."""
         made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
         out = {}
-        for key, verdict in self._verdicts.items():
-            if verdict.fault is None or key.pool != state.name:
+        for key, decision in self._decisions.items():
+            if decision.fault is None or key.pool != state.name:
                 continue
-            given = verdict.fault.taint
+            given = decision.fault.taint
             if given not in made:
-                made[given] = self._taint(verdict)
+                made[given] = self._taint(decision)
             if (taint := made[given]) is not None:
                 out[key.device] = taint
         return out
 
-    def _taint(self, verdict: HealthVerdict | None) -> JSON | None:
-        return self._policy.taint_for(verdict.fault) if verdict and verdict.fault else None
+    def _taint(self, decision: HealthDecision | None) -> JSON | None:
+        return self._policy.taint_for(decision.fault) if decision and decision.fault else None
 
     def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
         """Returns one device of each kind, by pool and by the feature gates that it depends on, ignoring the gates that are off."""
@@ -202,10 +202,10 @@ class Inventory:
             DriverError: the result is no list of pools, or contains a name twice; then nothing changes.
         """
         self._looked_at = self._clock()
-        answer = parse_pools(pools, method, self.pool)
-        fresh = {p.name: p for p in answer if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
+        result = parse_pools(pools, method, self.pool)
+        fresh = {p.name: p for p in result if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
         # Two publishers must never publish one pool: if devices of it vanished here, the other role handles them.
-        others = {p.name for p in answer} - fresh.keys()
+        others = {p.name for p in result} - fresh.keys()
         held: dict[str, dict[str, JSON]] = {}
         for (name, device), described in (used or {}).items():
             held.setdefault(name, {})[device] = described
@@ -231,8 +231,8 @@ class Inventory:
                 states[name] = checked(replace(state, refused=present.refused))
         self.known = True
         self._states = states
-        self._verdicts = {k: d for k, d in self._verdicts.items() if self._entry(k)}
-        awaited, self.answer_follows = self.answer_follows, False
+        self._decisions = {k: d for k, d in self._decisions.items() if self._entry(k)}
+        awaited, self.update_pending = self.update_pending, False
         self._leave_out()
         if changed or awaited:
             await self._notify(published=True)
@@ -246,12 +246,12 @@ class Inventory:
         refused = dict(state.refused)
         for name, reason in reasons.items():
             if entry := state.find(name):
-                refused[name] = (entry.judged.shape, printable(reason))
+                refused[name] = (entry.validated.shape, printable(reason))
         self._states[state.name] = checked(replace(state, refused=refused))
         self._leave_out()
         await self._notify(published=True)
 
-    async def forgive(self) -> bool:
+    async def clear_rejections(self) -> bool:
         """Clears the API server's rejections, so that the devices are tried again. Returns True if there were any."""
         if not any(s.refused for s in self._states.values()):
             return False
@@ -265,7 +265,7 @@ class Inventory:
         if off != self.gates_off:
             await self._warm(self._states, off)
             self.gates_off = off
-            self.answer_follows = self.asked_again
+            self.update_pending = self.depends_on_gates
             self._leave_out()
             await self._notify(published=True)
 
@@ -290,14 +290,14 @@ class Inventory:
             for name, fault in faults.items():
                 out[self.shown(state.name, name) if name else f"pool {printable(state.name)}"] = fault
         self.rejected = out
-        if not self.answer_follows:
+        if not self.update_pending:
             self._rejected_log.log(out)
 
-    def lessened(self) -> list[str]:
+    def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""
         found: dict[tuple[str, ...], list[str]] = {}
         for state in self._states.values() if self.gates_off else ():
-            for name, fields in state.lessened(self._taints(state), self.gates_off).items():
+            for name, fields in state.published_without(self._taints(state), self.gates_off).items():
                 found.setdefault(fields, []).append(self.shown(state.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
@@ -331,34 +331,34 @@ class Inventory:
         return (fault.message if fault else "") or "no reason given"
 
     def _fault(self, name: str, pool: str | None) -> Health | None:
-        verdict = self._verdicts.get(DeviceKey(self.pool if pool is None else pool, name))
-        return verdict.fault if verdict else None
+        decision = self._decisions.get(DeviceKey(self.pool if pool is None else pool, name))
+        return decision.fault if decision else None
 
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """Returns a device's health now; unknown if the last report has expired."""
         state = self._states.get(key.pool)
         if state and key.device in state.gone:
             return self._known(False, "the device vanished while a claim uses it", self._looked_at, self.look_timeout)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
+        decision = self._decisions.get(key)
+        if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
-        timeout = self._timeout(verdict)
-        if self._clock() - verdict.at > timeout:
-            return self._known(None, f"the driver's last report is older than {timeout:g} s", verdict.at, timeout)
-        return self._known(verdict.health.healthy, verdict.health.message, verdict.at, timeout)
+        timeout = self._timeout(decision)
+        if self._clock() - decision.at > timeout:
+            return self._known(None, f"the driver's last report is older than {timeout:g} s", decision.at, timeout)
+        return self._known(decision.health.healthy, decision.health.message, decision.at, timeout)
 
     def _known(self, healthy: bool | None, message: str, at: float, timeout: float) -> DeviceHealth:
         """Computes the time of measurement from its age, so that it fits the time of day even if that was set meanwhile."""
         return DeviceHealth(healthy, message, self._wall() - (self._clock() - at), timeout)
 
-    def _timeout(self, verdict: HealthVerdict) -> float:
-        return self.health_timeout if verdict.last_report.timeout is None else verdict.last_report.timeout
+    def _timeout(self, decision: HealthDecision) -> float:
+        return self.health_timeout if decision.last_report.timeout is None else decision.last_report.timeout
 
-    def stale_in(self) -> float | None:
+    def expires_in(self) -> float | None:
         """Returns the seconds until the next report expires; None if no report is valid."""
         now = self._clock()
-        left = [d.at + self._timeout(d) - now for d in self._verdicts.values()]
-        return min((seconds for seconds in left if seconds >= 0), default=None)
+        remaining = [d.at + self._timeout(d) - now for d in self._decisions.values()]
+        return min((seconds for seconds in remaining if seconds >= 0), default=None)
 
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Yields every device with its health, also devices that vanished in use."""
@@ -388,40 +388,40 @@ class Inventory:
         Raises:
             DriverError: the report is no mapping of names to :class:`Health`; then nothing changes.
         """
-        reports = self.odd.taintable(await checked_report(report))
+        reports = self.rejected_reports.taintable(await checked_report(report))
         found = {}
         for i, key in enumerate(list(self._keys())):
             health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or Health(True)
-            before, when = self._verdicts.get(key), self._measured(health, at)
-            found[key] = before.after(health, when, self._policy) if before else HealthVerdict.first(health, when)
+            before, when = self._decisions.get(key), self._measured(health, at)
+            found[key] = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
             if i % _BATCH == _BATCH - 1:
                 await asyncio.sleep(0)
         if self.known:  # before the driver's first devices, every name would be unknown
-            self.odd.log_unknown_names(
+            self.rejected_reports.log_unknown_names(
                 reports.keys(), {n for s in self._states.values() for n in (*s.entries, *s.gone)}
             )
         await asyncio.sleep(0)  # other tasks run meanwhile and may remove devices
         fresh = {k: d for k, d in found.items() if self._entry(k)}
         failed, recovered = list[tuple[DeviceKey, Health]](), list[DeviceKey]()
-        turned = False
+        taint_changed = False
         for key, now in fresh.items():
-            was = self._verdicts.get(key)
+            was = self._decisions.get(key)
             if now.fault and not (was and was.fault):
                 failed.append((key, now.fault))
             elif was and was.fault and not now.fault:
                 recovered.append(key)
-            turned = turned or self._taint(was) != self._taint(now)
+            taint_changed = taint_changed or self._taint(was) != self._taint(now)
         log_sample(
             log, logging.WARNING, "device is unhealthy: %s", failed,
             lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
         )  # fmt: skip
         log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        self._verdicts, self._reported_at = fresh, at
-        if turned:
+        self._decisions, self._reported_at = fresh, at
+        if taint_changed:
             await self._warm(self._states, self.gates_off)
-        if turned and self.gates_off:
+        if taint_changed and self.gates_off:
             self._leave_out()
-        await self._notify(published=turned)
+        await self._notify(published=taint_changed)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""

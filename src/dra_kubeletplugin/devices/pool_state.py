@@ -50,7 +50,7 @@ class DeviceEntry:
     """A device with the result of its validation."""
 
     device: Device
-    judged: ValidatedDevice
+    validated: ValidatedDevice
 
 
 _MAX_HINTS = 8  # faults of a pool for which the nearest name is searched
@@ -59,7 +59,7 @@ _MAX_HINTS = 8  # faults of a pool for which the nearest name is searched
 class _EncodedEntry(NamedTuple):
     """A device encoded with the framework's taint, for the gates that are ``off``; or the reason why it is not published."""
 
-    judged: ValidatedDevice
+    validated: ValidatedDevice
     taint: JSON | None
     off: frozenset[Gate]
     result: EncodedDevice | str
@@ -106,7 +106,7 @@ class PoolState:
         entry = self.entries[name]
         sets = [self.sets[s].shape for s in entry.device.consumes_counters if s in self.sets and self.sets[s].shape]
         more = b',"counterSets":[' + b",".join(sets) + b"]" if sets else b""
-        return msgspec.Raw(b'{"device":' + (entry.judged.shape or b"null") + more + b"}")
+        return msgspec.Raw(b'{"device":' + (entry.validated.shape or b"null") + more + b"}")
 
     def emptied(self) -> ParsedPool:
         """Returns the parsed result of a driver for this pool without devices."""
@@ -125,7 +125,7 @@ class PoolState:
             return None
         sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
         if not taints and not off and not self.gone:  # the usual case, kept fast for thousands of devices
-            plain = [e.judged.parcel(n) for n, e in self.entries.items() if n not in self.rejected]
+            plain = [e.validated.encoded_device(n) for n, e in self.entries.items() if n not in self.rejected]
             return PoolContent(self.name, self.nodes, self.per_device, plain, sets, options)
         found = [self._encoded(name, entry, taints, off) for name, entry in self._publishable()]
         sent = [f for f in found if not isinstance(f, str)]
@@ -138,19 +138,19 @@ class PoolState:
         """Returns what :meth:`content` leaves out because of gates that are ``off``, each with the reason; ``""`` is the pool itself."""
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
-            return {
-                "": f"the API server's feature gate {gate} is off, and its devices say one by one on which nodes they are"
-            }
+            return {"": f"the API server's feature gate {gate} is off, and its devices select their nodes one by one"}
         if isinstance(why := self._options(off), str):
             return {"": why}
         found = ((name, self._encoded(name, entry, taints, off)) for name, entry in self._publishable())
         return {name: f for name, f in found if isinstance(f, str)}
 
-    def lessened(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, tuple[str, ...]]:
+    def published_without(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, tuple[str, ...]]:
         """Returns the devices that are published without some fields because of gates that are ``off``, with these fields."""
         out = {}
         for name, entry in self._publishable():
-            if not entry.judged.gates.isdisjoint(off) and not isinstance(self._encoded(name, entry, taints, off), str):
+            if not entry.validated.gates.isdisjoint(off) and not isinstance(
+                self._encoded(name, entry, taints, off), str
+            ):
                 out[name] = self.made[name].lost
         return {name: fields for name, fields in out.items() if fields}
 
@@ -166,9 +166,9 @@ class PoolState:
         out: dict[frozenset[Gate], JSON] = {}
         for name, entry in self._publishable():
             taint = self._taint(name, taints)
-            gates = entry.judged.gates if taint is None else entry.judged.gates | {Gate.TAINTS}
+            gates = entry.validated.gates if taint is None else entry.validated.gates | {Gate.TAINTS}
             if gates and gates not in out:
-                out[gates] = entry.judged.json if taint is None else tainted(entry.judged.json, taint)
+                out[gates] = entry.validated.json if taint is None else tainted(entry.validated.json, taint)
         return out
 
     def _publishable(self) -> Iterator[tuple[str, DeviceEntry]]:
@@ -186,17 +186,17 @@ class PoolState:
         self, name: str, entry: DeviceEntry, taints: Mapping[str, JSON], off: Collection[Gate]
     ) -> EncodedDevice | str:
         """Returns a device as it is published, or the reason why it is not."""
-        judged, taint = entry.judged, self._taint(name, taints)
-        if taint is None and (not off or judged.gates.isdisjoint(off)):
-            return judged.parcel(name)
+        validated, taint = entry.validated, self._taint(name, taints)
+        if taint is None and (not off or validated.gates.isdisjoint(off)):
+            return validated.encoded_device(name)
         known = self.made.get(name)
-        if known is not None and known.judged is judged and known.taint == taint and known.off == off:
+        if known is not None and known.validated is validated and known.taint == taint and known.off == off:
             return known.result
-        device = judged.json if taint is None else tainted(judged.json, taint)
+        device = validated.json if taint is None else tainted(validated.json, taint)
         found = without(device, off)
         result = found if isinstance(found, str) else encode_device(found)
         missing = () if isinstance(found, str) else tuple(lost(device, found))
-        self.made[name] = _EncodedEntry(judged, taint, frozenset(off), result, missing)
+        self.made[name] = _EncodedEntry(validated, taint, frozenset(off), result, missing)
         return result
 
     def same(self, other: PoolState) -> bool:
@@ -204,8 +204,8 @@ class PoolState:
         return (
             (self.nodes, self.per_device, self.options, self.fault)
             == (other.nodes, other.per_device, other.options, other.fault)
-            and not _differ(_judged(self.entries), _judged(other.entries))
-            and not _differ(_judged(self.gone), _judged(other.gone))
+            and not _differ(_validated(self.entries), _validated(other.entries))
+            and not _differ(_validated(self.gone), _validated(other.gone))
             and not _differ(self.sets, other.sets)
         )
 
@@ -264,11 +264,13 @@ def checked(state: PoolState) -> PoolState:
     out |= {f"counter set {printable(n)}": j.fault for n, j in state.sets.items() if j.fault}
     known = {**state.gone, **state.entries}
     counters = {n: j.json["counters"] for n, j in state.sets.items() if not j.fault}
-    refused = {n: r for n, r in state.refused.items() if n in known and known[n].judged.shape == r[0]}
+    refused = {n: r for n, r in state.refused.items() if n in known and known[n].validated.shape == r[0]}
     for name, entry in known.items():
-        fault = entry.judged.fault or counters_fault(entry.judged, state.sets, counters, seek=len(out) < _MAX_HINTS)
+        fault = entry.validated.fault or counters_fault(
+            entry.validated, state.sets, counters, seek=len(out) < _MAX_HINTS
+        )
         if not fault and name in refused:
-            fault = f"refused by the API server: {refused[name][1]}"
+            fault = f"rejected by the API server: {refused[name][1]}"
         if fault:
             out[name] = fault
     return replace(state, refused=refused, rejected=out)
@@ -276,10 +278,10 @@ def checked(state: PoolState) -> PoolState:
 
 def _entry(device: Device, nodes: Nodes, per_device: bool, before: DeviceEntry | None) -> DeviceEntry:
     """Returns the previous entry if nothing changed, so that a discovery every minute does not allocate new objects."""
-    judged = validate_device(device, nodes, per_device=per_device, before=before.judged if before else None)
-    if before is not None and judged is before.judged and _same(device, before.device):
+    validated = validate_device(device, nodes, per_device=per_device, before=before.validated if before else None)
+    if before is not None and validated is before.validated and _same(device, before.device):
         return before
-    return DeviceEntry(device, judged)
+    return DeviceEntry(device, validated)
 
 
 def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, ValidatedDevice]]:
@@ -291,13 +293,13 @@ def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, Valida
     raw = described["device"]
     device = read_device(raw)
     if device.name != name:
-        raise ValueError(f"it tells of {printable(device.name)}")
+        raise ValueError(f"it contains device {printable(device.name)}")
     sets = {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
     return DeviceEntry(device, recalled_device(raw)), sets
 
 
-def _judged(entries: Mapping[str, DeviceEntry]) -> dict[str, ValidatedDevice]:
-    return {n: e.judged for n, e in entries.items()}
+def _validated(entries: Mapping[str, DeviceEntry]) -> dict[str, ValidatedDevice]:
+    return {n: e.validated for n, e in entries.items()}
 
 
 def _differ(now: Mapping[str, ValidatedDevice], before: Mapping[str, ValidatedDevice]) -> bool:

@@ -84,7 +84,7 @@ class ValidatedDevice:
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
         return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
-    def parcel(self, name: str) -> EncodedDevice:
+    def encoded_device(self, name: str) -> EncodedDevice:
         return EncodedDevice(name, self.shape, self.consumed, self.most)
 
 
@@ -100,7 +100,7 @@ class ParsedPool(NamedTuple):
     name: str
     nodes: Nodes
     devices: Mapping[str, Device]
-    counter_sets: Mapping[str, CounterSet | None]  # None: the driver returned two of this name
+    counter_sets: Mapping[str, CounterSet | None]  # None: the driver returned this name twice
     fault: str  # why the pool cannot be published at all
     per_device: bool  # whether each device has its own nodes
     options: JSON  # fields that apply to all devices
@@ -123,9 +123,9 @@ def validate_device(
             return before
         faults = [] if device.was_checked(shape) else device.faults(built)
         if own and nodes.where is Where.THIS:
-            faults.append("nodes: a device of a pool of this node has none of its own: give the pool other nodes")
+            faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if device.nodes is not None and device.nodes.where is Where.THIS:
-            faults.append("nodes: this node is said for a pool, not for a device")
+            faults.append("nodes: Nodes.this() is for pools, not for devices")
         consumed, most = _takes(built)
         gates = gates_of(built)
     except DraError as e:
@@ -138,7 +138,7 @@ def validate_device(
 def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice | None = None) -> ValidatedDevice:
     """Validates one counter set like :func:`validate_device`. None stands for a name that the driver returned twice."""
     if counter_set is None:
-        return ValidatedDevice(b"", "the driver answered two of this name")
+        return ValidatedDevice(b"", "the driver returned this name twice")
     try:
         built = counter_set.json()
         shape = msgspec.json.encode(built)
@@ -180,35 +180,36 @@ def _takes(device: JSON) -> tuple[int, int]:
     return consumed, max_devices([device])
 
 
-def parse_pools(answer: object, method: str, node: str) -> list[ParsedPool]:
+def parse_pools(result: object, method: str, node: str) -> list[ParsedPool]:
     """Parses the pools of a driver's result.
 
     Args:
-        answer: the result.
+        result: the result.
         method: the driver's method that returned it.
         node: name of the node whose pools are published.
 
     Raises:
-        DriverError: it is no list of pools with lists in them, or contains a name twice; nothing in it can be trusted then.
+        DriverError: the result is not a list of pools, a pool's devices are not a list, or a name occurs twice.
     """
     out: dict[str, ParsedPool] = {}
-    for pool in _items(answer, Pool, f"{method}() answered", MAX_POOLS):
+    for pool in _items(result, Pool, f"{method}() returned", MAX_POOLS):
         name, nodes = pool.name, pool.nodes
-        where = f"{method}() answered pool {printable(name)!r}"
+        where = f"{method}() returned pool {printable(name)!r}"
         # The author of `devices` never sees the pool, so messages must not mention it.
-        devices_subject = f"{method}() answered" if method == "devices" else f"{where} whose devices are"
+        devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
         if not is_a(nodes, Nodes):
             raise DriverError(
-                f"{where} whose nodes are {_kind(nodes)}: give Nodes.this(), Nodes.all(), Nodes.named('node-1') or another of Nodes"
+                f"{where} whose nodes are {_kind(nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
+                f"constructor of Nodes"
             )
         name = str.__str__(name)  # an instance of a subclass of str cannot be sent
         if name in out:
-            raise DriverError(f"{method}() answered two pools named {printable(name)!r}: names must be unique")
+            raise DriverError(f"{method}() returned two pools named {printable(name)!r}: names must be unique")
         devices: dict[str, Device] = {}
         for device in _items(pool.devices, Device, devices_subject, MAX_DEVICES):
             if device.name in devices:
                 raise DriverError(
-                    f"{method}() answered two devices named {printable(device.name)!r}: names must be unique in a pool"
+                    f"{method}() returned two devices named {printable(device.name)!r}: names must be unique in a pool"
                 )
             devices[device.name] = device
         sets: dict[str, CounterSet | None] = {}
@@ -261,13 +262,13 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _items(answer: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
+def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
     """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
-    if not is_a(answer, Iterable) or is_a(answer, (str, bytes, Mapping)):
-        hint = replacement_message(answer, kind.__name__, answered=subject.endswith(" answered"))
-        raise DriverError(f"{subject} {_kind(answer)}, not a list of {kind.__name__}{hint}")
+    if not is_a(result, Iterable) or is_a(result, (str, bytes, Mapping)):
+        hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
+        raise DriverError(f"{subject} {_kind(result)}, not a list of {kind.__name__}{hint}")
     try:
-        for i, item in enumerate(answer):
+        for i, item in enumerate(result):
             if not is_a(item, kind):
                 raise DriverError(
                     f"{subject} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
@@ -275,12 +276,12 @@ def _items(answer: object, kind: type[T], subject: str, most: int) -> Iterator[T
             if not isinstance(item.name, str):
                 raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= most:
-                raise DriverError(f"{subject} more than {most} items of {kind.__name__}: as many cannot be published")
+                raise DriverError(f"{subject} more than {most} items of {kind.__name__}: so many cannot be published")
             yield item
     except DriverError:
         raise
     except Exception as e:
-        raise DriverError(f"{subject} what cannot be read: {describe(e)}") from e
+        raise DriverError(f"{subject} a value that cannot be read: {describe(e)}") from e
 
 
 def counters_fault(
@@ -305,11 +306,11 @@ def counters_fault(
         found = sets.get(name)
         if found is None:
             known = (did_you_mean(name, sets) if seek else "") or (
-                "" if sets else ": declare it, pools() answers Pool(counter_sets=[CounterSet(...)])"
+                "" if sets else ": declare it, pools() returns Pool(counter_sets=[CounterSet(...)])"
             )
-            return f"it draws from counter set {name!r}, which its pool does not have{known}"
+            return f"it consumes counters of counter set {name!r}, which its pool does not have{known}"
         if found.fault:
-            return f"its counter set {name!r} is left out: {found.fault}"
+            return f"its counter set {name!r} is not published: {found.fault}"
         if unknown := sorted(set(consumption["counters"]).difference(counters[name])):
             return f"counter set {name!r} has no counter {unknown[0]!r}{did_you_mean(unknown[0], counters[name]) if seek else ''}"
     return ""

@@ -106,7 +106,7 @@ class Calls:
                     outcome = await self._on_loop(running, lambda: _resolve(value), value)
         finally:
             self._leave(running)
-        return self._answer(name, outcome)
+        return self._result_of(name, outcome)
 
     @property
     def busy(self) -> int:
@@ -205,13 +205,13 @@ class Calls:
             name, self.busy, oldest, seconds,
         )  # fmt: skip
         return DriverFailedError(
-            f"the driver's {name} cannot be called: all {self._threads.limit} threads are in methods of the driver that do "
-            f"not return, {oldest} for the longest: restart the plugin's pod if they hang"
+            f"the driver's {name} cannot be called: all {self._threads.limit} threads run methods of the driver that have "
+            f"not returned, {oldest} for the longest time: restart the plugin's pod if they hang"
         )
 
     # --- results --------------------------------------------------------------------------------
 
-    def _answer(self, name: str, outcome: _Outcome) -> Any:
+    def _result_of(self, name: str, outcome: _Outcome) -> Any:
         error = outcome.error
         if error is None:
             self._logged.pop(name, None)
@@ -326,7 +326,7 @@ async def _resolve(value: Any) -> Any:
             value = await _read(value)
         else:
             return _whole(value)
-    raise DriverError("the driver's method answers awaitables of awaitables: it must answer a value")
+    raise DriverError("the driver's method returns nested awaitables: it must return a value")
 
 
 async def _read(source: AsyncIterable[Any]) -> list[Any]:
@@ -360,7 +360,7 @@ def _bounded(items: Iterable[Any]) -> Iterable[Any]:
 
 def _check_length(length: int) -> None:
     if length > _MAX_ITEMS:
-        raise DriverError(f"the driver's method answers more than {_MAX_ITEMS:,} things: does its generator ever end?")
+        raise DriverError(f"the driver's method returns more than {_MAX_ITEMS:,} items: does its generator end?")
 
 
 def _is_async(value: Any) -> bool:

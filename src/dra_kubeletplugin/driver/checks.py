@@ -37,15 +37,15 @@ class ParameterChecks:
         self._lock = threading.Lock()
         self._abandoned: set[_Check] = set()  # checks that still run after their caller gave up
 
-    async def __call__(self, judge: Callable[[], T], seconds: float) -> T:
-        """Runs ``judge`` in a thread and returns its result.
+    async def __call__(self, function: Callable[[], T], seconds: float) -> T:
+        """Runs ``function`` in a thread and returns its result.
 
         Args:
-            judge: a plain function that raises only :class:`DraError`.
+            function: a plain function that raises only :class:`DraError`.
             seconds: time limit, at most 60.
 
         Raises:
-            DriverFailedError: ``judge`` did not end in time (the message names the author's line where it is), or no thread is free.
+            DriverFailedError: ``function`` did not end in time (the message names the author's line where it is), or no thread is free.
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
@@ -54,10 +54,10 @@ class ParameterChecks:
         def check_of_parameters() -> T:
             with self._lock:
                 if check.given_up:
-                    raise DriverFailedError("nobody waits for this check any more")
+                    raise DriverFailedError("the caller no longer waits for this check")
                 check.thread = threading.get_ident()
             try:
-                return judge()
+                return function()
             finally:
                 with self._lock:
                     check.thread = 0
@@ -87,11 +87,11 @@ class ParameterChecks:
     def stuck(self) -> str:
         """Returns why no parameters can be validated: the author's line that blocks a thread. Empty while a thread is free."""
         with self._lock:
-            abandoned = [judgement.thread for judgement in self._abandoned]
+            abandoned = [abandoned_check.thread for abandoned_check in self._abandoned]
         if len(abandoned) < self.threads:
             return ""
-        where = next(filter(None, map(_line, abandoned)), "a place that is not known")
-        return f"parameters cannot be judged: all {self.threads} threads are in checks of the driver that do not return, one at {where}"
+        where = next(filter(None, map(_line, abandoned)), "unknown code")
+        return f"parameters cannot be validated: all {self.threads} threads run checks that have not returned, one of them {where}"
 
 
 def _line(thread: int) -> str:

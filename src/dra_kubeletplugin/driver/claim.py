@@ -112,7 +112,7 @@ class UndoRegistrar:
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
         raise DriverError(
-            f"on_undo({step!r}): this claim was made by hand: only one that the plugin prepares has a record"
+            f"on_undo({step!r}): this Claim object was created directly: only claims that the plugin prepares have a record"
         )
 
 
@@ -208,7 +208,7 @@ class Claim:
         """
         if not isinstance(status, DeviceStatus) or not any(device is d or device == d for d in self.devices):
             raise DriverError(
-                f"report() of claim {self.namespace}/{self.name}: give one of its devices and a DeviceStatus"
+                f"report() of claim {self.namespace}/{self.name}: pass one of the claim's devices and a DeviceStatus"
             )
         return self._status.report((device.pool, device.name, device.share_id or ""), status)
 

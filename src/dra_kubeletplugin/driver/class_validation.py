@@ -30,7 +30,7 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
     "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
 }  # fmt: skip
-_TAG = ": write class Name(Config, tag=True) for each, and claims name one as `type`"
+_TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
 _SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
 _OF_TYPE = re.compile(
@@ -55,12 +55,12 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
     if own is not None and vars(driver).get("options") is not own:
         raise DriverError(
-            f"{cls.__name__}.__init__() gives self.options, which are set by the framework before it: name yours otherwise"
+            f"{cls.__name__}.__init__() sets self.options, which the framework has set before: rename your attribute"
         )
     for name in SET:
         if name in vars(driver):
             raise DriverError(
-                f"{cls.__name__}.__init__() gives self.{name}, which is set by the framework after it: name yours otherwise"
+                f"{cls.__name__}.__init__() sets self.{name}, which the framework sets afterwards: rename your attribute"
             )
     return driver
 
@@ -83,7 +83,7 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         DriverError: with the class, the attribute and the rule.
     """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
-        raise DriverError(f"{shown(cls)} is no subclass of Driver: give the class, not an object or its name")
+        raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
     with looking_at(f"what {cls.__name__} has"):
         _check(cls, role)
 
@@ -93,19 +93,19 @@ def _check(cls: type[Driver], role: Role) -> None:
         _check_method(cls, name, arguments)
     if inspect.iscoroutinefunction(cls.__init__):
         raise DriverError(
-            f"{cls.__name__}.__init__() is async, and nobody can await it: write what awaits into start()"
+            f"{cls.__name__}.__init__() is async and cannot be awaited: move code with `await` to start()"
         )
     check_names(cls, _CALLED)
     if cls.devices is Driver.devices and cls.pools is Driver.pools:
-        raise DriverError(f"{cls.__name__} has no `devices` method: it must answer a list of Device")
+        raise DriverError(f"{cls.__name__} has no `devices` method: it must return a list of Device")
     if role is Role.NODE and cls.prepare is Driver.prepare:
-        raise DriverError(f"{cls.__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+        raise DriverError(f"{cls.__name__} has no `prepare` method: it must return a list of PreparedDevice")
     if not isinstance(cls.unhealthy_taint, Taint | None):
         raise DriverError(
-            f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: give Taint(key=..., effect=...) or None"
+            f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: set it to Taint(key=..., effect=...) or None"
         )
     if not isinstance(cls.metadata, bool):
-        raise DriverError(f"{cls.__name__}.metadata is {shown(cls.metadata)}: give True or False")
+        raise DriverError(f"{cls.__name__}.metadata is {shown(cls.metadata)}: set it to True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
@@ -135,8 +135,8 @@ def _hint(e: BaseException) -> str:
     if is_a(e, AttributeError) and e.name in _SET_BY_ATTACH:
         return f": self.{e.name} is set after __init__, use it in start() or later"
     if is_a(e, TypeError) and not place(e):
-        return ": it is made without arguments"
-    return "" if is_a(e, _CODE_ERRORS) else ": what may fail belongs in start()"
+        return ": the framework creates the driver without arguments"
+    return "" if is_a(e, _CODE_ERRORS) else ": move code that may fail to start()"
 
 
 def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
@@ -203,12 +203,12 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
         if not (isinstance(kind, type) and issubclass(kind, Config)):
             own = isinstance(kind, type) and kind.__module__ != "builtins"
             raise DriverError(
-                f"{where} is {printable(kind.__name__ if own else repr(kind))[:80]}: give a subclass of Config, "
+                f"{where} is {printable(kind.__name__ if own else repr(kind))[:80]}: set it to a subclass of Config, "
                 f"{f'class {kind.__name__}(Config), ' if own else ''}or a list of them"
             )
         older: object = kind.OLDER
         if not isinstance(older, (list, tuple)):
-            raise DriverError(f"{kind.__name__}.OLDER is {shown(older)}: give a list of subclasses of Config")
+            raise DriverError(f"{kind.__name__}.OLDER is {shown(older)}: set it to a list of subclasses of Config")
         named |= {id(k): f"{kind.__name__}.OLDER" for k in older if k not in found}
         found += [k for k in older if k not in found]
     return tuple(found)
@@ -221,7 +221,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     check_config_names(kind)
     if kind.OLDER and "convert_from" not in {n for c in kind.__mro__[: kind.__mro__.index(Config)] for n in vars(c)}:
         raise DriverError(
-            f"{kind.__name__} names older versions in OLDER and has no convert_from(cls, older): write it"
+            f"{kind.__name__} lists older versions in OLDER but has no convert_from(cls, older): define it"
         )
     try:
         fields = msgspec.structs.fields(kind)
@@ -246,11 +246,11 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     _try_check(kind)
     known = {f.name for f in fields} | vars(Config).keys()
     for name, value in vars(kind).items():
-        if name not in known and (meant := near_config_name(kind, name)) and _is_plain(kind, name, value):
-            raise DriverError(f"{kind.__name__}.{name} is read by nobody, did you mean `{meant}`?")
+        if name not in known and (near := near_config_name(kind, name)) and _is_plain(kind, name, value):
+            raise DriverError(f"{kind.__name__}.{name} is never used, did you mean `{near}`?")
         if name not in known and name.islower() and not name.startswith("_") and _is_plain(kind, name, value):
             raise DriverError(
-                f"{kind.__name__}.{name} has no type, so no claim can give it: write `{name}: {type(value).__name__} = ...`"
+                f"{kind.__name__}.{name} has no type, so claims cannot set it: write `{name}: {type(value).__name__} = ...`"
             )
 
 
@@ -262,7 +262,9 @@ def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
         given_as_default(f.default, f.type)
     except (TypeError, ValueError) as e:
         if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
-            raise DriverError(f"{kind.__name__}.{f.name} = {shown(f.default)} is no default of its type: {e}") from None
+            raise DriverError(
+                f"{kind.__name__}.{f.name} = {shown(f.default)} does not match the field's type: {e}"
+            ) from None
 
 
 def _try_check(kind: type[Config]) -> None:
@@ -288,10 +290,10 @@ def _check_shadowed(kind: type[Config]) -> None:
             way = (
                 f"write `{name} = ...` without a type"
                 if name.isupper()
-                else f'name it otherwise, with msgspec.field(name="{name}")'
+                else f'rename it, with msgspec.field(name="{name}")'
             )
             raise DriverError(
-                f"{kind.__name__}.{name} has a type, which makes a parameter of what Config itself uses: {way}"
+                f"{kind.__name__}.{name} has a type, so it would become a parameter, but Config itself uses this name: {way}"
             )
 
 
@@ -302,20 +304,20 @@ def _check_apart(kinds: Sequence[type[Config]]) -> None:
         other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
         if other is not kind:
             raise DriverError(
-                f"{other.__name__} and {kind.__name__} are told apart by nothing: give each a KIND, or an API_VERSION, of its own"
+                f"{other.__name__} and {kind.__name__} have the same KIND and API_VERSION: change one of the two"
             )
 
 
 def _check_named(kind: type[Config]) -> None:
     for name in ("KIND", "API_VERSION"):
         if not isinstance(value := getattr(kind, name), str):
-            raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: give text")
+            raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: it must be text")
     if kind.API_VERSION.count("/") > 1 or (kind.API_VERSION and not all(kind.API_VERSION.split("/"))):
         raise DriverError(
             f"{kind.__name__}.API_VERSION {kind.API_VERSION!r} is not GROUP/VERSION, such as gpu.example.com/v1alpha1"
         )
     if not isinstance(kind.LAYERED, bool):
-        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: give True or False")
+        raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: set it to True or False")
 
 
 def _check_plain(kind: type[Config]) -> None:
@@ -331,7 +333,7 @@ def _check_plain(kind: type[Config]) -> None:
 def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
     written = inspect.getattr_static(kind, name)
     if name == "convert_from" and not isinstance(written, classmethod):
-        raise DriverError(f"{kind.__name__}.{name}() makes an object of its class: write @classmethod above it")
+        raise DriverError(f"{kind.__name__}.{name}() creates an object of its class: decorate it with @classmethod")
     shown = ", ".join(n for n in given if n != "self")
     _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 

@@ -25,7 +25,7 @@ from .status import NetworkData
 
 T = TypeVar("T")
 # A method's return value: of `def`, of `async def` with `yield`, and of `async def` without.
-Answer: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
+DriverResult: TypeAlias = Iterable[T] | AsyncIterable[T] | Awaitable[Iterable[T]]
 
 
 class Role(Enum):
@@ -45,7 +45,7 @@ def _do_nothing() -> None:
 
 
 def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
-    raise DriverError("update_metadata(): only a driver that the plugin of a node runs has prepared claims")
+    raise DriverError("update_metadata(): only a driver that runs in a node plugin has prepared claims")
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Health:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and least <= value < _MAX_SECONDS):
                 raise DriverError(
-                    f"Health.{name} is {printable(value)}: give seconds, {'unix time' if not least else 'above 0'}"
+                    f"Health.{name} is {printable(value)}: it must be in seconds, {'unix time' if not least else 'above 0'}"
                 )
         if self.taint is not None and (self.healthy is None or self.healthy):
             raise DriverError(
-                "Health has a taint and is not unhealthy: give healthy=False, or put the taint on the Device"
+                "Health has a taint but is not unhealthy: set healthy=False, or put the taint on the Device"
             )
 
 
@@ -254,7 +254,7 @@ class Driver:
         exception. Not called when the process is killed.
         """
 
-    def devices(self) -> Answer[Device]:
+    def devices(self) -> DriverResult[Device]:
         """Returns all devices of this node that claims may get, in the order in which the scheduler should allocate them.
 
         This is the simple form of :meth:`pools`: one pool, with the node's name. Called in the node role: at start, after kernel
@@ -264,9 +264,9 @@ class Driver:
         to devices by name. New claims do not get a device that you leave out; a claim that holds it keeps it. If the method raises, the
         framework logs the error, keeps the last result and calls again. It handles errors in the result as for :meth:`pools`.
         """
-        raise DriverError(f"{type(self).__name__} has no `devices` method: it must answer a list of Device")
+        raise DriverError(f"{type(self).__name__} has no `devices` method: it must return a list of Device")
 
-    def pools(self) -> Answer[Pool]:
+    def pools(self) -> DriverResult[Pool]:
         """Returns all pools that this process knows of. If you override it, ``devices`` is not called.
 
         Use it for counters (KEP-4815), for several pools on one node, and for devices that belong to no single node. Called in both
@@ -279,16 +279,16 @@ class Driver:
         """
         if self.role is Role.CONTROLLER:
             return []
-        answer = self.devices()
-        if isinstance(answer, Iterable):
-            return [Pool(self.settings.node_name, list(answer))]
-        return self._one_pool(answer)
+        result = self.devices()
+        if isinstance(result, Iterable):
+            return [Pool(self.settings.node_name, list(result))]
+        return self._one_pool(result)
 
-    async def _one_pool(self, answer: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
-        devices = [d async for d in answer] if isinstance(answer, AsyncIterable) else list(await answer)
+    async def _one_pool(self, result: AsyncIterable[Device] | Awaitable[Iterable[Device]]) -> list[Pool]:
+        devices = [d async for d in result] if isinstance(result, AsyncIterable) else list(await result)
         return [Pool(self.settings.node_name, devices)]
 
-    def prepare(self, claim: Claim) -> Answer[PreparedDevice]:
+    def prepare(self, claim: Claim) -> DriverResult[PreparedDevice]:
         """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.
 
         Called in the node role, before the first pod of the claim starts. Calls for several claims run at once. Before the call, the
@@ -309,7 +309,7 @@ class Driver:
         after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or times:
         each new text is a new event.
         """
-        raise DriverError(f"{type(self).__name__} has no `prepare` method: it must answer a list of PreparedDevice")
+        raise DriverError(f"{type(self).__name__} has no `prepare` method: it must return a list of PreparedDevice")
 
     def unprepare(self, claim: PreparedClaim) -> Awaitable[None] | None:
         """Reverses :meth:`prepare`, after the last pod of the claim has stopped or after a failed prepare.
@@ -368,7 +368,7 @@ class Driver:
         """
         return {}
 
-    def recover(self) -> Answer[RecoveredClaim]:
+    def recover(self) -> DriverResult[RecoveredClaim]:
         """Returns the claims that use the hardware, as far as the hardware itself knows.
 
         Called in the node role after the records were damaged or lost. It is also called at the first start on a node, where nothing is
@@ -383,7 +383,7 @@ class Driver:
         return ()
 
     @property
-    def answers_pools(self) -> bool:
+    def uses_pools(self) -> bool:
         """Whether the driver overrides :meth:`pools`. For the framework."""
         return type(self).pools is not Driver.pools
 

@@ -94,7 +94,7 @@ def _plain(value: object, path: str, depth: int) -> JSON:
 
 def _key(key: object, path: str) -> str:
     if not is_a(key, str):
-        raise ValueError(f"{path} has the key {printable(key)}, which is no text")
+        raise ValueError(f"{path} has the key {printable(key)}, which is not text")
     return _text(str.__str__(key), f"{path}: the key {printable(key)}")
 
 
@@ -102,5 +102,5 @@ def _text(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{path} is no valid Unicode text: it has half of a surrogate pair") from None
+        raise ValueError(f"{path} is not valid Unicode: it has half of a surrogate pair") from None
     return text

@@ -48,12 +48,12 @@ def load_driver(target: str) -> type[Driver]:
         found = getattr(module, class_name, None)
         if not (inspect.isclass(found) and issubclass(found, Driver)):
             hint = did_you_mean(class_name, [n for n, c in vars(module).items() if _is_driver(c)])
-            raise DriverError(f"{target}: {class_name} is no subclass of Driver in {head}{hint}")
+            raise DriverError(f"{target}: {class_name} is not a subclass of Driver in {head}{hint}")
         return found
     classes = [c for c in vars(module).values() if _is_driver(c) and c.__module__ == module.__name__]
     if len(classes) > 1:
         names = " or ".join(f"{head}:{c.__name__}" for c in classes)
-        raise DriverError(f"{target} has {len(classes)} subclasses of Driver: name one, {names}")
+        raise DriverError(f"{target} has {len(classes)} subclasses of Driver: select one with {names}")
     if not classes:
         raise DriverError(f"{target} defines no subclass of Driver{_missing_driver_hint(module, head)}")
     return classes[0]
@@ -73,8 +73,8 @@ def _missing_driver_hint(module: ModuleType, head: str) -> str:
             and value.__module__ == module.__name__
             and (hasattr(value, "devices") or hasattr(value, "prepare"))
         ):
-            return f": write class {name}(Driver)"
-    return ": write one, class Name(Driver)"
+            return f": derive it from Driver, class {name}(Driver)"
+    return ": define one, class Name(Driver)"
 
 
 def _from_folder(folder: Path) -> ModuleType:
@@ -85,7 +85,7 @@ def _from_folder(folder: Path) -> ModuleType:
             f"{folder} has neither src/PACKAGE/driver.py nor driver.py: give a driver's file, its package's folder, or module:Class"
         )
     if len(files) > 1:
-        raise DriverError(f"{folder} has {len(files)} drivers: name one of {', '.join(map(str, files))}")
+        raise DriverError(f"{folder} has {len(files)} drivers: select one of {', '.join(map(str, files))}")
     return _from_file(files[0])
 
 
@@ -99,7 +99,7 @@ def _from_file(path: Path) -> ModuleType:
     name = re.sub(r"\W", "_", f"driver_{path.parent.name}_{path.stem}")  # a name with a dot would belong to a package
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise DriverError(f"{path} is no file of Python's: give a driver's file, its package's folder, or module:Class")
+        raise DriverError(f"{path} is not a Python file: give a driver's file, its package's folder, or module:Class")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -132,7 +132,7 @@ def _hint(what: str | Path, e: BaseException) -> str:
     if isinstance(what, Path) and is_a(e, ImportError) and "no known parent package" in str(e):
         folder = what.absolute().parent
         if (folder / "__init__.py").is_file():
-            return f": rename {folder}, no package can have this name"
+            return f": rename {folder}, this is not a valid package name"
         return f": put an empty __init__.py into {folder}, which makes it a package"
     return ""
 
@@ -156,7 +156,9 @@ def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
 def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
     """Imports a file under its name in its package, so that it can import the package's other modules."""
     if where := _other_module(above / names[0], path):
-        raise DriverError(f"{path}: Python has another module {names[0]} already ({where}): rename this package")
+        raise DriverError(
+            f"{path}: Python has already imported another module {names[0]} ({where}): rename this package"
+        )
     with _importable(above):
         return _imported(path, functools.partial(importlib.import_module, ".".join(names)))
 

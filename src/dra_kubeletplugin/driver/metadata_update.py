@@ -42,12 +42,14 @@ def metadata_update(
     """Checks the arguments of :meth:`Driver.update_metadata`. Raises :class:`DriverError` with the correct form."""
     uid = claim if isinstance(claim, str) else getattr(claim, "uid", "")
     if not (isinstance(uid, str) and uid and isinstance(request, str) and isinstance(device, str)):
-        raise DriverError("update_metadata(): give the claim or its UID, the name of its request, and names as text")
+        raise DriverError(
+            "update_metadata(): pass the claim or its UID, the name of its request, and the device's name, each as text"
+        )
     shown = f"update_metadata() of claim {printable(uid)}"
     if not isinstance(network_data, NetworkData | None) or not isinstance(attributes, Mapping | None):
         raise DriverError(f"{shown}: network_data is a NetworkData, attributes is a mapping of names to values")
     if network_data is None and not attributes:
-        raise DriverError(f"{shown}: there is nothing to tell: give network_data=, attributes=, or both")
+        raise DriverError(f"{shown}: there is nothing to update: pass network_data=, attributes=, or both")
     try:
         wire = {n: None if v is None else attribute_json(v, n) for n, v in (attributes or {}).items()}
         faults = attribute_faults({n: v for n, v in wire.items() if v is not None})

@@ -54,13 +54,13 @@ def option_type(hint: Any) -> OptionType:
     elif hint in _PLAIN:
         return _PLAIN[hint]
     elif get_origin(hint) is tuple and get_args(hint) == (str, ...):
-        return OptionType(_read_items, _are_items, "not a tuple of texts", "A,B")
+        return OptionType(_read_items, _are_items, "not a tuple of strings", "A,B")
     elif get_origin(hint) is Literal:
         return _one_of(get_args(hint))
     elif isinstance(hint, type) and issubclass(hint, Enum):
         return _one_of(hint)
     name = hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint)
-    raise ValueError(f"of type {printable(name)}, which no flag can give: take {NAMES}")
+    raise ValueError(f"of type {printable(name)}, which has no command-line form: use {NAMES}")
 
 
 def _one_of(values: Iterable[object]) -> OptionType:

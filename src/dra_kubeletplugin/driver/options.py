@@ -58,10 +58,10 @@ def declared(cls: type) -> list[Field[Any]]:
     kind = type(defaults)
     where = f"{cls.__name__}.options"
     if isinstance(defaults, type) and dataclasses.is_dataclass(defaults):
-        raise DriverError(f"{where} is the class {defaults.__name__}: give an object of it, {defaults.__name__}()")
+        raise DriverError(f"{where} is the class {defaults.__name__}: use an instance, {defaults.__name__}()")
     if not dataclasses.is_dataclass(defaults):
         raise DriverError(
-            f"{where} is {shown(defaults)}: give an object of a frozen dataclass, whose fields are the driver's options"
+            f"{where} is {shown(defaults)}: set it to an instance of a frozen dataclass whose fields are the driver's options"
         )
     if not kind.__dataclass_params__.frozen:
         raise DriverError(f"{kind.__name__} can be changed while the driver runs: write @dataclass(frozen=True)")
@@ -69,14 +69,14 @@ def declared(cls: type) -> list[Field[Any]]:
     for name, value in vars(kind).items():
         if name not in hints and not name.startswith("_") and type(value) in TAKEN:
             raise DriverError(
-                f"{kind.__name__}.{name} has no type, so nobody can give it: write `{name}: {type(value).__name__} = ...`"
+                f"{kind.__name__}.{name} has no type, so it cannot be set: write `{name}: {type(value).__name__} = ...`"
             )
     name = str(getattr(cls, "name", ""))
     found = [_declared(f, kind, hints[f.name], getattr(defaults, f.name), name) for f in dataclasses.fields(defaults)]
     for f in found:
         if f.name.startswith("no_") and any(o.name == f.name[3:] and o.metadata["holds"](False) for o in found):
             raise DriverError(
-                f"{kind.__name__}.{f.name}: {f.metadata['flag']} switches `{f.name[3:]}` off: take it out"
+                f"{kind.__name__}.{f.name}: {f.metadata['flag']} already switches `{f.name[3:]}` off: remove the field"
             )
     return found
 
@@ -93,11 +93,13 @@ def _hints(kind: type) -> dict[str, Any]:
 def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str) -> Field[Any]:
     where = f"{kind.__name__}.{f.name}"
     if not _NAME.fullmatch(f.name) or not f.init:
-        raise DriverError(f"{where} can be no flag: name it in lower case with single _, and leave `init` as it is")
+        raise DriverError(
+            f"{where} cannot become a flag: use lower case and single _ in the name, and do not set `init`"
+        )
     flag, env = f"--{f.name.replace('_', '-')}", f.name.upper()
     if owner := _owner_of(f.name, flag, env):
         own = f"{driver.partition('.')[0].replace('-', '_') or 'my'}_{f.name}"
-        raise DriverError(f"{where}: {owner}: name it otherwise, such as {own}")
+        raise DriverError(f"{where}: {owner}: rename it, for example to {own}")
     help_text = ""
     if typing.get_origin(hint) is typing.Annotated:
         hint, *notes = typing.get_args(hint)
@@ -107,7 +109,7 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
     except ValueError as e:
         raise DriverError(f"{where} is {e}") from None
     if not of.holds(default):
-        raise DriverError(f"{where} = {shown(default)} is {of.wrong}, which is its type")
+        raise DriverError(f"{where} = {shown(default)} is {of.wrong}: the default must match the field's type")
     out: Field[Any] = setting(
         flag, env, default, help_text, of.read, holds=of.holds, wrong=of.wrong, metavar=of.metavar, form=of.form
     )
@@ -121,9 +123,9 @@ def _owner_of(name: str, flag: str, env: str) -> str:
     if name in COMMANDS or any(flag == f.metadata["flag"] for f in own_options):
         return f"{flag} is an option of `dra` itself"
     if any(env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())):  # its pod has the same
-        return f"{env} is a variable of the framework's"
+        return f"{env} is a variable of the framework"
     if env in _MACHINE or env.startswith(_OTHERS):
-        return f"{env} is a variable that others set"
+        return f"{env} is a variable that other programs set"
     return ""
 
 
@@ -144,14 +146,18 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
     defaults: Any = getattr(cls, "options", None)
     if given is not None and not isinstance(given, Mapping):
         if defaults is None or not isinstance(given, type(defaults)):
-            wanted = f"give {type(defaults).__name__}(...)" if options else f"{cls.__name__} declares none"
-            raise SettingsError(f"options {shown(given)}: {wanted}, or names with values")
+            wanted = (
+                f"pass {type(defaults).__name__}(...), or a mapping of names to values"
+                if options
+                else f"{cls.__name__} declares no options"
+            )
+            raise SettingsError(f"options {shown(given)}: {wanted}")
         values, faults = {f.name: getattr(given, f.name) for f in options}, []
     else:
         known = [f.name for f in options]
         faults = [_unknown(cls, name, known) for name in given or {} if name not in known]
-        values, unread = values_of(options, given or {}, os.environ if environ is None else environ)
-        faults += unread
+        values, errors = values_of(options, given or {}, os.environ if environ is None else environ)
+        faults += errors
     faults += [
         f"options.{f.name} {shown(values[f.name])} is {f.metadata['wrong']}"
         for f in options
@@ -164,7 +170,9 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
 
 def _unknown(cls: type, name: object, known: Iterable[str]) -> str:
     shown_name, there = printable(name), list(known)
-    hint = did_you_mean(shown_name, there) or (f": there are {', '.join(there)}" if there else ": it declares none")
+    hint = did_you_mean(shown_name, there) or (
+        f": there are {', '.join(there)}" if there else ": it declares no options"
+    )
     return f"options: {cls.__name__} has no option {shown_name!r}{hint}"
 
 
@@ -190,7 +198,7 @@ def as_flags(cls: type, given: object) -> list[str]:
             continue
         if isinstance(value, tuple) and any("," in item or item != item.strip() or not item for item in value):
             faults.append(
-                f"options.{f.name} {shown(value)}: a process of its own takes no item with a comma or spaces around it"
+                f"options.{f.name} {shown(value)}: items with commas or surrounding spaces cannot be passed to another process"
             )
         if isinstance(value, bool):
             out.append(flag if value else f"--no-{flag[2:]}")

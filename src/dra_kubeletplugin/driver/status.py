@@ -92,9 +92,7 @@ class NetworkData:
 
         ips = tuple(self.ips) if isinstance(self.ips, Iterable) and not isinstance(self.ips, str) else (None,)
         if not all(isinstance(ip, str) for ip in ips):
-            raise InvalidObjectError(
-                f"NetworkData: ips is {printable(self.ips)!r}: give a list such as ['10.0.0.2/24']"
-            )
+            raise InvalidObjectError(f"NetworkData: ips is {printable(self.ips)!r}: use a list such as ['10.0.0.2/24']")
         object.__setattr__(self, "ips", ips)
         for name in ("interface_name", "hardware_address"):
             if not isinstance(getattr(self, name), str):
@@ -170,7 +168,9 @@ class StatusSink:
     """Sends the reported statuses of a claim. The framework replaces it with its own subclass."""
 
     def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
-        raise DriverError("report(): this claim was made by hand: only one of the framework's is in a cluster")
+        raise DriverError(
+            "report(): this Claim object was created directly: only claims that the plugin passes to the driver exist in a cluster"
+        )
 
 
 @dataclass(frozen=True, eq=False)

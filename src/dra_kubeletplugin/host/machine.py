@@ -12,7 +12,7 @@ from ..errors import SettingsError
 from . import sysfs
 from .fake.marker import BOOT_ID, is_described
 from .numa import Numa
-from .pci import ADDRESS, PciFunction, Surroundings, find_function
+from .pci import ADDRESS, PciContext, PciFunction, find_function
 from .pci_names import PciNames
 
 _BRIDGE = 0x06
@@ -68,7 +68,7 @@ class Host:
         for name, number in (("vendor", vendor), ("device", device), ("class_code", class_code)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"pci({name}={number!r}): give an integer such as 0x10EE")
-        around = self._surroundings()
+        around = self._pci_context()
         out = []
         for name in self._bound(driver) if driver is not None else sysfs.names(around.links):
             try:
@@ -84,7 +84,7 @@ class Host:
         if not ADDRESS.fullmatch(address):
             return None
         try:
-            return find_function(self._surroundings(), address)
+            return find_function(self._pci_context(), address)
         except (FileNotFoundError, ValueError):
             return None
 
@@ -101,8 +101,8 @@ class Host:
                     roots.setdefault(cpu, set()).add(fn.pcie_root)
         return {cpu: sorted(found) for cpu, found in sorted(roots.items())}
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(self.sysfs, self.names, self.numa, lists=self.lists)
+    def _pci_context(self) -> PciContext:
+        return PciContext(self.sysfs, self.names, self.numa, lists=self.lists)
 
     def _bound(self, driver: str) -> Iterator[str]:
         """Yields the addresses bound to a driver. The driver's folder links them, so other functions need not be read."""

@@ -55,7 +55,7 @@ class once(Generic[V]):
         return value
 
 
-class Surroundings:
+class PciContext:
     """The values that all functions of one scan share, so that each is read only once.
 
     Args:
@@ -119,7 +119,7 @@ class PciFunction:
     device_id: int
     class_code: int  # 24 bits: class, subclass, programming interface
     folder: str = field(repr=False)  # the resolved folder below devices/
-    around: Surroundings = field(repr=False, compare=False)
+    context: PciContext = field(repr=False, compare=False)
 
     @once
     def path(self) -> Path:
@@ -173,7 +173,7 @@ class PciFunction:
 
     @property
     def _below(self) -> str:
-        return self.folder.removeprefix(self.around.devices) if self.folder.startswith(self.around.devices) else ""
+        return self.folder.removeprefix(self.context.devices) if self.folder.startswith(self.context.devices) else ""
 
     @once
     def physical_function(self) -> str | None:
@@ -188,7 +188,7 @@ class PciFunction:
     def vf_index(self) -> int | None:
         """The index of a virtual function below its parent."""
         parent = self._parent
-        return None if parent is None else self.around.virtual_functions(parent).get(self.address)
+        return None if parent is None else self.context.virtual_functions(parent).get(self.address)
 
     @property
     def _parent(self) -> str | None:
@@ -226,19 +226,19 @@ class PciFunction:
 
     @once
     def _limits(self) -> tuple[int | None, int | None]:
-        return self.around.link_of(self._parent or self.folder)
+        return self.context.link_of(self._parent or self.folder)
 
     @once
     def vendor_name(self) -> str | None:
-        return self.around.names.vendor(self.vendor)
+        return self.context.names.vendor(self.vendor)
 
     @once
     def device_name(self) -> str | None:
-        return self.around.names.device(self.vendor, self.device_id)
+        return self.context.names.device(self.vendor, self.device_id)
 
     @once
     def class_name(self) -> str | None:
-        return self.around.names.class_name(self.class_code)
+        return self.context.names.class_name(self.class_code)
 
     def is_class(self, code: int) -> bool:
         """Returns whether the class equals ``code``, which has 8, 16 or 24 bits."""
@@ -283,7 +283,7 @@ class PciFunction:
             device_attributes.PCIE_ROOT: self.pcie_root,
             device_attributes.PCI_BUS_ID: self.pci_bus_id,
             device_attributes.NUMA_NODE: self._numa(),
-            **self.around.model(self),
+            **self.context.model(self),
             "iommuGroup": self.iommu_group,
             "virtualFunction": self.is_vf,
             "physicalFunction": self.physical_function,
@@ -296,7 +296,7 @@ class PciFunction:
 
     def _numa(self) -> Attribute | None:
         node = self.numa_node
-        return self.around.numa.near(node) if node is not None and self.around.lists else node
+        return self.context.numa.near(node) if node is not None and self.context.lists else node
 
     def device(
         self,
@@ -317,7 +317,7 @@ class PciFunction:
 
 
 def find_function(
-    around: Surroundings, name: str, vendor: int | None = None, device: int | None = None
+    context: PciContext, name: str, vendor: int | None = None, device: int | None = None
 ) -> PciFunction | None:
     """Reads the function ``bus/pci/devices/<name>``; returns None if it has another vendor or device id.
 
@@ -326,7 +326,7 @@ def find_function(
     address = name.lower()
     if not ADDRESS.fullmatch(address):
         raise ValueError(f"{name} is no PCI address")
-    folder = around.links + name
+    folder = context.links + name
     if vendor is not None and vendor != _id(folder, "vendor"):
         return None
     if device is not None and device != _id(folder, "device"):
@@ -336,8 +336,8 @@ def find_function(
         vendor=_id(folder, "vendor") if vendor is None else vendor,
         device_id=_id(folder, "device") if device is None else device,
         class_code=_id(folder, "class"),
-        folder=around.resolved(folder),
-        around=around,
+        folder=context.resolved(folder),
+        context=context,
     )
 
 

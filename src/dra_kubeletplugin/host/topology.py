@@ -76,7 +76,7 @@ def check_functions(machine: Machine, faults: Faults) -> None:
             at = by_address[at.behind]
         if fn.numa is not None and machine.numa_nodes and fn.numa not in machine.numa_nodes:
             described = ", ".join(map(str, machine.numa_nodes))
-            faults.add(("functions", i, "numa"), f"node {fn.numa} is none of numa_nodes, which has {described}")
+            faults.add(("functions", i, "numa"), f"node {fn.numa} is not in numa_nodes, which has {described}")
 
 
 def check_numa(machine: Machine, faults: Faults) -> None:

@@ -89,10 +89,10 @@ class KubeClient:
     ) -> Page:
         """Like :meth:`list`, but the items stay encoded. A large page is decoded in a thread."""
         path, query = resource.path(namespace), _list_query(fields, labels, limit, cont)
-        answer = await self._call("GET", path, check_response, query=query, content_type="")
-        if len(answer.body) <= LARGE:
-            return decode_page(answer, f"GET {path}")
-        return await asyncio.to_thread(decode_page, answer, f"GET {path}")
+        response = await self._call("GET", path, check_response, query=query, content_type="")
+        if len(response.body) <= LARGE:
+            return decode_page(response, f"GET {path}")
+        return await asyncio.to_thread(decode_page, response, f"GET {path}")
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
@@ -187,45 +187,47 @@ class KubeClient:
         payload = b"" if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
         limit = timeout or self.timeout
-        late = f"no answer from {self.transport.server} within {limit:g}s"
+        late = f"no response from {self.transport.server} within {limit:g}s"
         with translated(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
             async with asyncio.timeout(limit) as scope:
-                answer = await self._answer(method, target, payload, content_type if payload else "", scope.when())
+                response = await self._send_request(
+                    method, target, payload, content_type if payload else "", scope.when()
+                )
             try:
-                return read(answer, what)
+                return read(response, what)
             except ApiError as e:
                 if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
                     self.forget_version()  # the whole resource is missing, not one object: the server was replaced
                 raise
 
-    async def _answer(
+    async def _send_request(
         self, method: str, target: str, payload: bytes, content_type: str, deadline: float | None
     ) -> HttpResponse:
         now = asyncio.get_running_loop().time
         for attempt in range(_RETRIES + 1):
             headers = await self.headers(content_type)
-            answer = await self.transport.request(method, target, headers, payload)
-            if answer.status == 401 and attempt == 0:
+            response = await self.transport.request(method, target, headers, payload)
+            if response.status == 401 and attempt == 0:
                 self._rejected()
                 continue
-            wait = _retry_after(answer)
+            wait = _retry_after(response)
             if wait is None or (deadline is not None and now() + wait >= deadline):
-                return answer
+                return response
             await asyncio.sleep(wait)
-        return answer
+        return response
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, path: str, query: Mapping[str, str], silence: float, opened: Callable[[], None]
+        self, path: str, query: Mapping[str, str], idle_timeout: float, opened: Callable[[], None]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yields the lines of a long-running GET on its own connection. ``opened`` is called once the server accepts the request.
 
-        Raises :class:`ApiError`, also while lines are read and after ``silence`` seconds without a line.
+        Raises :class:`ApiError`, also while lines are read and after ``idle_timeout`` seconds without a line.
         """
         what = f"GET {path}"
         server = self.transport.server
         async with contextlib.AsyncExitStack() as stack:
-            with translated(what, server, lambda: f"no answer from {server} within {self.timeout:g}s"):
+            with translated(what, server, lambda: f"no response from {server} within {self.timeout:g}s"):
                 async with asyncio.timeout(self.timeout):
                     stream = self.transport.stream(_target(path, query), await self.headers())
                     head, lines = await stack.enter_async_context(stream)
@@ -243,8 +245,8 @@ class KubeClient:
             opened()
 
             async def read() -> AsyncGenerator[bytes, None]:
-                with translated(what, server, lambda: f"{server} was silent for {silence:g}s"):
-                    async with contextlib.aclosing(lines.read(silence)) as found:
+                with translated(what, server, lambda: f"{server} was silent for {idle_timeout:g}s"):
+                    async with contextlib.aclosing(lines.read(idle_timeout)) as found:
                         async for line in found:
                             yield line
 
@@ -302,11 +304,11 @@ def _is_about_object(e: ApiError) -> bool:
     return isinstance(about, dict) and bool(about.get("name"))
 
 
-def _retry_after(answer: HttpResponse) -> float | None:
+def _retry_after(response: HttpResponse) -> float | None:
     """Seconds to wait before the request is retried; None if it must not be retried."""
-    if answer.status not in {429, 503}:
+    if response.status not in {429, 503}:
         return None
-    params = answer.header(b"retry-after")
+    params = response.header(b"retry-after")
     if not params:
         return None
     try:

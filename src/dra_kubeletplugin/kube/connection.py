@@ -40,13 +40,13 @@ class Connection(asyncio.Protocol):
         self._max_body = max_body
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[HttpResponse] | None = None
-        self._answer: ResponseReader | None = None  # reader of the response to the last request
+        self._response: ResponseReader | None = None  # reader of the response to the last request
         self._body: list[bytes] = []
         self._size = 0
         self._lines: Lines | None = None
         self._poll = select.poll()
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        self.heard = False  # whether any byte of the response to the last request arrived
+        self.has_response = False  # whether any byte of the response to the last request arrived
         self.idle_since = 0.0
 
     # --- what asyncio calls -----------------------------------------------------------------------
@@ -59,28 +59,28 @@ class Connection(asyncio.Protocol):
         self._poll.register(peer.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
-        answer = self._answer
-        if answer is None or answer.done:
+        self.has_response = True
+        response = self._response
+        if response is None or response.done:
             self.abort()  # data without a request
             return
         try:
-            answer.feed(data)
-            self._advance(answer)
+            response.feed(data)
+            self._advance(response)
         except MalformedResponseError as e:
             self._fail(e)
             self.abort()
 
     def eof_received(self) -> None:
-        if self._answer is not None and not self._answer.done:
+        if self._response is not None and not self._response.done:
             try:
-                self._answer.end()
-                self._advance(self._answer)
+                self._response.end()
+                self._advance(self._response)
             except ConnectionResetError as e:
                 self._fail(e)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(exc or ConnectionResetError("the connection was closed before the end of an answer"))
+        self._fail(exc or ConnectionResetError("the connection was closed before the end of a response"))
         if not self.gone.done():
             self.gone.set_result(None)
         self._on_lost(self)
@@ -102,8 +102,8 @@ class Connection(asyncio.Protocol):
     async def _send(self, data: bytes) -> HttpResponse:
         if self.gone.done():
             raise ConnectionResetError("the connection was closed before the request")
-        self.heard, self._size, self._body = False, 0, []
-        self._answer = ResponseReader(self._take if self._lines is None else self._lines.feed)
+        self.has_response, self._size, self._body = False, 0, []
+        self._response = ResponseReader(self._take if self._lines is None else self._lines.feed)
         self._waiter = self._loop.create_future()
         self._transport.write(data)
         try:
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent. The server may still close the connection at the same moment."""
         if self.gone.done() or self._transport.is_closing():
             return False
-        return self._answer is None or (self._answer.done and self._answer.keeps)
+        return self._response is None or (self._response.done and self._response.keeps)
 
     def unread(self) -> bool:
         """Whether the kernel holds unread data from the peer, usually the end of the connection."""
@@ -133,27 +133,27 @@ class Connection(asyncio.Protocol):
 
     # --- answers ------------------------------------------------------------------------------------
 
-    def _advance(self, answer: ResponseReader) -> None:
-        if answer.head is None:
+    def _advance(self, response: ResponseReader) -> None:
+        if response.head is None:
             return
         if self._lines is not None:
-            self._settle(answer.head)
-            if answer.done:
+            self._settle(response.head)
+            if response.done:
                 self._lines.end(None)
-        elif answer.done:
+        elif response.done:
             pieces, self._body = self._body, []  # an idle connection must not hold a response in memory
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._settle(HttpResponse(answer.head.status, answer.head.headers, body))
+            self._settle(HttpResponse(response.head.status, response.head.headers, body))
 
     def _take(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._max_body:
-            raise MalformedResponseError(f"the answer is larger than {self._max_body} bytes")
+            raise MalformedResponseError(f"the response is larger than {self._max_body} bytes")
         self._body.append(data)
 
-    def _settle(self, answer: HttpResponse) -> None:
+    def _settle(self, response: HttpResponse) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(answer)
+            self._waiter.set_result(response)
 
     def _fail(self, e: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -192,7 +192,7 @@ class Lines:
             self._put(bytes(self._rest))
             self._rest = bytearray(part)
         if len(self._rest) > _MAX_LINE:
-            raise MalformedResponseError(f"a line of the answer is longer than {_MAX_LINE} bytes")
+            raise MalformedResponseError(f"a line of the response is longer than {_MAX_LINE} bytes")
         if self._size > _AHEAD and not self._paused:
             self._paused = True
             self._pause(True)
@@ -213,8 +213,8 @@ class Lines:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def read(self, silence: float) -> AsyncGenerator[bytes, None]:
-        """Yields lines. Raises ``TimeoutError`` after ``silence`` seconds without one, and the error that ended the connection early."""
+    async def read(self, idle_timeout: float) -> AsyncGenerator[bytes, None]:
+        """Yields lines. Raises ``TimeoutError`` after ``idle_timeout`` seconds without one, or the error that ended the connection."""
         loop = asyncio.get_running_loop()
         while True:
             while self._ready:
@@ -229,7 +229,7 @@ class Lines:
                     raise self._fault
                 return
             self._waiter = loop.create_future()
-            async with asyncio.timeout(silence):
+            async with asyncio.timeout(idle_timeout):
                 await self._waiter
 
 
@@ -275,7 +275,7 @@ class _Tunnel(asyncio.Protocol):
     """Requests a tunnel to another host from a proxy (CONNECT)."""
 
     def __init__(self) -> None:
-        self._answer = ResponseReader(lambda _: None, tunnel=True)
+        self._response = ResponseReader(lambda _: None, tunnel=True)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -283,14 +283,14 @@ class _Tunnel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._answer.feed(data)
-            if self._answer.rest:
-                raise MalformedResponseError("the proxy sends more than an answer")
+            self._response.feed(data)
+            if self._response.rest:
+                raise MalformedResponseError("the proxy sends more than a response")
         except MalformedResponseError as e:
             self._settle(e)
         else:
-            if self._answer.head:
-                self._settle(self._answer.head.status)
+            if self._response.head:
+                self._settle(self._response.head.status)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle(exc or ConnectionResetError("the proxy closed the connection"))
@@ -313,5 +313,5 @@ class _Tunnel(asyncio.Protocol):
         status = await self._status
         if not 200 <= status < 300:
             raise ConnectionRefusedError(
-                f"proxy {proxy.host}:{proxy.port} answers {status} to a connection to {target}"
+                f"proxy {proxy.host}:{proxy.port} returned {status} for a connection to {target}"
             )

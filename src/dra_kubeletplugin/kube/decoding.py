@@ -30,40 +30,40 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
     except OSError as e:
         raise ApiError(f"{what}: {server} cannot be reached: {describe(e)}") from None
     except MalformedResponseError as e:
-        raise ApiError(f"{what}: what {server} answers is no HTTP of an API server: {describe(e)}") from None
+        raise ApiError(f"{what}: the response of {server} is not HTTP of an API server: {describe(e)}") from None
     except Exception as e:
-        raise ApiError(f"{what}: the answer of {server} cannot be used: {describe(e)}") from e
+        raise ApiError(f"{what}: the response of {server} cannot be used: {describe(e)}") from e
 
 
-def decode_object(answer: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
+def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """Returns the JSON object of a successful response, {} for an empty body.
 
     Raises :class:`ApiError` for any other response. Its status is 0 if a proxy sent it, for example a page or a redirect,
     because such a response is not a decision of the API server.
     """
-    if answer.status >= 400:
-        raise refusal(answer, what)
-    if answer.status >= 300:
-        place = clip(printable(answer.header(b"location")), _SHOWN)
+    if response.status >= 400:
+        raise refusal(response, what)
+    if response.status >= 300:
+        place = clip(printable(response.header(b"location")), _SHOWN)
         raise ApiError(
-            f"{what}: {answer.status}, a redirect to {place!r}, which no API server sends: is a proxy between?"
+            f"{what}: {response.status}, a redirect to {place!r}, which no API server sends: is there a proxy in between?"
         )
-    if not answer.body:
+    if not response.body:
         return {}
     try:
-        out = decode(answer.body)
+        out = decode(response.body)
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"{what}: the answer is no JSON ({printable(e)}): {_excerpt(answer)}") from None
+        raise ApiError(f"{what}: the response is not JSON ({printable(e)}): {_excerpt(response)}") from None
     if not isinstance(out, dict):
-        raise ApiError(f"{what}: the answer is no JSON object: {_excerpt(answer)}")
+        raise ApiError(f"{what}: the response is not a JSON object: {_excerpt(response)}")
     return out
 
 
-def check_response(answer: HttpResponse, what: str) -> HttpResponse:
+def check_response(response: HttpResponse, what: str) -> HttpResponse:
     """Returns a successful response unchanged. Raises :class:`ApiError` as :func:`decode_object` does."""
-    if answer.status >= 300:
-        decode_object(answer, what)  # always raises
-    return answer
+    if response.status >= 300:
+        decode_object(response, what)  # always raises
+    return response
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -88,18 +88,20 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def decode_page(answer: HttpResponse, what: str) -> Page:
+def decode_page(response: HttpResponse, what: str) -> Page:
     """Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata."""
-    if answer.status >= 300:
-        decode_object(answer, what)  # always raises
+    if response.status >= 300:
+        decode_object(response, what)  # always raises
     try:
-        page: Page = from_json(answer.body, Page)
+        page: Page = from_json(response.body, Page)
         for item in page.items or []:
             meta = from_json(item, Bare).metadata
             if not (meta.name and meta.uid):
                 raise ValueError("an item has no name or no UID")
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"{what}: the answer is no list of objects ({printable(e)}): {_excerpt(answer)}") from None
+        raise ApiError(
+            f"{what}: the response is not a list of objects ({printable(e)}): {_excerpt(response)}"
+        ) from None
     return page
 
 
@@ -113,7 +115,7 @@ def identity(obj: Any) -> tuple[str, str]:
         name, uid, version = meta.get("name"), meta.get("uid"), meta.get("resourceVersion")
         if isinstance(name, str) and isinstance(uid, str) and isinstance(version, str) and name and uid:
             return uid, version
-    raise ValueError(f"no object with name, UID and resourceVersion: {clip(printable(obj), _SHOWN)}")
+    raise ValueError(f"not an object with name, UID and resourceVersion: {clip(printable(obj), _SHOWN)}")
 
 
 def identified(obj: JSON, what: str) -> JSON:
@@ -121,7 +123,7 @@ def identified(obj: JSON, what: str) -> JSON:
     try:
         identity(obj)
     except ValueError as e:
-        raise ApiError(f"{what}: the answer is {e}") from None
+        raise ApiError(f"{what}: the response is {e}") from None
     return obj
 
 
@@ -129,28 +131,28 @@ def decode_list(page: JSON, what: str) -> JSON:
     """Returns ``page`` with its items; null items become an empty list. Raises :class:`ApiError` if it is not a list of objects."""
     items, meta = page.get("items") or [], page.get("metadata")
     if not isinstance(items, list) or not isinstance(meta, dict):
-        raise ApiError(f"{what}: the answer is no list: {clip(printable(page), _SHOWN)}")
+        raise ApiError(f"{what}: the response is not a list: {clip(printable(page), _SHOWN)}")
     if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
-        raise ApiError(f"{what}: the answer is no list that can be followed: {clip(printable(meta), _SHOWN)}")
+        raise ApiError(f"{what}: the response is not a list that can be continued: {clip(printable(meta), _SHOWN)}")
     for item in items:
         identified(item, what)
     return {**page, "items": items}
 
 
-def refusal(answer: HttpResponse, what: str) -> ApiError:
+def refusal(response: HttpResponse, what: str) -> ApiError:
     """Returns the error for a refused request, with the Status object if the response contains one."""
     try:
-        found = from_json(answer.body)
+        found = from_json(response.body)
     except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         message = clip(printable(found.get("message") or found.get("reason") or ""), _SHOWN * 3)
-        return ApiError(f"{what}: {answer.status} {message}", status=answer.status, details=found)
-    status = answer.status
-    if status < 500 and "html" in answer.header(b"content-type"):
+        return ApiError(f"{what}: {response.status} {message}", status=response.status, details=found)
+    status = response.status
+    if status < 500 and "html" in response.header(b"content-type"):
         status = 0  # HTML comes from a proxy; the API server may decide differently
-    return ApiError(f"{what}: {answer.status} {_excerpt(answer)}", status=status)
+    return ApiError(f"{what}: {response.status} {_excerpt(response)}", status=status)
 
 
-def _excerpt(answer: HttpResponse) -> str:
-    return clip(printable(answer.body[: 2 * _SHOWN].decode(errors="replace")), _SHOWN)
+def _excerpt(response: HttpResponse) -> str:
+    return clip(printable(response.body[: 2 * _SHOWN].decode(errors="replace")), _SHOWN)

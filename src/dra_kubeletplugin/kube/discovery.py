@@ -72,7 +72,7 @@ class Discovery:
             group = {"versions": []}
         listed = group.get("versions")
         if not isinstance(listed, list):
-            raise ApiError(f"/apis/{GROUP}: the answer lists no versions: {clip(printable(group), 300)}")
+            raise ApiError(f"/apis/{GROUP}: the response lists no versions: {clip(printable(group), 300)}")
         served = {str(v.get("version")) for v in listed if isinstance(v, dict)}
         for version in VERSIONS:
             if version in served:

@@ -77,17 +77,17 @@ class _Budget:
 
     burst: float
     each: float
-    left: float = field(init=False)
+    tokens: float = field(init=False)
     at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.left = self.burst
+        self.tokens = self.burst
 
     def refilled(self) -> float:
         """Refills the budget and returns the number of writes that are allowed now."""
         now = time.monotonic()
-        self.left, self.at = min(self.burst, self.left + (now - self.at) / self.each), now
-        return self.left
+        self.tokens, self.at = min(self.burst, self.tokens + (now - self.at) / self.each), now
+        return self.tokens
 
 
 @dataclass
@@ -222,7 +222,7 @@ class EventRecorder:
             del self._budgets[next(iter(self._budgets))]
         if min(budget.refilled(), self._all.refilled()) < 1:
             return False
-        budget.left, self._all.left = budget.left - 1, self._all.left - 1
+        budget.tokens, self._all.tokens = budget.tokens - 1, self._all.tokens - 1
         return True
 
     def _is_forbidden(self, about: Subject) -> bool:

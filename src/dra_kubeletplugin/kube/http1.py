@@ -120,7 +120,7 @@ class ResponseReader:
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.DONE
         elif self._state is not _State.DONE:
-            raise ConnectionResetError("the connection was closed before the end of an answer")
+            raise ConnectionResetError("the connection was closed before the end of a response")
 
     # --- head -----------------------------------------------------------------------------------------
 
@@ -129,9 +129,9 @@ class ResponseReader:
         if end < 0 or end > MAX_HEAD:
             start = b"HTTP/1."
             if data[: len(start)] != start[: len(data)]:
-                raise MalformedResponseError(f"the answer begins with {data[:40]!r}")
+                raise MalformedResponseError(f"the response begins with {data[:40]!r}")
             if len(data) > MAX_HEAD:
-                raise MalformedResponseError(f"the head of the answer is longer than {MAX_HEAD} bytes")
+                raise MalformedResponseError(f"the head of the response is longer than {MAX_HEAD} bytes")
             self._held = data
             return b""
         head = data[:end]
@@ -139,11 +139,11 @@ class ResponseReader:
         first = _STATUS.fullmatch(lines[0])
         feeds = head.count(b"\n"), head.count(b"\r")
         if not first or feeds != (len(lines) - 1, len(lines) - 1) or _FORBIDDEN.search(head):
-            raise MalformedResponseError(f"the answer begins with {data[:40]!r}")
+            raise MalformedResponseError(f"the response begins with {data[:40]!r}")
         status = int(first[2])
         headers = _fields(lines[1:])
         if status == 101:
-            raise MalformedResponseError("the answer is a change to another protocol")
+            raise MalformedResponseError("the response switches to another protocol")
         if status >= 200:
             self.head = HttpResponse(status, headers, b"")
             tokens = headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
@@ -157,11 +157,11 @@ class ResponseReader:
             self._state = _State.DONE
         elif coding is not None:
             if coding.lower() != b"chunked" or length is not None:
-                raise MalformedResponseError("the length of the answer is not clear")
+                raise MalformedResponseError("the length of the response is not clear")
             self._state = _State.CHUNK_SIZE
         elif length is not None:
             if not _LENGTH.fullmatch(length):
-                raise MalformedResponseError(f"the answer's Content-Length is {length[:40]!r}")
+                raise MalformedResponseError(f"the response's Content-Length is {length[:40]!r}")
             self._left = int(length)
             self._state = _State.LENGTH if self._left else _State.DONE
         else:
@@ -186,7 +186,7 @@ class ResponseReader:
         if end >= 0:
             return data[:end], data[end + 2 :]
         if len(data) >= _CHUNK_LINE:
-            raise MalformedResponseError("a line between the chunks of the answer is too long")
+            raise MalformedResponseError("a line between the chunks of the response is too long")
         self._held = data
         return None, b""
 
@@ -195,7 +195,7 @@ class ResponseReader:
         if line is not None:
             size = _CHUNK.fullmatch(line)
             if not size:
-                raise MalformedResponseError(f"a chunk of the answer begins with {line[:40]!r}")
+                raise MalformedResponseError(f"a chunk of the response begins with {line[:40]!r}")
             self._left = int(size[1], 16)
             self._state = _State.CHUNK_DATA if self._left else _State.TRAILER
         return rest
@@ -205,7 +205,7 @@ class ResponseReader:
             self._held = data
             return b""
         if data[:2] != b"\r\n":
-            raise MalformedResponseError("a chunk of the answer is longer than it says")
+            raise MalformedResponseError("a chunk of the response is longer than it says")
         self._state = _State.CHUNK_SIZE
         return data[2:]
 
@@ -216,7 +216,7 @@ class ResponseReader:
                 self._state = _State.DONE
             else:
                 if _FORBIDDEN.search(line) or b"\n" in line or b"\r" in line:
-                    raise MalformedResponseError("a trailer of the answer is no header")
+                    raise MalformedResponseError("a trailer of the response is not a header")
                 _fields([line])
         return rest
 
@@ -228,7 +228,7 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
         raw_name, colon, value = line.partition(b":")
         name = _NAMES.get(raw_name) or _name(raw_name)
         if not colon or not name:
-            raise MalformedResponseError(f"{line[:40]!r} is no header of an answer")
+            raise MalformedResponseError(f"{line[:40]!r} is not a header of a response")
         value = value.strip(b" \t")
         if name in out:
             if name == b"content-length" and out[name] == value:

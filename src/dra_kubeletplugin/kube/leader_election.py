@@ -187,7 +187,7 @@ class LeaderElector:
                     self._lease = None
                     held = await self._acquire_or_renew()
         except TimeoutError:
-            return self._failed(f"no answer within {limit:.1f}s")
+            return self._failed(f"no response within {limit:.1f}s")
         except ApiError as e:
             if e.status in {404, 409}:
                 self._lease = None  # deleted, or another candidate was faster: read it again

@@ -32,7 +32,7 @@ WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below a 
 # A watch that is silent for this long is started again. The server sends a bookmark about every minute, so an idle watch
 # lives on. Without bookmarks this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s; this limit
 # is for a peer that is connected but forwards no data.
-SILENCE = 75.0
+IDLE_TIMEOUT = 75.0
 _MAX_PAUSE = 30.0
 _SPREAD = 1.0  # seconds over which reconnects are spread when many watches are cut at once
 _RELIST = 3  # consecutive failures of any kind after which objects are listed again
@@ -56,7 +56,7 @@ class Event:
 class Reflector:
     """Follows the objects that match the field selectors.
 
-    ``items`` is the local copy, by UID. ``heard`` is the time (``time.monotonic()``) of the server's last message, 0 for never.
+    ``items`` is the local copy, by UID. ``last_message`` is the time (``time.monotonic()``) of the server's last message, 0 for never.
     ``fault`` is why the resource is not followed now, empty while it is. ``fault_status`` is the server's status for that fault,
     0 if it did not respond. ``fault_of_list`` is whether even the list failed. ``silence`` is the seconds without a line after which a
     watch is started again.
@@ -83,9 +83,9 @@ class Reflector:
         self.plural = resource if isinstance(resource, str) else resource.plural
         self.namespace = namespace
         self.fields = fields
-        self.silence = SILENCE
+        self.idle_timeout = IDLE_TIMEOUT
         self.items: dict[str, JSON] = {}
-        self.heard = 0.0
+        self.last_message = 0.0
         self.fault = ""
         self.fault_status = 0
         self.fault_of_list = False
@@ -148,7 +148,7 @@ class Reflector:
         return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
     def _alive(self) -> None:
-        self.heard, self.fault = time.monotonic(), ""
+        self.last_message, self.fault = time.monotonic(), ""
 
     async def _find(self) -> Resource:
         """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept."""
@@ -177,7 +177,7 @@ class Reflector:
             "timeoutSeconds": str(self._seconds),
             **({"fieldSelector": self.fields} if self.fields else {}),
         }
-        return self.client.stream(resource.path(self.namespace), query, self.silence, self._alive)
+        return self.client.stream(resource.path(self.namespace), query, self.idle_timeout, self._alive)
 
     async def _list(self, resource: Resource) -> AsyncGenerator[Event]:
         """Yields the changes of each page before it requests the next, so that only one page is in memory."""

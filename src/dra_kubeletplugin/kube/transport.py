@@ -96,10 +96,10 @@ class Transport:
                 return await connection.request(method, self._prefix + target, block, body)
             except (OSError, MalformedResponseError):
                 self.forget_idle()  # the server most likely closed the other idle connections too
-                if not (kept and method in _SAFE and not connection.heard):
+                if not (kept and method in _SAFE and not connection.has_response):
                     raise
             except asyncio.CancelledError:
-                if not connection.heard:
+                if not connection.has_response:
                     self.forget_idle()  # no response in time: the other idle connections may be dead too
                 raise
             finally:
@@ -206,8 +206,8 @@ class Transport:
             self._idle.popleft().close()
             self._free_slot()
         if len(self._idle) > 1:
-            left = self._idle_seconds - (now - self._idle[0].idle_since)
-            self._sweep = asyncio.get_running_loop().call_later(max(left, 0.01), self._close_unused)
+            remaining = self._idle_seconds - (now - self._idle[0].idle_since)
+            self._sweep = asyncio.get_running_loop().call_later(max(remaining, 0.01), self._close_unused)
 
     def _lost(self, connection: Connection) -> None:
         self._all.discard(connection)

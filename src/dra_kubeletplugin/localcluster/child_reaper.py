@@ -38,7 +38,7 @@ done
 class Guard:
     """A guard; create it with :meth:`start` before the processes that it guards.
 
-    It guards processes with :attr:`mark` in their environment and their children. They have ``patience`` seconds to end
+    It guards processes with :attr:`mark` in their environment and their children. They have ``timeout`` seconds to end
     by themselves after this process ended; then the guard kills them.
     """
 
@@ -47,16 +47,16 @@ class Guard:
         self.mark = mark
 
     @classmethod
-    async def start(cls, patience: float, tidy: str = "", *arguments: str) -> Guard:
+    async def start(cls, timeout: float, tidy: str = "", *arguments: str) -> Guard:
         """Starts the guard.
 
         Args:
-            patience: seconds that guarded processes have to end by themselves.
+            timeout: seconds that guarded processes have to end by themselves.
             tidy: the body of a shell function that runs at each look. It prints a text while it has work left.
             arguments: arguments of that function.
         """
         identity = secrets.token_hex(16)
-        looks = round(patience / _LOOK)
+        looks = round(timeout / _LOOK)
         most = looks + round(_KILLING / _LOOK)
         process = await asyncio.create_subprocess_exec(
             "sh", "-c", _SCRIPT.replace("$LOOK", str(_LOOK)) % (f"tidy() {{ {tidy}; }}" if tidy else ""), "dra-guard",

@@ -74,7 +74,7 @@ class Informers:
     async def wait_watching(self) -> None:
         """Waits until all watches are open. From then on changes arrive approximately in the order in which they happen."""
         for copies in self._copies.values():
-            while not copies.reflector.heard:  # noqa: ASYNC110 - a reflector says it in no other way
+            while not copies.reflector.last_message:  # noqa: ASYNC110 - a reflector says it in no other way
                 await asyncio.sleep(0.005)
 
     def on(self, resource: Resource, handler: Handler) -> None:

@@ -54,8 +54,8 @@ async def start_driver(stack: contextlib.AsyncExitStack, driver: Driver, calls: 
             await calls(driver.start)
     except TimeoutError:
         raise DriverError(
-            f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or give it longer "
-            "with --start-timeout (START_TIMEOUT)"
+            f"start() of {type(driver).__name__} has not returned within {timeout:g}s: see what it waits for, or raise "
+            "--start-timeout (START_TIMEOUT)"
         ) from None
     stop_with_timeout(stack, "stop() of the driver", lambda: calls(driver.stop))
 
@@ -105,7 +105,7 @@ class Probes:
         self._notes = notes
         self._page = page
         self._rendered = SharedRun(self._render)
-        self._judged = SharedRun(self._judge)
+        self._readiness = SharedRun(self._check_readiness)
 
     async def serve(self, stack: contextlib.AsyncExitStack, address: str) -> str:
         """Serves until the stack is closed. Returns the URL; empty if ``address`` is empty.
@@ -115,7 +115,7 @@ class Probes:
         """
         if not address:
             return ""
-        server = HttpServer(self._answer, address, limits=PROBES)
+        server = HttpServer(self._handle, address, limits=PROBES)
         try:
             url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError if the host name is invalid
@@ -128,16 +128,16 @@ class Probes:
         log.info("serving metrics and probes at %s", url)
         return url
 
-    async def _answer(self, request: Request) -> Response:
+    async def _handle(self, request: Request) -> Response:
         match request.path:
             case "/metrics":
                 return Response(200, await self._rendered(), CONTENT_TYPE)
             case "/healthz":
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
-                faults, notes = await self._judged()
+                faults, notes = await self._readiness()
                 if notes and not is_from_here(request):  # they name claims, which must not be public
-                    notes = [f"{len(notes)} more, over the loopback alone: kubectl port-forward POD PORT"]
+                    notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
             case path if self._page is not None and path in PAGES:
@@ -148,6 +148,6 @@ class Probes:
         await self._measure()
         return self._metrics.text()
 
-    async def _judge(self) -> tuple[Sequence[str], Sequence[str]]:
+    async def _check_readiness(self) -> tuple[Sequence[str], Sequence[str]]:
         """Returns why the process is not ready, and the further lines."""
         return await self._not_ready(), await self._notes()

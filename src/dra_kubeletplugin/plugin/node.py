@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
-from ..claims import ClaimManager
+from ..claims import ClaimManager, PluginContext
 from ..claims.instances import InstanceLock, OwnedSocket
 from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
 from ..devices.health_monitor import HealthMonitor
@@ -94,17 +94,20 @@ class Plugin:
         )
         look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
         self.inventory = Inventory(settings.node_name, policy, look_timeout, full=full)
-        self.inventory.asked_again = driver.answers_pools
+        self.inventory.depends_on_gates = driver.uses_pools
         self.health = HealthMonitor(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
         self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = InstanceLock(settings.plugin_dir / "processes")
         self.claims = ClaimManager(
-            driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
-            self._claims_changed, self.events,
-        )  # fmt: skip
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
+            PluginContext(driver, self.calls, self.client, self.inventory, settings, self.metrics),
+            self.process,
+            self.host.boot_id(),
+            self._claims_changed,
+            self.events,
+        )
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.scan = DeviceDiscovery(
-            driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, pace
+            driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
             self.client,
@@ -145,7 +148,7 @@ class Plugin:
 
     def _kubelet_came(self) -> None:
         self.claims.kubelet_registered()
-        self.publisher.kubelet_came()
+        self.publisher.kubelet_registered()
 
     def _claims_changed(self) -> None:
         self.scan.claim_ended()
@@ -188,7 +191,7 @@ class Plugin:
                     # The kubelet loses the registration first; then calls in flight may end.
                     self.stopping = True
                     self._registrar.unlink()
-                    self.registration.left()
+                    self.registration.unregistered()
                     await self.claims.stop(self.settings.shutdown_grace_period)
                     for job in jobs:
                         job.cancel()
@@ -200,9 +203,9 @@ class Plugin:
         """
         try:
             self.process.acquire()
-            for left in self.process.reap_dead():
-                remove_stale(Path(left.path), left.device or None, left.inode or None)
-                remove_dead(lock_of(Path(left.path), self.settings.plugin_dir))
+            for dead_socket in self.process.reap_dead():
+                remove_stale(Path(dead_socket.path), dead_socket.device or None, dead_socket.inode or None)
+                remove_dead(lock_of(Path(dead_socket.path), self.settings.plugin_dir))
             remove_temporary(self.settings.plugin_dir, self.process.alive)
             for folder in (self.settings.plugin_dir, self.settings.registry_dir):
                 remove_hidden(folder, self.process.alive)
@@ -270,7 +273,7 @@ class Plugin:
             async with asyncio.timeout(timeout):
                 return await self.publisher.current()
         except TimeoutError:
-            why = self.publisher.fault or self.scan.fault or "the API server has not answered yet"
+            why = self.publisher.fault or self.scan.fault or "the API server has not responded yet"
             raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
@@ -293,17 +296,17 @@ class Plugin:
         """Returns facts for the operator that do not affect readiness."""
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
         out += [self.scan.note] if self.scan.note else []
-        out += self.inventory.lessened()
+        out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
-        out += self.inventory.odd.notes
+        out += self.inventory.rejected_reports.notes
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:
-        from .status_page import answer  # imported on demand, because the page is rarely used
+        from .status_page import render_page  # imported on demand, because the page is rarely used
 
         lines = [*(f"not ready: {line}" for line in await self.not_ready()), *await self.notes()]
         settings = self.settings
-        return await answer(
+        return await render_page(
             request, settings.node_name, settings.driver_name, self.inventory, self.claims.snapshot, lines
         )
 

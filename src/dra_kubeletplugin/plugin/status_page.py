@@ -27,12 +27,12 @@ ReadClaims = Callable[[], Awaitable[ClaimSnapshot]]
 # Any pod in the cluster can reach the port, and the names of claims must not be public.
 _LOCAL_ONLY = (
     "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
-    "/metrics, /healthz and /readyz are for everybody\n"
+    "/metrics, /healthz and /readyz are open to all clients\n"
 )
 _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.UNKNOWN}
 
 
-async def answer(
+async def render_page(
     request: Request, node: str, driver: str, inventory: Inventory, claims: ReadClaims, notes: Sequence[str]
 ) -> Response:
     """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them.
@@ -103,7 +103,7 @@ def _claim(summary: ClaimSummary) -> JSON:
 
 def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[HealthRow, str]]) -> DeviceRow:
     """Adds the health and the driver's message, which a slice does not contain."""
-    health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "no slice has it any more"))
+    health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "it is no longer in a slice"))
     if (
         row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY
     ):  # a taint blocks new claims, also if the device is healthy

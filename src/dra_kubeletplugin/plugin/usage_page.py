@@ -70,7 +70,7 @@ def refusal(request: Request, names: Collection[str] = (), *, writes: bool = Fal
         host = request.headers.get("host", "")
         return text(f"the request is for {host!r}: ask for this server by its address, or by localhost\n", 403)
     if request.path != "/" and not is_own_page(request):
-        return text("another web page made this request: it gets nothing\n", 403)
+        return text("another web page made this request: it is refused\n", 403)
     return None
 
 

@@ -68,7 +68,7 @@ class Webhook:
     async def running(self) -> AsyncIterator[Webhook]:
         """Raises :class:`SettingsError` where certificate, key or address cannot be used."""
         self.settings.check()
-        server = HttpServer(self._answer, self.settings.address, self.certificate.load(), LIMITS)
+        server = HttpServer(self._handle, self.settings.address, self.certificate.load(), LIMITS)
         try:
             self.url = await server.start()
         except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
@@ -89,7 +89,7 @@ class Webhook:
         async for context in self.certificate.renewed(self._look):
             server.tls = context
 
-    async def _answer(self, request: Request) -> Response:
+    async def _handle(self, request: Request) -> Response:
         match request.path:
             case "/healthz" | "/readyz":  # where no thread is left, only another process helps: the kubelet starts one
                 stuck = self.checks.stuck()
@@ -101,16 +101,16 @@ class Webhook:
     async def _reviewed(self, body: bytes, timeout: float) -> Response:
         try:
             if len(body) <= _LARGE:
-                answer = await self.review(_read(body), timeout * _SHARE)
+                response = await self.review(_read(body), timeout * _SHARE)
             else:
-                answer = await self._review_large(body, timeout * _SHARE)
+                response = await self._review_large(body, timeout * _SHARE)
         except DriverFailedError as e:  # no answer: what follows from that is failurePolicy's to say
             log.error("cannot review an object: %s", e.message, extra={"error_code": e.code})
             return Response(500, f"{e.message}\n".encode(), "text/plain")
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
             text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
-        return Response(200, msgspec.json.encode(answer))
+        return Response(200, msgspec.json.encode(response))
 
     async def _review_large(self, body: bytes, seconds: float) -> dict[str, Any]:
         """As :meth:`review`, of few at once: decoded parameters take 20 times their bytes. Ordinary reviews do not wait for these."""
@@ -196,7 +196,7 @@ def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
 
 
 class Certificate:
-    """A certificate and its key in files that somebody renews: cert-manager, a Secret."""
+    """A certificate and its key, in files that another component renews, such as cert-manager."""
 
     def __init__(self, cert: Path, key: Path) -> None:
         self._cert, self._key = cert, key
@@ -230,9 +230,7 @@ class Certificate:
                 if mark not in found:
                     out.append(f"{flag} {path} has no {kind} in PEM form")
                 elif b"ENCRYPTED" in found:
-                    out.append(
-                        f"{flag} {path} is encrypted: give the key without a pass phrase (openssl pkey -in FILE)"
-                    )
+                    out.append(f"{flag} {path} is encrypted: use a key without a pass phrase (openssl pkey -in FILE)")
             except OSError as e:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"

@@ -49,7 +49,7 @@ class RequestPolicy(Immutable):
         self._set(Quantity(default), *bounds, tuple(map(Quantity, valid_values)))
         ranged = (self.min, self.max, self.step) != (None, None, None)
         if ranged and self.valid_values:
-            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: give one of them")
+            raise InvalidObjectError("a RequestPolicy has a range (min, max, step) or valid_values: use one of them")
         if ranged and self.min is None:
             raise InvalidObjectError("a RequestPolicy with max or step needs min, from which steps are counted")
         if self.step is not None and self.step <= Quantity(0):
@@ -170,7 +170,7 @@ class NodeResource(Immutable):
         )
         self._set(device, capacity, unit, pod, container)
         if bool(capacity) != (unit is not None):
-            raise InvalidObjectError("a NodeResource's capacity and per_unit go together")
+            raise InvalidObjectError("a NodeResource's capacity and per_unit must be used together")
         if device is not None and capacity:
             raise InvalidObjectError("a NodeResource has per_device or capacity, not both")
         if not self.json():

@@ -104,7 +104,7 @@ class KubeletBehavior:
 
     Attributes:
         health: the supported versions of the health service, newest first; empty if the gate is off.
-        health_unasked: the kubelet also opens a health stream to a plugin that does not advertise the service, and
+        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service, and
             retries after a pause whatever the response. Otherwise ``Unimplemented`` ends it.
         unprepares_in_use: when a pod that was never allowed to use a claim is deleted, the kubelet unprepares the
             claim although another pod uses it.
@@ -115,7 +115,7 @@ class KubeletBehavior:
     """
 
     health: tuple[str, ...]
-    health_unasked: bool
+    health_unadvertised: bool
     unprepares_in_use: bool
     joins_unprepare: bool
     prepares_again: bool
@@ -148,7 +148,7 @@ class Features:
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
-            raise SettingsError(f"Kubernetes {release!r} is not known here: give one of {', '.join(RELEASES)}")
+            raise SettingsError(f"Kubernetes {release!r} is not known here: use one of {', '.join(RELEASES)}")
         gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}
@@ -290,7 +290,7 @@ def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
         versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
         if not versions or not set(API_VERSIONS).issuperset(versions):
             allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
-            faults.append(f"runtime config {name!r} is not known here: give api/all or {allowed}")
+            faults.append(f"runtime config {name!r} is not known here: use api/all or {allowed}")
         for version in versions:
             (served.add if on else served.discard)(version)
     return frozenset(served)

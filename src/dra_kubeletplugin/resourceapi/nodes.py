@@ -88,7 +88,7 @@ class Nodes:
         try:
             values = {k: [v] if isinstance(v, str) else list(v) for k, v in labels.items()}
         except Exception as e:  # the argument comes from the driver and may have any type
-            raise InvalidObjectError(f"Nodes.matching(): no labels with values: {describe(e)}") from None
+            raise InvalidObjectError(f"Nodes.matching(): labels must map names to values: {describe(e)}") from None
         if not values:
             raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
         expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
@@ -111,7 +111,7 @@ class Nodes:
             text = _text(selector)
         except Exception as e:  # the argument comes from the driver and may contain any type
             raise InvalidObjectError(
-                f"Nodes.{method}(): no NodeSelector, such as {example}: {printable(describe(e))}"
+                f"Nodes.{method}(): this is not a NodeSelector, such as {example}: {printable(describe(e))}"
             ) from None
         if not faults and not selector["nodeSelectorTerms"][0]:
             faults = (

@@ -106,9 +106,7 @@ def partitions(
     for part in [*_placed(parent, profiles, slots), *([Partition(parent, None, range(slots))] if whole else [])]:
         device = _device(part, amounts, slot, kind, attributes or {}, counter_set.name)
         if device.name in devices:
-            raise InvalidObjectError(
-                f"{parent}: two partitions are called {device.name!r}: name one of the profiles otherwise"
-            )
+            raise InvalidObjectError(f"{parent}: two partitions are called {device.name!r}: rename one of the profiles")
         devices[device.name] = device
     return Partitioned(tuple(devices.values()), counter_set)
 
@@ -186,7 +184,7 @@ def _counters(amounts: Mapping[str, Quantity], slots: Mapping[str, Quantity]) ->
     for resource, value in {**amounts, **slots}.items():
         name = counter_name(resource)
         if name in out:
-            raise InvalidObjectError(f"two resources are the counter {name!r}: name one of them otherwise")
+            raise InvalidObjectError(f"two resources are the counter {name!r}: rename one of them")
         out[name] = value
     return out
 

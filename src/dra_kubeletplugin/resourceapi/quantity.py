@@ -51,7 +51,7 @@ class QuantityError(ValueError):
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
-            f"{_shortened(text)!r} is no quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
+            f"{_shortened(text)!r} is not a quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
             f"{' '.join(filter(None, _DECIMAL))}{_meant(text)}"
         )
         self.reason = reason
@@ -61,7 +61,7 @@ class QuantityRangeError(QuantityError, OverflowError):
     """The number has too many digits to compute with. The API server accepts it."""
 
     def __init__(self, text: str) -> None:
-        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MOST_DIGITS} digits: give a smaller quantity")
+        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MOST_DIGITS} digits: use a smaller quantity")
         self.reason = str(self)
 
 
@@ -123,7 +123,7 @@ class Quantity(Immutable):
             case Quantity():
                 return value
             case bool() | float():
-                raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
+                raise TypeError(f"{value!r} is not a quantity: use text such as '1.5Gi', an integer or a Decimal")
             case int() if format is Format.DECIMAL and abs(value) < 10**_INTEGER_DIGITS:
                 return parse(str(value))  # the same few amounts come again and again
             case int():
@@ -134,7 +134,7 @@ class Quantity(Immutable):
                 whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
                 return _quantity(value, format, 0 if whole else None)
             case _:
-                raise TypeError(f"{value!r} is no quantity: give text such as '1.5Gi', an integer or a Decimal")
+                raise TypeError(f"{value!r} is not a quantity: use text such as '1.5Gi', an integer or a Decimal")
 
     def __eq__(self, other: object) -> bool:
         return self.value == other.value if isinstance(other, Quantity) else NotImplemented
@@ -329,10 +329,10 @@ def canonical(quantity: Quantity) -> str:
 
 
 def stored(text: str) -> str:
-    """``text`` as a Kubernetes 1.36 server stores it.
+    """Returns ``text`` as a Kubernetes 1.36 server stores it.
 
-    It keeps text that it takes for canonical already. A decimal from 1e21 upwards loses its magnitude (fixed in 1.37), so our own
-    :func:`canonical` form never comes to that.
+    The server keeps text that it considers canonical. A decimal from 1e21 upwards loses its magnitude (fixed in 1.37); the
+    :func:`canonical` form here avoids such decimals.
 
     Raises :class:`QuantityError`.
     """

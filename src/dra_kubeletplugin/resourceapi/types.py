@@ -193,7 +193,7 @@ def _wrong_types(device: Device) -> Iterator[str]:
         yield f"its name is {_kind(device.name)}, not text"
     for name, what in _MAPPINGS.items():
         if not isinstance(value := getattr(device, name), Mapping):
-            yield f"{name} is {_kind(value)}: give a mapping of {what}"
+            yield f"{name} is {_kind(value)}: use a mapping of {what}"
         else:
             yield from _wrong_names(value, name)
     yield from _wrong_counters(device.consumes_counters)
@@ -202,15 +202,15 @@ def _wrong_types(device: Device) -> Iterator[str]:
     for name, kind in kinds.items():
         value = getattr(device, name)
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | Set):
-            yield f"{name} is {_kind(value)}: give a list of {kind.__name__}"
+            yield f"{name} is {_kind(value)}: use a list of {kind.__name__}"
             continue
         for item in value:
             if not isinstance(item, kind):
-                yield f"{name} has {_kind(item)}: give a list of {kind.__name__}"
+                yield f"{name} has {_kind(item)}: use a list of {kind.__name__}"
             elif isinstance(item, Taint) and not all(isinstance(t, str) for t in (item.key, item.value, item.effect)):
                 yield f"{name} has a Taint whose key, value or effect is not text"
     if device.nodes is not None and not isinstance(device.nodes, Nodes):
-        yield f"nodes is {_kind(device.nodes)}: give Nodes.named('node-1') or another of Nodes"
+        yield f"nodes is {_kind(device.nodes)}: use Nodes.named('node-1') or another constructor of Nodes"
 
 
 def _wrong_counters(consumed: object) -> Iterator[str]:
@@ -218,20 +218,20 @@ def _wrong_counters(consumed: object) -> Iterator[str]:
         if isinstance(counters, Mapping):
             yield from _wrong_names(counters, f"consumes_counters[{set_name!r}]")
         else:
-            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: give counters with their amounts"
+            yield f"consumes_counters[{set_name!r}] is {_kind(counters)}: use counters with their amounts"
 
 
 def _wrong_groups(device: Device) -> Iterator[str]:
     for set_name, groups in device.compatibility_groups.items():
         if isinstance(groups, str | bytes | Mapping) or not isinstance(groups, Sequence):
-            yield f"compatibility_groups[{set_name!r}] is {_kind(groups)}: give a list of str"
+            yield f"compatibility_groups[{set_name!r}] is {_kind(groups)}: use a list of str"
         elif not all(isinstance(g, str) for g in groups):
             yield f"compatibility_groups[{set_name!r}] has a group that is not text"
         elif set_name not in device.consumes_counters:
-            yield f"compatibility_groups[{set_name!r}]: the device draws from no counter set of this name"
+            yield f"compatibility_groups[{set_name!r}]: the device consumes no counters of this counter set"
     for name, resource in device.node_resources.items():
         if not isinstance(resource, NodeResource):
-            yield f"node_resources[{name!r}] is {_kind(resource)}: give a NodeResource"
+            yield f"node_resources[{name!r}] is {_kind(resource)}: use a NodeResource"
 
 
 def _wrong_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _capacity_json(amount: Amount | Capacity, where: str) -> dict[str, Any]:
     try:
         value = amount.value if isinstance(amount, Capacity) else Quantity(amount)
         if Quantity(value).value < 0:  # the API server accepts it, but no claim could ever be allocated
-            raise ValueError(f"{value} is below zero: what a device has, or draws, is 0 or more")
+            raise ValueError(f"{value} is below zero: amounts of a device must be 0 or more")
         return amount.json() if isinstance(amount, Capacity) else {"value": Quantity(amount).text}
     except (TypeError, ValueError) as e:
         raise ValueError(f"{where}: {e}") from None
@@ -293,7 +293,7 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
             kind = kinds.pop()
             return {f"{kind}s": [str(v) if isinstance(v, Version) else v for v in value]}
     raise TypeError(
-        f"attributes[{name!r}] is {shown(value)}: give str, int, bool, Version, or a list of one of them"
+        f"attributes[{name!r}] is {shown(value)}: use str, int, bool, Version, or a list of one of them"
         f"{_as_attribute(value)}"
     )
 

@@ -39,7 +39,7 @@ class Version(Immutable):
 
     def __init__(self, text: str | Version) -> None:
         if not isinstance(text, (str, Version)):
-            raise TypeError(f"{text!r} is no version: give text such as '1.2.3'")
+            raise TypeError(f"{text!r} is not a version: use text such as '1.2.3'")
         numbers, pre, build = _parts(str(text))
         # A release is higher than its pre-releases; numbers are lower than words.
         key = (*numbers, not pre, tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in pre))
@@ -73,7 +73,7 @@ def _parts(text: str) -> tuple[tuple[int, int, int], tuple[int | str, ...], str]
     match = _VERSION.fullmatch(text)
     if not match:
         if len(text.split(".", 2)) != 3:
-            raise VersionError(f"{text!r} is no version (No Major.Minor.Patch elements found): write it as 1.2.3")
+            raise VersionError(f"{text!r} is not a version (No Major.Minor.Patch elements found): write it as 1.2.3")
         raise VersionError(f"{text!r} must be a string compatible with semver.org spec 2.0.0, such as 1.2.3-rc.1")
     words = match[4].split(".") if match[4] else []
     digits = [match[1], match[2], match[3], *filter(str.isdigit, words)]

@@ -115,7 +115,7 @@ def differs(published: Published, wanted: Wanted) -> str:
         except LookupError as e:
             return describe(e)
     if isinstance(wanted, str):
-        raise TypeError(f"wanted is the text {wanted!r}: give a list of names")
+        raise TypeError(f"wanted is the text {wanted!r}: use a list of names")
     missing = [name for name in wanted if name not in published]
     unexpected = [name for name in published if name not in wanted]
     return " and ".join(

@@ -82,16 +82,16 @@ def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_told_apart(tmp_p
 def test_a_socket_that_nobody_listens_at_is_named_and_one_that_says_nothing_too(tmp_path: Path) -> None:
     for name in ("plugins", "plugins_registry"):
         (tmp_path / name).mkdir()
-    dead, mute = tmp_path / "plugins_registry/dead-reg.sock", tmp_path / "plugins_registry/mute-reg.sock"
+    dead, driver_errors = tmp_path / "plugins_registry/dead-reg.sock", tmp_path / "plugins_registry/mute-reg.sock"
     with socket.socket(socket.AF_UNIX) as a, socket.socket(socket.AF_UNIX) as b:
         a.bind(str(dead))
         a.listen()
         a.close()
-        b.bind(str(mute))
+        b.bind(str(driver_errors))
         b.listen()
         said = shown(kubelet.drivers(Path("/"), tmp_path))
     assert f"failure: no process listens at {dead} -> its driver was killed or uninstalled: rm {dead}" in said
-    assert f"{mute}, of process" in said
+    assert f"{driver_errors}, of process" in said
     assert "does not respond to GetInfo" in said
 
 

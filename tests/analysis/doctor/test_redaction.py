@@ -83,6 +83,7 @@ def test_what_else_is_said_stays() -> None:
     assert tidy({"automountServiceAccountToken": True}) == {"automountServiceAccountToken": True}
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     "piece", ["a", "-", "token", "://", "://a:", "token='", "token ", "\\", "--token ", "basic a", "eyJaaaaaaaaa"]
 )

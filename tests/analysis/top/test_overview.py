@@ -30,8 +30,8 @@ from dra_kubeletplugin.cli.top import details
 from dra_kubeletplugin.cli.top.table import table
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.plugin import usage_page
-from dra_kubeletplugin.plugin.status_page import answer
 from dra_kubeletplugin.plugin.status_page import overview as own_overview
+from dra_kubeletplugin.plugin.status_page import render_page
 from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse, HealthRow, NodeRow, Overview
 from dra_kubeletplugin.resourceapi.usage.usage import UsageCounter, count_usage
 
@@ -279,7 +279,7 @@ def test_pods_that_want_devices_and_do_not_run_wait_the_oldest_first() -> None:
     snapshot = Snapshot.of(pods)
     old = snapshot.pods[1]["metadata"]["uid"]
     found = overview(snapshot, reasons={old: "because"}).waiting
-    assert [(p.name, p.requests, p.said, p.reason) for p in found] == [
+    assert [(p.name, p.requests, p.message, p.reason) for p in found] == [
         ("old", ("c",), "0/1 nodes are available", "because"),
         ("new", ("c",), "0/1 nodes are available", ""),
         ("there", ("c",), "0/1 nodes are available", ""),
@@ -387,7 +387,7 @@ async def no_claims() -> ClaimSnapshot:
 async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: str, here: bool) -> None:
     asked = replace(request("/"), peer=peer)
     assert is_from_here(asked) is here
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
+    found = await render_page(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
     assert found.status == (200 if here else 403)
     assert here or b"kubectl port-forward" in found.body
 
@@ -399,7 +399,7 @@ async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_th
     headers: dict[str, str],
 ) -> None:
     asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
-    found = await answer(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
+    found = await render_page(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
     assert found.status == 403
 
 

@@ -225,7 +225,7 @@ def test_a_driver_with_a_bad_name_cannot_be_defined() -> None:
 
 @pytest.mark.parametrize(
     ("target", "says"),
-    [("nowhere.py", "is not a file"), ("no_such_module:X", "no module no_such_module"), ("tests.helpers.drivers:ToyConfig", "no subclass of Driver"), ("tests.helpers.drivers", "name one, tests.helpers.drivers:Toy or ")],
+    [("nowhere.py", "is not a file"), ("no_such_module:X", "no module no_such_module"), ("tests.helpers.drivers:ToyConfig", "not a subclass of Driver"), ("tests.helpers.drivers", "select one with tests.helpers.drivers:Toy or ")],
 )  # fmt: skip
 def test_a_driver_that_cannot_be_found_is_told_with_what_was_found(target: str, says: str) -> None:
     with pytest.raises(DriverError, match=says):

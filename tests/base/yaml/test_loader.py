@@ -62,7 +62,7 @@ ENDLESS = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("which", ENDLESS)
 def test_a_text_made_to_end_its_reader_is_one_sentence(which: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ENDLESS[which])

@@ -24,10 +24,10 @@ MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
 NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no YAML": (f"{MAP}---\na: [\n", (":6:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed",)),
     "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: no YAML: a tab: YAML is indented with spaces",)),
-    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' behind it, or a text that goes on in the next line without quotes",)),
+    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' after it, or a text that continues in the next line without quotes",)),
     "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: no YAML: a key that is no text; what Helm has between {{ }} must be rendered first",)),
     "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: no YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
-    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias stands within what it names",)),
+    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias is inside its own anchor",)),
     "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' stands behind '---', which begins a document only in a line of its own",)),
     "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl leaves out what stands here: begin a document with '---' in a line of its own",)),
     "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark within a document, where kubectl takes it for text: delete it",)),
@@ -88,6 +88,7 @@ def said(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[
     ]
 
 
+@pytest.mark.cases(66)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("which", MISTAKES)
 def test_a_mistake_is_the_same_sentence_to_every_command(
@@ -135,7 +136,7 @@ def test_what_is_kustomizes_own_is_told(command: str, tmp_path: Path, capsys: py
     path = tmp_path / "kustomization.yaml"
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
     _, (told,) = said(command, path, capsys)
-    assert told.endswith("it is kustomize's own: give what `kubectl kustomize` makes of it")
+    assert told.endswith("it is a file of kustomize: use the output of `kubectl kustomize`")
 
 
 def test_what_a_server_has_judged_is_not_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

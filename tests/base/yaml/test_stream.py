@@ -154,6 +154,7 @@ def test_the_places_of_json_are_looked_for_only_where_something_is_told(
     assert told(JSON % "a" + JSON % "b", tmp_path) == ("ab", [])
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 def test_kubectl_answers_as_is_written_here(tmp_path: Path) -> None:
     version = subprocess.run(["kubectl", "version", "--client", "-o", "json"], capture_output=True, check=True)

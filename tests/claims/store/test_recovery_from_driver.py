@@ -205,7 +205,7 @@ async def test_a_driver_that_takes_long_is_told_of_asked_once_and_waited_for(
     asks = recovery(store, driver)
     waiting = [asyncio.create_task(asks.once()) for _ in range(2)]
     async with asyncio.timeout(30):
-        while "has not answered" not in asks.fault:
+        while "has not returned" not in asks.fault:
             await asyncio.sleep(0.005)
     assert driver.asked == 1
     driver.go.set()

@@ -100,6 +100,7 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
         assert await after.unprepare(api.allocate("fine", "fine", "d-1", DRIVER)) == ()
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
 async def test_an_odd_row_stays_held_and_is_told_and_the_others_work(tmp_path: Path, change: dict[str, Any]) -> None:
     async with room(tmp_path, Plain()) as before:
@@ -110,6 +111,7 @@ async def test_an_odd_row_stays_held_and_is_told_and_the_others_work(tmp_path: P
     await check_all_goes_on(tmp_path, shown)
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("output", ["text", "json"])
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
 async def test_an_odd_row_is_listed_and_can_be_forgotten(

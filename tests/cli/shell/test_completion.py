@@ -96,6 +96,7 @@ def at_hand(shell: str) -> None:
         pytest.skip(f"needs {shell} on the PATH")
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("line", "whole"),
@@ -122,6 +123,7 @@ def test_a_tab_completes(tmp_path: Path, shell: str, line: str, whole: str) -> N
     assert completed(tmp_path, shell, line) == whole
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("shell", "way"), [(shell, way) for shell in SHELLS for way in _WAYS[shell]])
 def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
     at_hand(shell)
@@ -187,6 +189,7 @@ def test_options_of_the_driver_that_is_named_are_completed(tmp_path: Path, shell
     assert seen.replace("\\", "").replace(str(tmp_path), "~") == whole
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("line", "whole"),

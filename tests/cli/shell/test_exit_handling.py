@@ -120,7 +120,7 @@ LONG = {
 SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
 def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
@@ -197,7 +197,7 @@ def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, d
         ["sh", "-c", f'exec "$0" own.py --help {redirected}', sys.executable],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (Exit.WRONG, "")
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
     assert re.fullmatch(r"dra: the output cannot be written: .+\n", done.stderr)
     shown = subprocess.run(
         [sys.executable, "own.py", "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -231,7 +231,9 @@ def test_an_account_without_a_home_is_told_what_any_other_is(
     for name in ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 123456)
-    assert main(words) == (Exit.WELL if words[0] == "doctor" else Exit.WRONG)  # which knows nothing then, and says so
+    assert main(words) == (
+        Exit.SUCCESS if words[0] == "doctor" else Exit.USAGE
+    )  # which knows nothing then, and says so
     said = "".join(capsys.readouterr())
     assert "kubeconfig" in said
     assert "RuntimeError" not in said

@@ -135,7 +135,7 @@ async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await dra(cluster) == 2
-    assert "this is no terminal: add --once" in capsys.readouterr().err
+    assert "needs a terminal: add --once" in capsys.readouterr().err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "textual", None)
@@ -272,9 +272,7 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
         core = {"apiGroups": [""], "resources": ["*"], "verbs": ["list", "watch"]}
         await may_now(cluster, slices, core)
         cluster.api.drop_connections()
-        await shows(
-            app, pilot, "cannot list resourceclaims any more: their last known state is shown", lambda: head(app)
-        )
+        await shows(app, pilot, "can no longer list resourceclaims: their last known state is shown", lambda: head(app))
         assert "1 of 4 held" in "\n".join(lines(app))
         await may_now(cluster, EVERYTHING)
         async with asyncio.timeout(30):
@@ -289,7 +287,7 @@ async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: 
         assert live.current().gaps == ()
         live._next = 0.0
         for kind in live.follower._kinds:
-            kind.reflector.heard, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+            kind.reflector.last_message, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
         assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
 
 

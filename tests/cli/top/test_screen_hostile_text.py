@@ -54,6 +54,7 @@ async def settled(app: Top, pilot: Pilot[None], where: str) -> str:
     return text
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("everything", [False, True], ids=["free text", "everything"])
 async def test_each_row_and_each_sheet_is_drawn_as_text(everything: bool) -> None:
     snapshot = Snapshot.of(hostile(cluster(), everything))

@@ -36,7 +36,7 @@ async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_an
     newest = "new"
     old, new = await inventory_of("a", "b"), await inventory_of("b", "c")
     async with api() as server, publishing(server, old, lambda: newest == "old") as older:
-        await until(lambda: "not complete yet" in older.fault)
+        await until(lambda: "has not published all slices yet" in older.fault)
         assert (older.published.is_set(), server.writes()) == (False, [])
         async with publishing(server, new, lambda: newest == "new") as newer:
             await asyncio.wait_for(newer.published.wait(), 30)
@@ -73,14 +73,14 @@ def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
     history: list[tuple[WriterConflict, int]],
 ) -> None:
     contention, now, answers = ConflictBackoff(), 1000.0, []
-    contention.written(now, answer=False)
+    contention.written(now, is_response=False)
     for undone, after in history:
         now += after
         delay = contention.delay(undone, now)
         assert 0 <= delay <= 60
         now += delay
         answers.append(now)
-        contention.written(now, answer=True)
+        contention.written(now, is_response=True)
     for start in range(len(answers) - 8):
         assert answers[start + 8] - answers[start] >= 60, "three at once, then after 5, 10, 20, 40 seconds"
 
@@ -112,7 +112,7 @@ async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() ->
             await asyncio.wait_for(publisher.published.wait(), 30)
             await until(lambda: not publisher.fault)
             assert server.devices() == ["a", "c"]
-            assert "refused by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
+            assert "rejected by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
             server.instead = lambda request: None
             await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
             await until(lambda: server.devices() == ["a", "bad", "c"])
@@ -131,7 +131,7 @@ async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_unti
     async with api() as server:
         server.instead = refuse
         async with publishing(server, inventory) as publisher, KubeClient(server.config) as client:
-            await until(lambda: "refuses our slices" in publisher.fault)
+            await until(lambda: "rejects the slices" in publisher.fault)
             server.instead = lambda request: None
             made = await client.create(SLICES, _foreign_slice())  # an event on our slices
             server.instead = refuse
@@ -221,9 +221,7 @@ async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCapt
         server.instead = odd
         async with publishing(server, await inventory_of("a")):
             await until(lambda: len(asked) >= 5)
-    assert (
-        len([r for r in caplog.records if r.name.endswith("publisher") and "publishing failed" in r.getMessage()]) == 1
-    )
+    assert len([r for r in caplog.records if r.name.endswith("publisher") and "cannot publish" in r.getMessage()]) == 1
 
 
 # --- versions ---------------------------------------------------------------------------------------
@@ -262,7 +260,7 @@ async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
         await asyncio.wait_for(publisher.published.wait(), 30)
         server.instead = no_watch
         server.drop_connections()
-        await until(lambda: "go unnoticed" in publisher.fault)
+        await until(lambda: "are not noticed" in publisher.fault)
         assert b"\ndra_publish_failing 1.0\n" in publisher.metrics.text()
         server.instead = lambda request: None
         await until(lambda: not publisher.fault)

@@ -336,7 +336,9 @@ async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_re
         name = node.cluster.node.name
         await until(lambda: node.cluster.events(name) != [])
         (event,) = node.cluster.events(name)
-        assert event.startswith("DeviceNotPublished: odd is not published: it draws from counter set 'nowhere'")
+        assert event.startswith(
+            "DeviceNotPublished: odd is not published: it consumes counters of counter set 'nowhere'"
+        )
         assert any(line.startswith("odd is not published") for line in await node.plugin.notes())
         await node.restart()
         await node.plugin.published(60)
@@ -357,8 +359,8 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
         node.cluster.api.faults.down = True
         node.driver.bad = False
         await node.plugin.scan.look()
-        await until(lambda: "publishing failed" in node.plugin.publisher.fault)
-        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*publishing failed"):
+        await until(lambda: "cannot publish" in node.plugin.publisher.fault)
+        with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False
         assert (await node.plugin.published(60)).current

@@ -73,7 +73,7 @@ async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_lo
             async with turn.taken():
                 pass
     assert [r.getMessage() for r in caplog.records] == [
-        f"cannot take the slice write lock {tmp_path}: another instance has not ended its write for 1s; continuing without it"
+        f"cannot take the slice write lock {tmp_path}: another instance of the plugin has held the lock for more than 1s; continuing without it"
     ]
 
 

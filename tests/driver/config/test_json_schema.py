@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
-import jsonschema
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -126,6 +125,8 @@ CASES = [*((of, False) for of in (*SCALARS, *LISTS, *OBJECTS)), *((of, True) for
 @pytest.mark.cases(25)
 @pytest.mark.parametrize(("of", "layered"), CASES, ids=repr)
 def test_the_schema_of_a_type_says_what_the_config_says(of: Any, layered: bool) -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     kind: Any = type("Kind", (Config,), {"__annotations__": {"f": of}, "__module__": __name__, "LAYERED": layered})
     schema = json_schema(kind)
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -98,7 +98,7 @@ def test_a_check_of_the_two_together_names_which_of_them_gave_what(kind: str, ve
     ("of_class", "of_claim", "says"),
     [
         ([{"speed": 3}], [{"burst": True}],
-         ["spec.devices.config[0].opaque: parameters: missing required field 'mode' (given by none of DeviceClass acme config[0], ResourceClaim c config[0])"]),
+         ["spec.devices.config[0].opaque: parameters: missing required field 'mode' (not set by any of DeviceClass acme config[0], ResourceClaim c config[0])"]),
         ([], [{"burst": False}], ["spec.devices.config[0].opaque: ResourceClaim c config[0]: parameters: missing required field 'mode'"]),
         ([{"speed": 3}], [], ["spec.devices.requests[0]: DeviceClass acme config[0]: parameters: missing required field 'mode'"]),
         ([{"mode": "a", "sizes": {"low": 5}}], [{"sizes": {"high": 4}}],
@@ -108,7 +108,7 @@ def test_a_check_of_the_two_together_names_which_of_them_gave_what(kind: str, ve
         ([{"mode": "a", "speed": 1}, {"burst": True}], [{"mode": "b", "sizes": {"low": 11}}],
          ["spec.devices.config[0].opaque: parameters.sizes: low is above high (from ResourceClaim c config[0])"]),
         ([{"mode": "a"}], [{"mode": None}],
-         ["spec.devices.config[0].opaque: parameters: missing required field 'mode' (given by none of DeviceClass acme config[0], ResourceClaim c config[0])"]),
+         ["spec.devices.config[0].opaque: parameters: missing required field 'mode' (not set by any of DeviceClass acme config[0], ResourceClaim c config[0])"]),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_cannot_be_together_is_told(

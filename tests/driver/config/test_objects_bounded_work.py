@@ -144,7 +144,7 @@ def test_layers_of_one_request_have_at_most_64_kib_together() -> None:
     config, _ = resolve(few, KINDS, DRIVER, "r")
     assert isinstance(config, Layered)
     assert len(config.numbers) == 3600
-    with pytest.raises(ConfigError, match=f"at most {MAX_LAYERED_BYTES} are read") as e:
+    with pytest.raises(ConfigError, match=f"at most {MAX_LAYERED_BYTES} are accepted") as e:
         resolve(many, KINDS, DRIVER, "r")
     assert "config[0] (FromClaim)" in e.value.message
 

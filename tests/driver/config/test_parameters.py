@@ -53,7 +53,7 @@ def test_defaults_are_used_where_nothing_applies() -> None:
         ({"slots": 0}, "slots must be at least 1"),
         (
             {"kind": "Other", "apiVersion": "toy.example.com/v1"},
-            r"parameters\.kind: 'Other' is not known to toy\.example\.com: known are toy.example.com/v1 \w+; to read one of before",
+            r"parameters\.kind: 'Other' is not known to toy\.example\.com: known are toy.example.com/v1 \w+; to accept an older version",
         ),
         (
             {"apiVersion": "toy.example.com/v11"},
@@ -126,11 +126,11 @@ class Chosen(Config):
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({"mode": "fast"}, "parameters.mode: Invalid enum value 'fast': give one of 'Fast', 'Safe'"),
-        ({"colour": "green"}, "parameters.colour: Invalid enum value 'green': give one of 'red', 'blue'"),
-        ({"lists": [1, 3]}, "parameters.lists[1]: Invalid enum value 3: give one of 1, 2"),
-        ({"named": {"left": "x"}}, "parameters.named[left]: Invalid enum value 'x': give one of 'red', 'blue'"),
-        ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': give one of 'Fast', 'Safe'"),
+        ({"mode": "fast"}, "parameters.mode: Invalid enum value 'fast': use one of 'Fast', 'Safe'"),
+        ({"colour": "green"}, "parameters.colour: Invalid enum value 'green': use one of 'red', 'blue'"),
+        ({"lists": [1, 3]}, "parameters.lists[1]: Invalid enum value 3: use one of 1, 2"),
+        ({"named": {"left": "x"}}, "parameters.named[left]: Invalid enum value 'x': use one of 'red', 'blue'"),
+        ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': use one of 'Fast', 'Safe'"),
     ],
 )  # fmt: skip
 def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(parameters: dict[str, Any], says: str) -> None:

@@ -71,13 +71,13 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
     ({"cuont": 1, "coreMHz": 2, "memory": "80GB"}, [
         "parameters: unknown field 'cuont', did you mean 'count'?",
         "parameters: unknown field 'coreMHz', did you mean 'coreMhz'?",
-        "parameters.memory: '80GB' is no quantity: write a number such as 16, 1.5 or 80Gi",
+        "parameters.memory: '80GB' is not a quantity: write a number such as 16, 1.5 or 80Gi",
         "parameters: missing required field 'count'",
     ]),
     ({"count": "1"}, ["parameters.count: Expected `int`, got `str`"]),
     ({"count": "1", "leaf": {"unit": "c"}, "coreMhz": None}, [
         "parameters.count: Expected `int`, got `str`",
-        "parameters.leaf.unit: Invalid enum value 'c': give one of 'a', 'b'",
+        "parameters.leaf.unit: Invalid enum value 'c': use one of 'a', 'b'",
         "parameters.leaf: missing required field 'size'",
         "parameters.coreMhz: Expected `int`, got `null`",
     ]),
@@ -228,9 +228,9 @@ def test_a_message_tells_the_first_and_how_many_more_there_are() -> None:
     with pytest.raises(ConfigError) as e:
         decode({"values": ["x"] * (MOST_FAULTS + 1)}, [Long], DRIVER, "config[0]")
     assert len(e.value.faults) == MOST_FAULTS + 1
-    assert e.value.faults[-1] == "more faults were not looked for"
-    assert e.value.message.endswith("; more faults were not looked for")
-    assert "more faults were not looked for" in e.value.event()
+    assert e.value.faults[-1] == "there may be more faults: validation stopped here"
+    assert e.value.message.endswith("; there may be more faults: validation stopped here")
+    assert "there may be more faults: validation stopped here" in e.value.event()
     with pytest.raises(ConfigError) as e:
         decode({f"{i}{'x' * 300}": 1 for i in range(9)}, [Long], DRIVER, "config[0]")
     assert "more [" in e.value.event()  # it is not cut off with the long names

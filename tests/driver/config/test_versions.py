@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-import jsonschema
 import msgspec
 import pytest
 from hypothesis import given
@@ -98,7 +97,7 @@ def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> N
 
     with pytest.raises(DriverFailedError, match=r"convert_from\(\) of Broken raised AttributeError"):
         decode(gpu("v1alpha1", sliceMs=0), [Broken], DRIVER, "config[0]")
-    with pytest.raises(DriverFailedError, match="answered Alpha: it must answer Broken"):
+    with pytest.raises(DriverFailedError, match="returned Alpha: it must return Broken"):
         decode(gpu("v1alpha1"), [Broken], DRIVER, "config[0]")
 
 
@@ -109,7 +108,10 @@ def test_a_kind_with_older_versions_and_no_conversion_is_told_at_the_start() -> 
     class Odd(Config):
         OLDER = (int,)  # type: ignore[assignment]
 
-    for kind, says in ((Half, r"has no convert_from\(cls, older\)"), (Odd, "Odd.OLDER is .*int.*: give a subclass")):
+    for kind, says in (
+        (Half, r"has no convert_from\(cls, older\)"),
+        (Odd, "Odd.OLDER is .*int.*: set it to a subclass"),
+    ):
         driver = type("Gpu", (Driver,), {"devices": lambda self: [], "prepare": lambda self, claim: [], "config": kind})
         with pytest.raises(DriverError, match=says):
             check(driver)
@@ -318,6 +320,8 @@ _value = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["mode", "count", "ratio", "name", "tags", "inner", "pair", "other"]), _value))
 def test_the_schema_says_what_decoding_says(fields: dict[str, Any]) -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     parameters = {"apiVersion": Whole.API_VERSION, "kind": Whole.KIND, **fields}
     try:
         validate(parameters, [Whole], DRIVER, "config[0]")
@@ -328,6 +332,8 @@ def test_the_schema_says_what_decoding_says(fields: dict[str, Any]) -> None:
 
 
 def test_a_schema_has_defaults_descriptions_and_what_belongs_to_the_kind() -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     schema = json_schema(Whole)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["description"] == "All that a schema can tell."
@@ -357,6 +363,8 @@ FROM_CLASS = {"inner": {"label": "a"}, "either": {"type": "one", "size": 1}, "na
 
 
 def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     above = {"either": {"unit": "x"}, "named": {"k": {"unit": "y"}}}
     given = [entry(FROM_CLASS, "FromClass"), entry(above)]
     config, _ = resolve(given, [Layers], "gpu.example.com", "r")
@@ -395,6 +403,8 @@ class Boxes(Config):
 
 
 def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     validator = jsonschema.Draft202012Validator(json_schema(Boxes))
     right = {"number": {"value": 1}, "text": {"value": "x"}, "either": {"type": "two", "size": 1}}
     assert decode(right, [Boxes], "gpu.example.com", "x") and not list(validator.iter_errors(right))

@@ -18,7 +18,7 @@ from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
 from dra_kubeletplugin.devices.validation import ParsedPool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, judging, replacement_message
+from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, reading_result, replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.resourceapi.nodes import Nodes
@@ -105,7 +105,7 @@ def test_a_folder_whose_name_no_package_can_have_is_loaded_all_the_same(tmp_path
     (tmp_path / name / "driver.py").write_text(DRIVER)
     assert load_driver(str(tmp_path / name)).name == "made.example.com"
     (tmp_path / name / "driver.py").write_text("from . import beside")
-    with pytest.raises(DriverError, match=f"rename .*{name}, no package can have this name"):
+    with pytest.raises(DriverError, match=f"rename .*{name}, this is not a valid package name"):
         load_driver(str(tmp_path / name))
 
 
@@ -129,7 +129,7 @@ def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch:
 
 def test_a_file_that_is_not_python_s_is_told(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a driver")
-    with pytest.raises(DriverError, match="is no file of Python's"):
+    with pytest.raises(DriverError, match="is not a Python file"):
         load_driver(str(tmp_path / "README.md"))
 
 
@@ -250,7 +250,7 @@ def test_exceptions_of_any_make_are_told() -> None:
     e.__context__ = _Unequal()
     e.__context__.__context__ = e
     assert "Unequal" in explained(e)
-    with pytest.raises(DriverError, match=r"7 there .*test_author_errors"), judging(_made):
+    with pytest.raises(DriverError, match=r"7 there .*test_author_errors"), reading_result(_made):
         raise _Own(7, "there")
 
 
@@ -322,7 +322,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.log_unknown_names(report, known)
     odd.log_unknown_names(report, known)
-    assert odd.notes[-1] == "health() returned 980 more such names"
+    assert odd.notes[-1] == "health() returned 980 more invalid entries"
     assert len(odd.notes) == 21
     assert 0 < len(sought) < 20
 
@@ -330,7 +330,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
 def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
     odd = RejectedReports()
     odd.log_unknown_names({"card-1", "card-2"}, {"card-1"})
-    assert odd.notes == ["health() returned card-2, which is no device of this node: it is ignored"]
+    assert odd.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
     odd.log_unknown_names({"card-l"}, {"card-1"})
     assert odd.notes[0].endswith("did you mean 'card-1'?")
 

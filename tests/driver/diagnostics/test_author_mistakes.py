@@ -107,6 +107,7 @@ async def test_what_is_not_published_is_told_where_the_pod_waits(
     told(caplog.text, mistake)
 
 
+@pytest.mark.cases(4)
 @named(PARAMETERS)
 async def test_parameters_that_nobody_reads_are_told_in_the_event(tmp_path: Path, mistake: Mistake) -> None:
     async with started(mistake, tmp_path) as node:
@@ -143,6 +144,7 @@ async def test_a_report_of_health_that_is_none_is_told_in_readiness(
     told(caplog.text, mistake)
 
 
+@pytest.mark.cases(16)
 @named(m for m in [*DEVICES, *HEALTH])
 def test_inspect_tells_the_same(tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(mistake.write(tmp_path)) + ":Acme"])

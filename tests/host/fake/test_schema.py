@@ -198,7 +198,7 @@ WRONG = {
     "virtual functions beyond the last bus": ("functions:\n- {address: 0000:ff:1f.0, vendor: 1, device: 2, vfs: {total: 64}}\n", ":2: functions[0].vfs: the virtual functions of 0000:ff:1f.0 reach beyond the last bus: give another offset, stride or total"),
     "a bridge that is not there": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described; did you mean `0000:16:00.0`?"),
     "a bridge below itself": (HEAD + "  behind: 0000:17:00.0\n", ":5: functions[0].behind: 0000:17:00.0 hangs below itself"),
-    "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is none of numa_nodes, which has 0"),
+    "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is not in numa_nodes, which has 0"),
     "distances that do not fit": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: one for each, its own included"),
     "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 belongs to node 0 already"),
     "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":5: functions[0].attributes.numa_node: set numa_node with the key `numa`"),
@@ -213,7 +213,7 @@ WRONG = {
     "no YAML": ("functions: [\n", ":2:1: no YAML: nothing where a value belongs"),
     "no YAML at all": ("\t", ":1:1: no YAML: a tab: YAML is indented with spaces"),
     "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: all stands in one"),
-    "aliases without end": (BOMB, ":1:1: no YAML: aliases make 1362025156 values of 13: write out what is meant"),
+    "aliases without end": (BOMB, ":1:1: no YAML: aliases expand 13 values to 1362025156: write the values out"),
 }  # fmt: skip
 
 

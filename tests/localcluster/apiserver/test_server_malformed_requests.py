@@ -275,6 +275,7 @@ VALUES = (
 )
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", QUERIES)
 async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl: Curl, name: str) -> None:
     path = "/api/v1/namespaces/default/configmaps"

@@ -488,7 +488,7 @@ async def test_h4_pods_are_prepared_while_health_streams(room: Room) -> None:
 
 
 async def test_h5_health_is_not_shown_where_the_gate_is_off(room: Room) -> None:
-    room.kubelet.behavior = dataclasses.replace(room.kubelet.behavior, health=(), health_unasked=False)
+    room.kubelet.behavior = dataclasses.replace(room.kubelet.behavior, health=(), health_unadvertised=False)
     await room.kubelet.restart()
     async with room.plugin(health=BOTH) as plugin:
         await room.run()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.localcluster.kubelet.image_names import fault
-from dra_kubeletplugin.localcluster.kubelet.probes import ProbeVerdict
+from dra_kubeletplugin.localcluster.kubelet.probes import ProbeState
 from dra_kubeletplugin.localcluster.runtime.interface import HandlerAction, HandlerOccasion, ProbeResult
 from dra_kubeletplugin.localcluster.runtime.simulated_behavior import outcome_of
 
@@ -18,7 +18,7 @@ _PREFIX = "simulated.dra-kubeletplugin.dev"
 def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_says(
     answers: list[bool], successes: int, failures: int
 ) -> None:
-    judged = ProbeVerdict("c", good=False)
+    judged = ProbeState("c", good=False)
     for answer in answers:
         judged.record(answer, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS)
     wanted = False
@@ -35,7 +35,7 @@ def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_sa
 def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_asks_no_more(
     answers: list[bool], failures: int
 ) -> None:
-    judged = ProbeVerdict("c", good=True)
+    judged = ProbeState("c", good=True)
     asked = 0
     for answer in answers:
         if not judged.finished:
@@ -48,7 +48,7 @@ def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_a
 
 
 def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() -> None:
-    well, badly = ProbeVerdict("c", None), ProbeVerdict("c", None)
+    well, badly = ProbeState("c", None), ProbeState("c", None)
     probe = {"failureThreshold": 2}
     assert not badly.record(False, probe, HandlerOccasion.STARTUP)
     assert (badly.good, badly.finished) == (None, False)
@@ -72,7 +72,7 @@ def test_a_simulated_probe_ends_as_its_annotation_says(text: str, wanted: list[s
     for number, verdict in enumerate(wanted):
         for key in (f"{_PREFIX}/readiness-probe", f"{_PREFIX}/readiness-probe.main"):
             outcome = outcome_of("main", HandlerAction(HandlerOccasion.READINESS, {}, 1, number, {key: text}))
-            assert outcome.verdict is ProbeResult[verdict]
+            assert outcome.result is ProbeResult[verdict]
             assert key in outcome.text
 
 
@@ -82,7 +82,7 @@ def test_without_an_annotation_nobody_knows_of_a_probe_and_a_hook_is_taken_to_pa
         outcome = outcome_of(
             "main", HandlerAction(occasion, {}, 1, annotations={f"{_PREFIX}/readiness-probe.other": "pass"})
         )
-        assert outcome.verdict is (ProbeResult.UNDEFINED if is_probe else ProbeResult.PASS)
+        assert outcome.result is (ProbeResult.UNDEFINED if is_probe else ProbeResult.PASS)
 
 
 @pytest.mark.parametrize(

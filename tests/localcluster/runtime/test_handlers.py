@@ -106,15 +106,15 @@ async def test_a_command_that_cannot_be_started_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"),
+    ("status", "result"),
     [(200, "PASS"), (204, "PASS"), (304, "PASS"), (399, "PASS"), (400, "FAIL"), (404, "FAIL"), (503, "FAIL")],
 )
-async def test_a_status_below_400_passes(status: int, verdict: str) -> None:
+async def test_a_status_below_400_passes(status: int, result: str) -> None:
     async with serving(lambda _: f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode()) as (port, heads):
         headers = [{"name": "X-A", "value": "b"}, {"name": "Host", "value": "example.com"}]
         found = await ask({"httpGet": {"port": port, "path": "/ready?a=1", "httpHeaders": headers}})
-    text = "" if verdict == "PASS" else f"HTTP probe failed with statuscode: {status}"
-    assert found == Outcome(ProbeResult[verdict], text)
+    text = "" if result == "PASS" else f"HTTP probe failed with statuscode: {status}"
+    assert found == Outcome(ProbeResult[result], text)
     lines = heads[0].decode().split("\r\n")
     assert lines[0] == "GET /ready?a=1 HTTP/1.1"
     assert {"X-A: b", "Host: example.com", "User-Agent: kube-probe/1.36"} <= set(lines)
@@ -130,7 +130,7 @@ async def test_a_redirect_is_followed_on_the_same_host_and_counts_as_success_els
 
     async with serving(answer) as (port, heads):
         assert (await ask({"httpGet": {"port": port, "path": "/"}})).text == "HTTP probe failed with statuscode: 500"
-        assert (await ask({"httpGet": {"port": port, "path": "/away"}})).verdict is ProbeResult.PASS
+        assert (await ask({"httpGet": {"port": port, "path": "/away"}})).result is ProbeResult.PASS
         assert "stopped after 10 redirects" in (await ask({"httpGet": {"port": port, "path": "/loop"}})).text
         assert len(heads) == 2 + 1 + 11
 
@@ -138,10 +138,10 @@ async def test_a_redirect_is_followed_on_the_same_host_and_counts_as_success_els
 async def test_a_server_that_is_silent_talks_nonsense_or_is_not_there_fails() -> None:
     async with serving(lambda _: None) as (port, _):
         found = await ask({"httpGet": {"port": port}}, 0.1)
-        assert found.verdict is ProbeResult.FAIL
+        assert found.result is ProbeResult.FAIL
         assert "context deadline exceeded" in found.text
     async with serving(lambda _: b"\x00\x01 nonsense\r\n\r\n") as (port, _):
-        assert (await ask({"httpGet": {"port": port}})).verdict is ProbeResult.FAIL
+        assert (await ask({"httpGet": {"port": port}})).result is ProbeResult.FAIL
     with refusing_port(ADDRESS) as port:
         refused = f"dial tcp {ADDRESS}:{port}: connect: connection refused"
         found = await ask({"httpGet": {"port": port}})
@@ -157,7 +157,7 @@ async def test_a_connection_is_enough_for_a_tcp_probe() -> None:
 @pytest.mark.parametrize("kind", ["httpGet", "tcpSocket"])
 async def test_another_host_is_no_answer_since_it_cannot_be_reached(kind: str) -> None:
     found = await ask({kind: {"port": 80, "host": "10.1.2.3"}})
-    assert found.verdict is ProbeResult.ERROR
+    assert found.result is ProbeResult.ERROR
     assert "leave `host` out" in found.text
 
 

@@ -474,7 +474,7 @@ async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too_
 
 
 @pytest.mark.parametrize(
-    ("handler", "verdict"),
+    ("handler", "result"),
     [
         ({"exec": {"command": ["test", "-e", "/etc/passwd"]}}, ProbeResult.PASS),
         ({"exec": {"command": ["test", "-e", "/etc/gone"]}}, ProbeResult.FAIL),
@@ -487,7 +487,7 @@ async def test_a_container_whose_hook_runs_while_the_cluster_is_killed_ends_too_
     ],
 )
 async def test_a_container_is_probed_from_beside_it(
-    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], verdict: ProbeResult
+    runtime: RuncRuntime, tmp_path: Path, handler: dict[str, Any], result: ProbeResult
 ) -> None:
     """8081 listens on the pod's own loopback alone: no kubelet would reach it."""
     script = "touch /tmp/up; busybox httpd -p 8080 -h /tmp; busybox httpd -p 127.0.0.1:8081 -h /tmp; echo listening; sleep 1000"
@@ -495,9 +495,7 @@ async def test_a_container_is_probed_from_beside_it(
     async for line in runtime.logs(UID, "main", LogOptions(follow=True)):
         assert line == b"listening\n"
         break
-    assert (
-        await runtime.perform(UID, "main", HandlerAction(HandlerOccasion.READINESS, handler, 60))
-    ).verdict is verdict
+    assert (await runtime.perform(UID, "main", HandlerAction(HandlerOccasion.READINESS, handler, 60))).result is result
 
 
 HUNGRY = "a=$(yes aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa | head -c 200000000); echo ate it"

@@ -26,6 +26,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("expression", "words"),
     [(BACKTRACKS, "cannot allocate all claims"), (DOUBLED, "actual cost limit exceeded")],

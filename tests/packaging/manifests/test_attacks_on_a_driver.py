@@ -121,6 +121,7 @@ async def attack_slices(cluster: LocalCluster, attacker: KubeClient, why: str = 
     assert {s["metadata"]["name"]: s for s in cluster.slices(NAME)} == real
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("release", RELEASES)
 async def test_pods_of_other_accounts_write_and_delete_no_slice_of_the_driver(release: str) -> None:
     """Finding S6 (a): without the controller feature too, of every shape, in every served version."""
@@ -234,6 +235,7 @@ BY = [{"resource": "pods", "name": "p", "uid": "u"}]
 GRANULAR = ("1.36", "1.37")  # releases in which the API server itself authorizes each part of a claim's status
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("kind", [PLUGIN, CONTROLLER])
 async def test_an_account_of_the_driver_binds_and_frees_no_claim(release: str, kind: str) -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
 
@@ -89,6 +88,8 @@ def of_its_process(folder: Path) -> dict[str, list[str]]:
 
 
 def test_the_schema_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
+    import jsonschema  # takes a second, which a run without this test saves
+
     judge = jsonschema.Draft7Validator(schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"]))
     taken = of_its_process(folder)
     texts = [t for t in TEXTS if not t.endswith("\n")]  # there Python's `$`, by which this judges, is not Go's

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from tests.packaging.manifests.rendering import SOURCE
 
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
-RENDERED = {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
 VALUES = read(SOURCE, {**GIVEN, "deviceClasses": CLASS})
 WRITERS: dict[str, Callable[[Path], None]] = {
     "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
@@ -27,10 +27,15 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def rendered() -> dict[ModuleType, list[tuple[str, str]]]:
+    return {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
+
+
 @pytest.fixture(autouse=True)
-def _rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written stays the same, and takes its time to be made."""
-    for form, files in RENDERED.items():
+def _rendered_once(rendered: dict[ModuleType, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering takes long, and every test here writes the same files."""
+    for form, files in rendered.items():
         monkeypatch.setattr(form, "files", lambda *_, files=files: iter(files))
 
 
@@ -65,7 +70,7 @@ def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, plac
         else:
             mine.write_text("my: own\n")
         before = tree(folder)
-        with pytest.raises(SourceError, match=rf"{place} was not made by `dra deploy`"):
+        with pytest.raises(SourceError, match=rf"{place} was not written by `dra deploy`"):
             WRITERS[writer](folder)
         assert tree(folder) == before
         mine.unlink()
@@ -75,7 +80,7 @@ def test_what_is_lost_otherwise_is_told_by_the_command(tmp_path: Path, capsys: p
     (tmp_path / "helm").mkdir()
     (tmp_path / "helm/mine").write_text("x")
     assert main(["deploy", "--shared-dir", str(tmp_path)]) == 2
-    assert f"{tmp_path}/helm/mine was not made by `dra deploy`, and would be lost" in capsys.readouterr().err
+    assert f"{tmp_path}/helm/mine was not written by `dra deploy` and would be overwritten" in capsys.readouterr().err
 
 
 def test_a_fault_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

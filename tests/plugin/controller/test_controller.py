@@ -285,7 +285,7 @@ async def test_one_that_stands_by_is_ready_and_does_nothing(cluster: LocalCluste
         async with controlled(cluster, second) as other:
             await until(cluster, "the election to be seen", lambda: other.elector.holder)
             assert await other.not_ready() == []
-            assert await other.notes() == [f"stands by: {leader.identity} leads"]
+            assert await other.notes() == [f"on standby: {leader.identity} leads"]
             await cluster.apply(*claim_and_pod())
             await scheduled(cluster, "pod-c")
             assert not second.calls_made and len(first.calls_made) == 1
@@ -294,7 +294,7 @@ async def test_one_that_stands_by_is_ready_and_does_nothing(cluster: LocalCluste
 async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: LocalCluster) -> None:
     driver = Fabric()
     with pytest.raises(
-        LeaseLostError, match=rf"leads no more: lease default/{NAME}-controller could not be renewed in time: "
+        LeaseLostError, match=rf"no longer leads: lease default/{NAME}-controller could not be renewed in time: "
     ):
         async with controlled(cluster, driver, lease_duration=2.0, renew_deadline=1.0) as controller:
             await controller.ready(60)

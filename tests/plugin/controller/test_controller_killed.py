@@ -193,7 +193,7 @@ async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any
         await holder(cluster, other_than=leader)
         first.send_signal(signal.SIGCONT)
         assert await asyncio.to_thread(first.wait, 60) == 1
-        assert "leads no more" in controllers.log()
+        assert "no longer leads" in controllers.log()
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
         await bound(cluster, "p")
 

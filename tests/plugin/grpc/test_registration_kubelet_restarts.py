@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Sick
 from tests.helpers.publisher import until
@@ -29,6 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.rglob("*") if not p.name.startswith("records.journal"))
 
 
+@pytest.mark.full
 async def test_forty_restarts_leave_no_descriptors_threads_memory_nor_files() -> None:
     async with node_with(OftenSick, process=True) as node:
         await node.run_pod("stays")

@@ -159,7 +159,7 @@ async def test_a_hidden_name_may_be_107_bytes_long_with_its_folder(more: int, tm
     folder.mkdir()
     server = UnixServer(folder / "x.sock", INSTANCE, [])
     if more:
-        with pytest.raises(SocketError, match="no room for a temporary name"):
+        with pytest.raises(SocketError, match="no space for a temporary name"):
             await server.start()
     else:
         await server.start()

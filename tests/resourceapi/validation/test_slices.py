@@ -51,8 +51,8 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("GPU"), "lowercase RFC 1123 label"),
         (lambda: Device("d", {"model": "x" * 65}), "attributes[model].string: Too long: may not be more than 64 bytes"),
         (lambda: Device("d", {"a-b": 1}), "valid C identifier"),
-        (lambda: Device("d", {"a": 1.5}), "give str, int, bool, Version"),  # type: ignore[dict-item]
-        (lambda: Device("d", {}, {"memory": "1 Gi"}), "capacity['memory']: '1 Gi' is no quantity"),
+        (lambda: Device("d", {"a": 1.5}), "use str, int, bool, Version"),  # type: ignore[dict-item]
+        (lambda: Device("d", {}, {"memory": "1 Gi"}), "capacity['memory']: '1 Gi' is not a quantity"),
         (lambda: Device("d", {f"a{i}": i for i in range(33)}), "must not exceed 32"),
         (lambda: Device("d", taints=[Taint(key="k", effect="Sometimes")]), "Unsupported value"),
         (lambda: Device("d", binding_failure_conditions=["x"]), "bindingConditions are required"),
@@ -69,18 +69,18 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", {}, {"memory": Capacity("1Gi", RequestPolicy(default="1Gi"))}), "allowMultipleAllocations must be true"),
         (lambda: Device(3), "device 3: its name is int, not text"),  # type: ignore[arg-type]
         (lambda: Device(None), "device None: its name is NoneType, not text"),  # type: ignore[arg-type]
-        (lambda: Device("d", ["model"]), "attributes is list: give a mapping"),  # type: ignore[arg-type]
-        (lambda: Device("d", {}, "80Gi"), "capacity is str: give a mapping"),  # type: ignore[arg-type]
-        (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: give a list of Taint"),  # type: ignore[arg-type]
-        (lambda: Device("d", taints=["x"]), "taints has str: give a list of Taint"),  # type: ignore[list-item]
-        (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: give counters"),  # type: ignore[dict-item]
+        (lambda: Device("d", ["model"]), "attributes is list: use a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", {}, "80Gi"), "capacity is str: use a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=Taint(key="x")), "taints is Taint: use a list of Taint"),  # type: ignore[arg-type]
+        (lambda: Device("d", taints=["x"]), "taints has str: use a list of Taint"),  # type: ignore[list-item]
+        (lambda: Device("d", consumes_counters={"gpu": 3}), "consumes_counters['gpu'] is int: use counters"),  # type: ignore[dict-item]
         (lambda: Device("d", consumes_counters={"gpu": {0: 1}}), "consumes_counters['gpu'] has a name that is int"),  # type: ignore[dict-item]
         (lambda: Device("d", {None: 1}), "attributes has a name that is NoneType, not text"),  # type: ignore[dict-item]
-        (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: give a mapping"),  # type: ignore[arg-type]
-        (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: give a list"),
-        (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: give a list"),  # type: ignore[list-item]
-        (lambda: Device("d", nodes="node-1"), "nodes is str: give Nodes.named"),  # type: ignore[arg-type]
-        (lambda: Device("d", extra=[1]), "extra is list: give a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", consumes_counters=["gpu"]), "consumes_counters is list: use a mapping"),  # type: ignore[arg-type]
+        (lambda: Device("d", binding_conditions="ab", binding_failure_conditions=["x"]), "binding_conditions is str: use a list"),
+        (lambda: Device("d", binding_conditions=[1], binding_failure_conditions=["x"]), "binding_conditions has int: use a list"),  # type: ignore[list-item]
+        (lambda: Device("d", nodes="node-1"), "nodes is str: use Nodes.named"),  # type: ignore[arg-type]
+        (lambda: Device("d", extra=[1]), "extra is list: use a mapping"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_a_device_that_kubernetes_would_refuse_cannot_be_made(make: object, says: str) -> None:
@@ -154,7 +154,7 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
         ({"name": "a\ud800"}, "device 'a\\ud800'"),
         ({"taints": [Taint(key=5)]}, "taints has a Taint whose key, value or effect is not text"),  # type: ignore[arg-type]
         ({"attributes": {1: "x"}}, "attributes has a name that is int, not text"),
-        ({"binding_conditions": "ready"}, "binding_conditions is str: give a list of str"),
+        ({"binding_conditions": "ready"}, "binding_conditions is str: use a list of str"),
         ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
         ({"extra": {"name": "other"}}, "extra: `name` is a field of its own"),
         ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),

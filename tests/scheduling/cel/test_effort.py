@@ -157,11 +157,11 @@ def test_an_expression_of_a_policy_has_the_same_limits(name: str) -> None:
     budget = Budget()
     with pytest.raises(cel.CelError, match="actual cost limit exceeded"):
         Expression(ENDED[name], CelEnvironment(ADMISSION_VARIABLES)).evaluate({}, budget)
-    before = budget.left
-    budget.left = -1
+    before = budget.remaining
+    budget.remaining = -1
     with pytest.raises(cel.CelError, match="running out of cost budget"):
         Expression("true", CelEnvironment(ADMISSION_VARIABLES)).evaluate({}, budget)
-    assert before <= Budget().left
+    assert before <= Budget().remaining
 
 
 def test_a_macro_does_not_change_the_lists_that_it_reads() -> None:
@@ -310,7 +310,7 @@ def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)
-    cost = Budget().left - whole.left
+    cost = Budget().remaining - whole.remaining
     tight = Budget(2 * cost - 1)
     costly.evaluate({}, tight)
     for expression in (costly, Expression("true", environment)):
@@ -323,7 +323,7 @@ def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)
-    affordable = MATCH_CONDITIONS_BUDGET // (Budget().left - whole.left)
+    affordable = MATCH_CONDITIONS_BUDGET // (Budget().remaining - whole.remaining)
     assert holds([Condition(str(i), costly) for i in range(affordable)], {})
     with pytest.raises(cel.CelError, match="running out of cost budget"):
         holds([Condition(str(i), costly) for i in range(affordable + 1)], {})

@@ -59,7 +59,7 @@ PLUGIN = (
 async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
     before = time.time()
     try:
-        answer = await client.raw("/version")
+        response = await client.raw("/version")
         after = time.time()
         version = await client.call("GET", "/version")
     except ApiError as e:
@@ -70,7 +70,7 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         )
         return
     yield ok("API server", f"{client.config.server} is Kubernetes {version.get('gitVersion', '?')}")
-    yield _clock(answer.header(b"date"), before, after)
+    yield _clock(response.header(b"date"), before, after)
     async for finding in _served(client):
         yield finding
     yield await _gates(client)
@@ -123,11 +123,11 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
 async def _gates(client: KubeClient) -> Finding:
     """Reports the feature gates of the API server. Scheduler and kubelets have gates of their own."""
     try:
-        answer = await client.raw("/metrics")
+        response = await client.raw("/metrics")
     except ApiError as e:
         todo = "to read them, an account needs nonResourceURLs [/metrics], verb get"
         return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
-    gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(answer.body)}
+    gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(response.body)}
     if not gates:
         return unknown("feature gates", "the API server's metrics name none")
     off = [f"{n} ({stage or 'GA'})" for n, (stage, on) in sorted(gates.items()) if not on]

@@ -25,7 +25,7 @@ class Examination:
         host_root: where the host's file system is mounted here.
         node: name of the Node object; empty checks all nodes' slices.
         devices: by driver, the devices that its code finds on this machine.
-        mute: reasons why drivers could not report their devices.
+        driver_errors: reasons why drivers could not report their devices.
         timeout: seconds for a request to the API server.
     """
 
@@ -39,7 +39,7 @@ class Examination:
     dev_root: Path = Path("/dev")
     node: str = ""
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    mute: Sequence[str] = ()
+    driver_errors: Sequence[str] = ()
     timeout: float = 10.0
 
 
@@ -48,7 +48,7 @@ async def examine(what: Examination) -> AsyncIterator[Finding]:
     if what.host:
         async for finding in _of_host(what):
             yield finding
-    for why in what.mute:
+    for why in what.driver_errors:
         yield failure("driver", why, "fix the error; `dra inspect DRIVER` shows where it was raised")
     if isinstance(what.api, str):
         yield unknown("API server", what.api)  # the text contains the options to use

@@ -1,4 +1,4 @@
-"""One file with all that somebody needs who was not there: findings, objects, logs of drivers, CDI specs and records, without secrets."""
+"""Packs findings, objects, logs, CDI specs and records into one file without secrets, for readers without access to the cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
 _UNSAFE = re.compile(
     r"[^\w.@:+/-]|\.\.+(?=/|$)|^/"
-)  # in a name within the archive, which whoever unpacks it gets as a path
+)  # characters of a name within the archive, which becomes a path when it is unpacked
 
 
 class Archive:
@@ -120,7 +120,7 @@ def _at(pod: JSON) -> str:
 
 
 def is_driver(pod: JSON) -> bool:
-    """Whether a pod registers at the kubelet: it mounts the folder where that is done, whoever made it."""
+    """Whether a pod registers with the kubelet: it mounts the registration folder. True for drivers of any vendor."""
     volumes = (pod.get("spec") or {}).get("volumes") or []
     paths = [str((v.get("hostPath") or {}).get("path", "")).rstrip("/") for v in volumes]
     return any(p.endswith("/plugins_registry") for p in paths)
@@ -139,8 +139,8 @@ async def _logs(client: KubeClient, pod: JSON) -> AsyncIterator[tuple[str, str]]
             }
             name = f"{container}{'_previous' if previous else ''}"
             try:
-                answer = await client.raw(path, query)
-                yield f"{name}.log", text(answer.body.decode(errors="replace"))
+                response = await client.raw(path, query)
+                yield f"{name}.log", text(response.body.decode(errors="replace"))
             except ApiError as e:
                 yield f"{name}.error", text(e.message)
 
@@ -171,7 +171,7 @@ def _spec(raw: str) -> str:
 
 
 def _row(row: Any) -> JSON:
-    """Without the driver's own data, of which nobody else knows what it holds."""
+    """Returns the record without the driver's own data, which may contain secrets."""
     if not isinstance(row, Record):
         return {"uid": row.uid, "unreadable": row.reason}
     devices = [{k: v for k, v in d.items() if k != "data"} for d in row.devices]

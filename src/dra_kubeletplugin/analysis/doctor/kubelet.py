@@ -28,12 +28,12 @@ def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Findin
     """Checks the kubelet's process and directories."""
     kubelets = [p for p in seen if p.name in {"kubelet", "kubelite"} or p.arguments[:1] == ("kubelet",)]
     for kubelet in kubelets:
-        asked = kubelet.option("--root-dir") or "/var/lib/kubelet"
-        if kubelet.name == "kubelet" and Path(asked) != kubelet_root:
+        root_dir = kubelet.option("--root-dir") or "/var/lib/kubelet"
+        if kubelet.name == "kubelet" and Path(root_dir) != kubelet_root:
             yield failure(
                 "kubelet",
-                f"runs with --root-dir {asked}, but {kubelet_root} was checked",
-                f"use --kubelet-root {asked} (KUBELET_ROOT)",
+                f"runs with --root-dir {root_dir}, but {kubelet_root} was checked",
+                f"use --kubelet-root {root_dir} (KUBELET_ROOT)",
             )
     try:
         missing = [name for name in ("plugins", "plugins_registry") if not (kubelet_root / name).is_dir()]

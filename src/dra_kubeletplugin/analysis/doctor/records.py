@@ -105,7 +105,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
         if not r.name:
             return warning(
                 "records",
-                f"{driver}: claim {r.uid} has no name on record",
+                f"{driver}: claim {r.uid} has no name in its record",
                 "it was rebuilt from its CDI file: its name comes with the kubelet's next call",
             )
         async with limit:
@@ -124,13 +124,13 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
     todo = "the driver unprepares it after its grace (RECONCILE_GRACE_PERIOD); if this stays, see its log"
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
-        return level("records", f"{driver}: claim {r.shown} is prepared and exists no more", todo)
+        return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)
     status = claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
     given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in results if x.get("driver") == driver}
     held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
     if not given:
-        return level("records", f"{driver}: claim {r.shown} is prepared and not allocated any more", todo)
+        return level("records", f"{driver}: claim {r.shown} is prepared and no longer allocated", todo)
     if given != held:
         return failure(
             "records",

@@ -74,7 +74,7 @@ class BackgroundExplainer:
         """Explains a pod in full, like `dra explain`.
 
         Raises:
-            QuestionError: the pod does not exist any more.
+            QuestionError: the pod no longer exists.
         """
         async with self._lock:
             snapshot = await self._with_events(self._follower.snapshot(), pod)

@@ -144,7 +144,7 @@ def _owned(claim: JSON, pod: PodInfo) -> bool:
 
 def _missing(view: SchedulerView, pod: PodInfo, name: str, *, generated: bool) -> Reason:
     if generated:
-        text = f"claim {pod.namespace}/{name}, which was made for the pod, does not exist any more"
+        text = f"claim {pod.namespace}/{name}, which was made for the pod, no longer exists"
         return Reason(ReasonKind.CLAIM_MISSING, text, "delete the pod: its owner creates another with a new claim")
     there = [c["metadata"]["name"] for c in view.claims if c["metadata"]["namespace"] == pod.namespace]
     text = f"claim {pod.namespace}/{name} does not exist"
@@ -211,7 +211,7 @@ def _of_allocated(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> I
         change = f"see the log of the controller of {drivers}; the scheduler releases the devices and tries again"
     else:
         text = f"claim {name} waits for binding conditions: {', '.join(_not_true(claim))}"
-        limit = f", within {state.left:.0f} s" if state.left and state.left != float("inf") else ""
+        limit = f", within {state.remaining:.0f} s" if state.remaining and state.remaining != float("inf") else ""
         change = f"the controller of {drivers} has to set them in the claim's status{limit}"
     yield Reason(ReasonKind.BINDING, text, change)
 

@@ -117,8 +117,8 @@ class NodeDevices:
                 has = parse(candidate.device["capacity"][name]["value"])
                 taken = (used or {}).get(name)
                 if plus(taken, amount) > has:
-                    left = canonical(has - taken) if taken is not None else canonical(has)
-                    detail = f"{left} of {canonical(has)} left; {self._holders(candidate.id)}"
+                    remaining = canonical(has - taken) if taken is not None else canonical(has)
+                    detail = f"{remaining} of {canonical(has)} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {canonical(amount)}"
                     change = f"ask for less {_short(name)}, or delete a claim that shares it"
                     yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name)
@@ -127,11 +127,11 @@ class NodeDevices:
 
     def _counters(self, candidate: Candidate) -> Iterator[DeviceFault]:
         """Yields one reason for each counter set. The exhausted counters in it differ from device to device."""
-        left = self._counters_left(candidate)
+        remaining = self._free_counters(candidate)
         for consumed in candidate.device.get("consumesCounters") or []:
             counter_set, short = consumed["counterSet"], {}
             for name, amount in consumed["counters"].items():
-                has = left.get((counter_set, name))
+                has = remaining.get((counter_set, name))
                 if has is None or has < parse(amount["value"]):
                     short[name] = f"{amount['value']} {name} ({'none' if has is None else canonical(has)} left)"
             if short:
@@ -142,18 +142,18 @@ class NodeDevices:
                     ReasonKind.COUNTERS, text, "claims that hold devices of the same counters must be deleted", detail
                 )
 
-    def _counters_left(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
+    def _free_counters(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
         if pool.key not in self._left:
             use = self._use(candidate)
-            left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
+            remaining = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
             for device in pool.devices:
                 held = DeviceId(pool.driver, pool.name, device["name"])
                 if held in use.devices or held in use.shares:
                     for key, amount in _consumes(device):
-                        if key in left:
-                            left[key] -= amount
-            self._left[pool.key] = left
+                        if key in remaining:
+                            remaining[key] -= amount
+            self._left[pool.key] = remaining
         return self._left[pool.key]
 
     def _takers(self, candidate: Candidate, counter_set: str, counters: Collection[str]) -> str:

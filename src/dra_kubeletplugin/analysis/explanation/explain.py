@@ -56,17 +56,17 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
         progress: called with the number of explained pods and the number of all.
     """
     view = SchedulerView(snapshot)
-    asking = []
+    requesting = []
     for obj in snapshot.pods:
         if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
             continue
         pod = pod_info.read(obj)
         if asks(pod):
-            asking.append(pod)
+            requesting.append(pod)
     out = []
-    for number, pod in enumerate(asking, 1):
+    for number, pod in enumerate(requesting, 1):
         out.append(_finished(view, explain_pod(view, pod, changes=False)))
-        progress(number, len(asking))
+        progress(number, len(requesting))
     return out
 
 
@@ -135,7 +135,7 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
     """Explains a pod like :func:`explain`. The pod does not have to be in the view's snapshot."""
     claims = tuple(_states(view, pod))
     known = Explanation(
-        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, said=_cluster_message(view, pod)
+        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, message=_cluster_message(view, pod)
     )
     phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
     if is_finished(pod.pod):
@@ -151,9 +151,11 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
     gap = view.snapshot.gap(CLAIMS)
     if gap and gap.read != pod.namespace and cluster_reasons.entries(pod):
         return undecided(replace(known, reasons=reasons))
-    verdict = examine_nodes(view, pod, changes=changes)
-    known = replace(known, reasons=(*reasons, *verdict.reasons), groups=verdict.groups, changes=verdict.changes)
-    known = replace(known, notes=verdict.notes)
+    feasibility = examine_nodes(view, pod, changes=changes)
+    known = replace(
+        known, reasons=(*reasons, *feasibility.reasons), groups=feasibility.groups, changes=feasibility.changes
+    )
+    known = replace(known, notes=feasibility.notes)
     return summarize(known, view.snapshot.gaps)
 
 
@@ -161,10 +163,10 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
     """Explains a pod that has a node and does not run there yet."""
     if reasons:
         return replace(known, reasons=reasons, summary=reasons[0].text)
-    if known.said:
+    if known.message:
         why = Reason(
             ReasonKind.KUBELET,
-            f"the kubelet of {known.node}: {known.said}",
+            f"the kubelet of {known.node}: {known.message}",
             "what the message names: see the driver's log on the node",
         )
         return replace(known, reasons=(why,), summary=why.text)
@@ -217,7 +219,7 @@ def _devices(view: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
         detail = [f"share {r['shareID'][:8]}"] if r.get("shareID") else []
         detail += [f"{name.rpartition('/')[2]} {amount}" for name, amount in (r.get("consumedCapacity") or {}).items()]
         detail += ["admin access"] if r.get("adminAccess") else []
-        detail += [] if newest else ["no slice has it any more"]
+        detail += [] if newest else ["it is no longer in a slice"]
         node = str((newest or {"spec": {}})["spec"].get("nodeName") or "")
         name = str(newest["metadata"]["name"]) if newest else ""
         yield HeldDevice(r["request"], r["driver"], r["pool"], r["device"], node, name, ", ".join(detail))
@@ -255,8 +257,8 @@ def _claim(view: SchedulerView, claim: JSON) -> Explanation:
     known = replace(known, reasons=reasons, notes=notes)
     if reasons:
         return replace(known, summary=reasons[0].text)
-    verdict = examine_nodes(view, pod)
-    known = replace(known, reasons=verdict.reasons, groups=verdict.groups, changes=verdict.changes)
+    feasibility = examine_nodes(view, pod)
+    known = replace(known, reasons=feasibility.reasons, groups=feasibility.groups, changes=feasibility.changes)
     return summarize(known, view.snapshot.gaps)
 
 

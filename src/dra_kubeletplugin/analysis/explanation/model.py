@@ -166,7 +166,7 @@ class Explanation:
         reasons: obstacles on any node.
         groups: nodes grouped by their reasons, those closest to fitting first.
         changes: changes that were tried; each one alone would be enough.
-        said: the cluster's own message.
+        message: the cluster's own message.
         notes: parts that were not examined.
     """
 
@@ -178,7 +178,7 @@ class Explanation:
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
     claims: tuple[ClaimState, ...] = ()
-    said: str = ""
+    message: str = ""
     notes: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 

@@ -65,7 +65,7 @@ def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) ->
     Args:
         changes: also try changes that would be enough.
     """
-    return _NodeExamination(view, pod, changes).verdict()
+    return _NodeExamination(view, pod, changes).feasibility()
 
 
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
@@ -84,7 +84,7 @@ class _NodeExamination:
     until: float = 0.0
     untried: bool = False
 
-    def verdict(self) -> Feasibility:
+    def feasibility(self) -> Feasibility:
         view = self.view
         snapshot = view.cache.snapshot()
         notes = list(not_looked_at(self.pod))

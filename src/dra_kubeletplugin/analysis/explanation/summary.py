@@ -11,8 +11,8 @@ from ..snapshot import Gap
 from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
 
 # Without reading these, more seems to fit than does
-_MAKE_ROOM = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
-_UNREAD = "the answer depends on objects that may not be read"
+_OCCUPYING = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
+_UNREAD = "the result depends on objects that may not be read"
 
 
 def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
@@ -23,7 +23,7 @@ def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
     if SLICES.plural in unread:
         return undecided(known)
     if known.nodes:
-        return _fits(known, unsure=bool(unread & _MAKE_ROOM))
+        return _fits(known, incomplete=bool(unread & _OCCUPYING))
     late = [r.text for g in known.groups for r in g.reasons if r.kind is ReasonKind.TIMEOUT]
     if late:
         return replace(known, state=ExplanationState.UNKNOWN, summary=late[0])
@@ -35,10 +35,10 @@ def undecided(known: Explanation) -> Explanation:
     return replace(known, state=ExplanationState.UNKNOWN, summary=_UNREAD, groups=(), changes=())
 
 
-def _fits(known: Explanation, *, unsure: bool) -> Explanation:
+def _fits(known: Explanation, *, incomplete: bool) -> Explanation:
     number = sum(len(g.nodes) for g in known.groups)
     shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {join_names(known.nodes)}"
-    if unsure:
+    if incomplete:
         return replace(known, state=ExplanationState.UNKNOWN, summary=f"as far as can be seen, {shown}")
     return replace(known, state=ExplanationState.FITS, summary=shown)
 

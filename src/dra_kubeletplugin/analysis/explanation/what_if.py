@@ -191,19 +191,19 @@ class WhatIf:
             if self.fits([_edited(c, _at_most(name, amount)) for c in self.claims]):
                 yield f"ask for at most {canonical(amount)} of {short}", ""
                 return
-        if self.fits([_edited(c, _not_asking(name)) for c in self.claims]):
+        if self.fits([_edited(c, _without_request(name)) for c in self.claims]):
             yield f"ask for no {short}", ""
 
     def _amounts(self, name: str) -> list[Quantity]:
         """Returns what devices have left of a capacity, largest first."""
         use = self.devices.view.cache.claims.use
-        left = set()
+        remaining = set()
         for c in self.devices.candidates:
             if name in (c.device.get("capacity") or {}):
                 has = parse(c.device["capacity"][name]["value"])
                 taken = use.get((c.id.driver, c.id.pool), UNUSED).shares.get(c.id, {}).get(name)
-                left.add(has if taken is None else has - taken)
-        return sorted((amount for amount in left if amount > parse("0")), reverse=True)
+                remaining.add(has if taken is None else has - taken)
+        return sorted((amount for amount in remaining if amount > parse("0")), reverse=True)
 
 
 def _changed(pool: AllocatorPool, edit: Edit) -> AllocatorPool:
@@ -248,18 +248,18 @@ def _without_part(part: str) -> Edit:
 
 def _at_most(name: str, amount: Quantity) -> Edit:
     def edit(request: JSON) -> JSON:
-        asked = dict((request.get("capacity") or {}).get("requests") or {})
-        if name not in asked or parse(str(asked[name])) > amount:
-            asked[name] = canonical(amount)
-        return {**request, "capacity": {"requests": asked}}
+        requested = dict((request.get("capacity") or {}).get("requests") or {})
+        if name not in requested or parse(str(requested[name])) > amount:
+            requested[name] = canonical(amount)
+        return {**request, "capacity": {"requests": requested}}
 
     return edit
 
 
-def _not_asking(name: str) -> Edit:
+def _without_request(name: str) -> Edit:
     def edit(request: JSON) -> JSON:
-        asked = (request.get("capacity") or {}).get("requests") or {}
-        return {**request, "capacity": {"requests": {k: v for k, v in asked.items() if k != name}}}
+        requested = (request.get("capacity") or {}).get("requests") or {}
+        return {**request, "capacity": {"requests": {k: v for k, v in requested.items() if k != name}}}
 
     return edit
 

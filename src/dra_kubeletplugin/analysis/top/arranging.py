@@ -64,9 +64,9 @@ def _title(row: DeviceRow, grouping: Grouping) -> str:
         case Grouping.DRIVER:
             return row.driver
         case Grouping.ROOT:
-            return f"{node}  root {row.root or 'not said'}"
+            return f"{node}  root {row.root or 'unknown'}"
         case Grouping.NUMA:
-            return f"{node}  NUMA {row.numa or 'not said'}"
+            return f"{node}  NUMA {row.numa or 'unknown'}"
         case Grouping.SET:
             return f"{node}  " + (", ".join(row.sets) or "no partitions")
 

@@ -33,7 +33,7 @@ class LiveOverview:
         self.follower = ClusterWatcher(client, namespace)
         self.reasons = BackgroundExplainer(self.follower)
         self._node = node
-        self._tallier = UsageCounter()
+        self._counter = UsageCounter()
         self._made: Overview | None = None
         # The versions from which _made was built, and the gaps at that time.
         self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
@@ -64,7 +64,7 @@ class LiveOverview:
         now = time.monotonic()
         versions = (self.follower.version, self.reasons.version, self.follower.gaps)
         if self._made is None or (versions != self._of and now >= self._next):
-            found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._tallier)
+            found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._counter)
             self._made = replace(found, notes=(*found.notes, *self.follower.notes), at=time.time())
             self._of, self._next = versions, now + EVERY
         fault, since = self.follower.unavailable

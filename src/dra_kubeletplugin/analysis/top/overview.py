@@ -22,19 +22,19 @@ _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreac
 
 
 def overview(
-    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, tallier: UsageCounter | None = None
+    snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, counter: UsageCounter | None = None
 ) -> Overview:
     """Returns the rows of a cluster or of one node: devices that reach it, and pods that wait for it or for any node.
 
     Args:
         node: name of the node; a node that does not exist has no devices, and a note is added.
         reasons: one line from :func:`explain` for each pod, by UID.
-        tallier: the counter of the previous overview, to reuse its work for the same cluster.
+        counter: the counter of the previous overview, to reuse its work for the same cluster.
     """
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
     reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
-    found = (tallier or UsageCounter()).tally(snapshot.slices, snapshot.claims, reaches)
+    found = (counter or UsageCounter()).tally(snapshot.slices, snapshot.claims, reaches)
     notes = [*map(str, snapshot.unread), *found.notes]
     if node and node not in by_name and snapshot.gap(NODES) is None:
         notes.append(f"there is no node {node}")
@@ -96,7 +96,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
             node=pod.node,
             since=str(meta.get("creationTimestamp") or ""),
             requests=tuple(requests),
-            said=_message(obj),
+            message=_message(obj),
             reason=reasons.get(pod.uid, ""),
         )
 

@@ -33,17 +33,21 @@ class Settings:
         "--driver-name",
         "DRIVER_NAME",
         "",
-        "Name of the driver, instead of the class's own; a DNS subdomain of 63 bytes.",
+        "Name of the driver, a DNS subdomain of at most 63 bytes; by default the name in its class.",
         to=Audience.ALL,
     )
     node_name: str = option(
-        "--node-name", "NODE_NAME", "", "Name of this node's Node object (downward spec.nodeName).", to=Audience.NODE
+        "--node-name",
+        "NODE_NAME",
+        "",
+        "Name of this node's Node object; in a pod, from the downward API field spec.nodeName.",
+        to=Audience.NODE,
     )
     pod_uid: str = option(
         "--pod-uid",
         "POD_UID",
         "",
-        "UID of this pod (downward metadata.uid); turns rolling update on.",
+        "UID of this pod, from the downward API field metadata.uid; it enables rolling updates.",
         to=Audience.NODE,
     )
     kubeconfig: str = option(
@@ -56,40 +60,55 @@ class Settings:
         "--service-account",
         "SERVICE_ACCOUNT",
         "",
-        "Folder with a service account's `token` and `ca.crt`, for the server at KUBERNETES_SERVICE_HOST; the pod's own when empty.",
+        "Folder with a service account's `token` and `ca.crt`, for the API server at KUBERNETES_SERVICE_HOST; by default the pod's own.",
     )
     kubelet_root: Path = option(
-        "--kubelet-root", "KUBELET_ROOT", Path("/var/lib/kubelet"), "The kubelet's --root-dir.", Path, to=Audience.NODE
+        "--kubelet-root",
+        "KUBELET_ROOT",
+        Path("/var/lib/kubelet"),
+        "Folder that the kubelet uses as its --root-dir.",
+        Path,
+        to=Audience.NODE,
     )
     cdi_root: Path = option(
         "--cdi-root",
         "CDI_ROOT",
         Path("/var/run/cdi"),
-        "Folder for CDI specs that the container runtime reads.",
+        "Folder from which the container runtime reads CDI specs.",
         Path,
         to=Audience.NODE,
     )
     sysfs_root: Path = option(
-        "--sysfs-root", "SYSFS_ROOT", Path("/sys"), "Where sysfs is, or a described host.", Path, to=Audience.NODE
+        "--sysfs-root",
+        "SYSFS_ROOT",
+        Path("/sys"),
+        "Folder where sysfs is mounted, or the root of a described host.",
+        Path,
+        to=Audience.NODE,
     )
     dev_root: Path = option(
-        "--dev-root", "DEV_ROOT", Path("/dev"), "Where the host's /dev is seen from here.", Path, to=Audience.NODE
+        "--dev-root", "DEV_ROOT", Path("/dev"), "Folder where the host's /dev is mounted.", Path, to=Audience.NODE
     )
     http_address: str = option(
         "--http-address",
         "HTTP_ADDRESS",
         "",
-        "HOST:PORT for /metrics, /healthz and /readyz; on a node also a page at /, for the loopback alone; off when empty.",
+        "HOST:PORT that serves /metrics, /healthz and /readyz, and on a node a status page at / for the loopback only; off if empty.",
         read_address,
     )
     log_format: str = option(
-        "--log-format", "LOG_FORMAT", "text", "text or json.", one_of("text", "json"), to=Audience.ALL
+        "--log-format",
+        "LOG_FORMAT",
+        "text",
+        "Format of log lines: text or json.",
+        one_of("text", "json"),
+        to=Audience.ALL,
     )
     log_level: str = option(
         "--log-level",
         "LOG_LEVEL",
         "info",
-        "debug, info, warning or error.",
+        "Lowest level of log lines: debug, info, warning or error.",
         one_of("debug", "info", "warning", "error"),
         to=Audience.ALL,
     )
@@ -97,27 +116,28 @@ class Settings:
         "--call-timeout",
         "CALL_TIMEOUT",
         40.0,
-        "Answer the kubelet within this; it gives up after 45s.",
+        "Time limit of a response to the kubelet, below the kubelet's own 45s.",
         to=Audience.NODE,
     )
-    api_timeout: float = duration(
-        "--api-timeout", "API_TIMEOUT", 15.0, "Longest wait for one answer of the API server."
-    )
+    api_timeout: float = duration("--api-timeout", "API_TIMEOUT", 15.0, "Time limit of a response of the API server.")
     start_timeout: float = duration(
-        "--start-timeout", "START_TIMEOUT", 60.0, "Longest wait for the driver's start(); the plugin ends after it."
+        "--start-timeout",
+        "START_TIMEOUT",
+        60.0,
+        "Time limit of the driver's start(); the plugin ends if it is exceeded.",
     )
     discovery_timeout: float = duration(
         "--discovery-timeout",
         "DISCOVERY_TIMEOUT",
         10.0,
-        "A devices() of the driver that takes longer is reported; start waits no longer for the first.",
+        "Time after which a running devices() of the driver is reported as hanging, and the start no longer waits for it.",
     )
     shutdown_grace_period: float = duration(
         "--shutdown-grace-period",
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
-        "Let calls in flight end for this long at SIGTERM; 10s below the pod's own grace, because a stop that hangs is cut "
-        "5s later.",
+        "Time that calls in flight may take after SIGTERM; at least 10s below the pod's terminationGracePeriodSeconds, because a "
+        "hanging stop is cut 5s later.",
         least=0,
         to=Audience.ALL,
     )
@@ -125,31 +145,31 @@ class Settings:
         "--lock-timeout",
         "LOCK_TIMEOUT",
         10.0,
-        "Longest wait for another instance that holds the records or a claim.",
+        "Longest wait for another instance that locks the records or works on a claim.",
         to=Audience.NODE,
     )
     rescan_interval: float = duration(
-        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Look at the hardware again this often, events or not."
+        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Interval between rescans; hardware events cause further ones."
     )
     health_interval: float = duration(
         "--health-interval",
         "HEALTH_INTERVAL",
         10.0,
-        "Ask the driver for its devices' health this often.",
+        "Interval between calls of the driver's health().",
         to=Audience.NODE,
     )
     reconcile_interval: float = duration(
         "--reconcile-interval",
         "RECONCILE_INTERVAL",
         300.0,
-        "Compare records with the API server this often.",
+        "Interval between reconcile passes, which compare records, CDI specs and the API server's claims.",
         to=Audience.NODE,
     )
     reconcile_grace_period: float = duration(
         "--reconcile-grace-period",
         "RECONCILE_GRACE_PERIOD",
         120.0,
-        "A claim must be gone for this long before it is unprepared.",
+        "Time for which a claim must be missing from the API server before the plugin unprepares it.",
         least=0,
         to=Audience.NODE,
     )
@@ -165,7 +185,7 @@ class Settings:
         "--unhealthy-policy",
         "UNHEALTHY_POLICY",
         "refuse",
-        "refuse or allow a prepare of a device that the driver reports as unhealthy.",
+        "Whether a claim with an unhealthy device is prepared: refuse or allow.",
         one_of("refuse", "allow"),
         to=Audience.NODE,
     )
@@ -173,7 +193,7 @@ class Settings:
         "--unhealthy-effect",
         "UNHEALTHY_EFFECT",
         "",
-        "Effect of every taint for bad health, in place of what the driver says: None, NoSchedule, or NoExecute, which evicts pods.",
+        "Effect of all taints for bad health, instead of the driver's: None, NoSchedule, or NoExecute, which evicts pods.",
         one_of("", "None", "NoSchedule", "NoExecute"),
         to=Audience.NODE,
     )
@@ -181,7 +201,7 @@ class Settings:
         "--unhealthy-after",
         "UNHEALTHY_AFTER",
         UNHEALTHY_AFTER,
-        "Reports in a row that must call a healthy device unhealthy before it counts; the first of all counts at once.",
+        "Number of consecutive reports that make a healthy device unhealthy; the first report of a device counts at once.",
         read_count,
         to=Audience.NODE,
     )
@@ -189,7 +209,7 @@ class Settings:
         "--healthy-after",
         "HEALTHY_AFTER",
         HEALTHY_AFTER,
-        "Reports in a row that must call an unhealthy device healthy before it counts.",
+        "Number of consecutive reports that make an unhealthy device healthy.",
         read_count,
         to=Audience.NODE,
     )
@@ -197,7 +217,7 @@ class Settings:
         "--list-attributes",
         "LIST_ATTRIBUTES",
         False,
-        "1 where the cluster's feature gate DRAListTypeAttributes is on: numaNode is published as a list then.",
+        "1 if the cluster's feature gate DRAListTypeAttributes is on; then numaNode is published as a list.",
         read_flag,
     )
 

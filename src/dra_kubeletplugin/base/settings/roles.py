@@ -23,21 +23,21 @@ class ControllerSettings(Settings):
         "--namespace",
         "POD_NAMESPACE",
         "",
-        "Namespace of the Lease and of the controller's records; this pod's own. One for a driver in a cluster.",
+        "Namespace of the Lease and of the controller's records: this pod's own, and the same for all replicas.",
         to=Audience.CONTROLLER,
     )
     pod_name: str = option(
         "--pod-name",
         "POD_NAME",
         "",
-        "Name of this pod, for the Lease's holder; the host's name when left out.",
+        "Name of this pod, which identifies the holder of the Lease; by default the host name.",
         to=Audience.CONTROLLER,
     )
     lease_duration: float = duration(
         "--lease-duration",
         "LEASE_DURATION",
         15.0,
-        "Other replicas wait for this long after the leader's last sign.",
+        "Time after the leader's last renewal until another replica may take the Lease.",
         1,
         to=Audience.CONTROLLER,
     )
@@ -45,11 +45,15 @@ class ControllerSettings(Settings):
         "--renew-deadline",
         "RENEW_DEADLINE",
         10.0,
-        "A leader that has not renewed its Lease for this long ends.",
+        "Time after its last renewal at which a leader ends.",
         to=Audience.CONTROLLER,
     )
     retry_period: float = duration(
-        "--retry-period", "RETRY_PERIOD", 2.0, "Renew, or try to lead, this often.", to=Audience.CONTROLLER
+        "--retry-period",
+        "RETRY_PERIOD",
+        2.0,
+        "Interval between attempts to renew or acquire the Lease.",
+        to=Audience.CONTROLLER,
     )
 
     @property
@@ -75,7 +79,7 @@ class WebhookSettings(Settings):
         "--address",
         "WEBHOOK_ADDRESS",
         ":8443",
-        "HOST:PORT where reviews are answered; :PORT for every address.",
+        "HOST:PORT that serves admission reviews; :PORT listens on all addresses.",
         read_address,
         to=Audience.WEBHOOK,
     )
@@ -83,7 +87,7 @@ class WebhookSettings(Settings):
         "--tls-cert-file",
         "TLS_CERT_FILE",
         Path("/etc/webhook/tls/tls.crt"),
-        "The webhook's certificate with those that signed it, PEM; read again when it changes.",
+        "Certificate of the webhook with its intermediate certificates, in PEM; read again when the file changes.",
         Path,
         to=Audience.WEBHOOK,
     )
@@ -91,7 +95,7 @@ class WebhookSettings(Settings):
         "--tls-private-key-file",
         "TLS_PRIVATE_KEY_FILE",
         Path("/etc/webhook/tls/tls.key"),
-        "The certificate's key, PEM.",
+        "Private key of the certificate, in PEM.",
         Path,
         to=Audience.WEBHOOK,
     )

@@ -123,10 +123,11 @@ class JsonFormatter(_Base):
         out["msg"] = self.message_text(record)
         if op := _operation.get():
             out["operation"] = op
-        if traceback := self.traceback(record):
-            out["traceback"] = traceback
         # ``out`` is first for its order, and last because no field may replace its values.
-        return json.dumps({**out, **self._process_fields, **self.fields(record), **out}, ensure_ascii=False)
+        line = {**out, **self._process_fields, **self.fields(record), **out}
+        if traceback := self.traceback(record):
+            line["traceback"] = traceback
+        return json.dumps(line, ensure_ascii=False)
 
 
 def _json_value(value: object) -> object:

@@ -210,7 +210,7 @@ def _check_aliases(node: yaml.Node) -> None:
     values = _values(node, known)
     allowed = 0.99 - 0.89 * min(max((values - _FEW) / (_MANY - _FEW), 0), 1)
     if values > 1000 and values - len(known) > max(100, allowed * values):
-        raise _fault(node, f"aliases make {values} values of {len(known)}: write out what is meant")
+        raise _fault(node, f"aliases expand {len(known)} values to {values}: write the values out")
 
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
@@ -220,5 +220,5 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
         inner = (part for pair in node.value for part in pair) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + (0 if isinstance(node, yaml.ScalarNode) else sum(_values(part, known) for part in inner))
     elif not known[id(node)]:
-        raise _fault(node, "an alias stands within what it names")
+        raise _fault(node, "an alias is inside its own anchor")
     return known[id(node)]

@@ -18,7 +18,7 @@ from . import documents
 from .documents import YamlDocument
 
 JSON = dict[str, Any]
-_KUSTOMIZE = "it is kustomize's own: give what `kubectl kustomize` makes of it"
+_KUSTOMIZE = "it is a file of kustomize: use the output of `kubectl kustomize`"
 
 
 class ManifestError(QuestionError):
@@ -107,7 +107,7 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
             document, ("a list within a list, which kubectl leaves whole: put its items into the outer one",)
         )
     elif value["items"] is not None and not isinstance(value["items"], list):
-        yield Manifest(document, (f"items: {_what(value['items'])} in place of a list",))
+        yield Manifest(document, (f"items: {_described(value['items'])} in place of a list",))
     else:
         head = {} if kind == "List" else {"apiVersion": value.get("apiVersion"), "kind": kind.removesuffix("List")}
         for item in document.items("items") if value["items"] else ():
@@ -119,7 +119,7 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
 def _faults(value: Any) -> Iterator[str]:
     """Yields the missing and invalid fields that every object needs."""
     if not isinstance(value, dict):
-        yield f"{_what(value)} in place of an object with apiVersion and kind"
+        yield f"{_described(value)} in place of an object with apiVersion and kind"
         return
     if str(value.get("apiVersion")).startswith("kustomize.config.k8s.io/"):
         yield _KUSTOMIZE
@@ -134,7 +134,7 @@ def _faults(value: Any) -> Iterator[str]:
         yield _lacks("metadata", "name", meta)
 
 
-def _what(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return "nothing" if value is None else "text" if isinstance(value, str) else printable(value)
@@ -145,8 +145,8 @@ def _lacks(path: str, key: str, value: JSON) -> str:
     if key in value:
         given = "nothing" if value[key] is None else printable(value[key])
         return f"{where}: {given} in place of {'an object' if key == 'metadata' else 'text'}"
-    meant = [str(k) for k in value if did_you_mean(str(k), [key])]
-    return f"{path}.{meant[0]}: unknown field, did you mean {key!r}?".lstrip(".") if meant else f"{where}: missing"
+    similar = [str(k) for k in value if did_you_mean(str(k), [key])]
+    return f"{path}.{similar[0]}: unknown field, did you mean {key!r}?".lstrip(".") if similar else f"{where}: missing"
 
 
 def _path(text: str) -> str:

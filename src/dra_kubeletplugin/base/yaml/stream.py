@@ -29,9 +29,9 @@ _INDENT = re.compile(r"[ \t]*")
 _NO_YAML = re.compile(r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]")
 _MESSAGES = {  # texts of libyaml for the most common mistakes
     "mapping values are not allowed": "a ':' where none may stand: check the indentation, or put the text in quotes",
-    "could not find expected ':'": "a key without ':' behind it, or a text that goes on in the next line without quotes",
+    "could not find expected ':'": "a key without ':' after it, or a text that continues in the next line without quotes",
     "did not find expected key": "neither a key nor the end of what is above: check the indentation",
-    "did not find expected '-' indicator": "no item where the list above goes on: check the indentation",
+    "did not find expected '-' indicator": "no item where the list above continues: check the indentation",
     "block sequence entries are not allowed": "an item of a list where none may stand: check the indentation",
     "found unhashable key": "a key that is no text; what Helm has between {{ }} must be rendered first",
     "found undefined alias": "an alias without an anchor in this document: put a text that begins with * in quotes",

@@ -61,7 +61,7 @@ class Recovery:
         call = self._pending_call
         done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
-            self.fault = f"recover() of the driver has not answered for {_SLOW:g} s, so it is not known what its hardware has in use"
+            self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so it is not known what its hardware has in use"
             log.error("%s", self.fault)
             await asyncio.wait([call])
         return call.result()

@@ -8,24 +8,24 @@ from enum import IntEnum
 class Exit(IntEnum):
     """A code of 128 and above is 128 plus a signal's number, as in shells."""
 
-    WELL = 0
-    FOUND = 1
-    WRONG = 2
-    UNSURE = 3
+    SUCCESS = 0
+    NEGATIVE = 1
+    USAGE = 2
+    UNKNOWN = 3
     HUNG_UP = 129
     INTERRUPTED = 130
-    UNREAD = 141
+    BROKEN_PIPE = 141
     TERMINATED = 143
 
 
 MEANINGS = {
-    Exit.WELL: "success: done, nothing wrong found, or a server stopped after a signal",
-    Exit.FOUND: "negative result: something is wrong, waits, does not fit, or was declined; or a server failed while it ran",
-    Exit.WRONG: "wrong options, files or settings, or a question that cannot be answered: a message says which, and what to do",
-    Exit.UNSURE: "unknown: the result depends on objects that may not be read; or a server's stop hung and was cut",
+    Exit.SUCCESS: "success: done, nothing wrong found, or a server stopped after a signal",
+    Exit.NEGATIVE: "negative result: invalid, failed, waiting, not fitting or declined; or a server failed while it ran",
+    Exit.USAGE: "wrong options, files or settings, or a question that cannot be answered: a message names the cause and what to do",
+    Exit.UNKNOWN: "unknown: the result depends on objects that may not be read; or the stop of a server exceeded its time limit",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",
-    Exit.UNREAD: "the output was not read to its end, as in `dra claims | head -1`",
+    Exit.BROKEN_PIPE: "the output was not read to its end, as in `dra claims | head -1`",
     Exit.TERMINATED: "ended by SIGTERM",
 }
 

@@ -36,7 +36,7 @@ def ended(command: Callable[[], int]) -> int:
             return 128 + signalled[0] if signalled else Exit.INTERRUPTED
         except BrokenPipeError:  # the reader closed the pipe early: `dra claims | head`
             _discard(sys.stdout)
-            return Exit.UNREAD
+            return Exit.BROKEN_PIPE
         except OSError as e:
             if e.filename is not None:  # a file or folder that vanished or became inaccessible during the work
                 print_line(f"dra: {indented(e.filename)}: {e.strerror}")
@@ -45,14 +45,14 @@ def ended(command: Callable[[], int]) -> int:
                 print_line(f"dra: the output cannot be written: {e.strerror}")
             else:
                 raise
-            return Exit.WRONG
+            return Exit.USAGE
 
 
 def report(e: DraError) -> int:
     """Prints the faults on standard error, one sentence each."""
     for fault in e.faults or (e.message,):
         print_line(f"dra: {indented(fault)} [{e.code}]")
-    return Exit.WRONG
+    return Exit.USAGE
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -109,7 +109,7 @@ def _signals(signalled: list[int]) -> Iterator[None]:
             raise Interrupted
         loop.call_soon_threadsafe(
             _interrupt
-        )  # between two steps of the loop: within a step, a half-made transport would complain
+        )  # between two steps of the loop: within a step, an incomplete transport would log an error
 
     for number in taken:
         signal.signal(number, unwind)

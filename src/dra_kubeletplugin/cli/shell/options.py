@@ -30,7 +30,7 @@ def add_settings(
         without: names of options to leave out.
         only: names of the options to add; None for all.
     """
-    group = parser.add_argument_group(SETTINGS, "each can be given by its environment variable as well")
+    group = parser.add_argument_group(SETTINGS, "each can also be set with its environment variable")
     for f in kind.options():
         if f.name in without or (only is not None and f.name not in only):
             continue

@@ -29,7 +29,7 @@ def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
     """Adds ``-o``. ``default`` is ``text``, which is for people, or the default form of a command without text output."""
     parser.add_argument(
         "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
-        help=f"how the answer is written ({default}); json and yaml have all of it, for programs",
+        help=f"format of the result ({default}); json and yaml contain all fields, for programs",
     )  # fmt: skip
 
 
@@ -39,24 +39,24 @@ def camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def document(answer: object) -> Any:
+def document(value: object) -> Any:
     """Converts dataclasses, enumerations, mappings and sequences to types of JSON and YAML; anything else to text."""
-    if is_dataclass(answer):
-        return {camel(f.name): document(getattr(answer, f.name)) for f in fields(answer)}
-    if isinstance(answer, Enum):
-        return document(answer.value)
-    if isinstance(answer, Mapping):
-        return {printable(key): document(value) for key, value in answer.items()}
-    if isinstance(answer, Sequence) and not isinstance(answer, str | bytes):
-        return [document(value) for value in answer]
-    if answer is None or isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
-        return answer
-    return printable(answer)
+    if is_dataclass(value):
+        return {camel(f.name): document(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return document(value.value)
+    if isinstance(value, Mapping):
+        return {printable(key): document(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [document(item) for item in value]
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return printable(value)
 
 
-def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
+def encoded(value: object, form: str, *, unicode: bool = True) -> str:
     """Encodes the result; ``form`` is json or yaml. Without ``unicode`` the document is equivalent ASCII."""
-    plain = document(answer)
+    plain = document(value)
     if form == "json":
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
     import yaml  # only for this form
@@ -67,7 +67,7 @@ def encoded(answer: object, form: str, *, unicode: bool = True) -> str:
     return shown
 
 
-def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
+def put(value: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
     """Writes the result to standard output.
 
     Args:
@@ -75,15 +75,15 @@ def put(answer: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
             other drivers wrote most texts, and a terminal would obey their control characters.
     """
     if form == TEXT:
-        print("\n".join(text(on_lines(answer))))
+        print("\n".join(text(on_lines(value))))
     else:
-        write(answer, form)
+        write(value, form)
 
 
-def write(answer: object, form: str) -> None:
+def write(value: object, form: str) -> None:
     """Writes only the document to standard output."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(encoded(answer, form, unicode=unicode), end="")
+    print(encoded(value, form, unicode=unicode), end="")
 
 
 def on_lines(value: A) -> A:

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
         namespace, rest = super().parse_known_args(self._options_first(words), namespace)
         if rest:  # all known options were moved to the front
-            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is one word too many")
+            self.error(f"{next((word for word in rest if word != '--'), '--')!r} is an unexpected argument")
         return namespace, rest
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 None, f"there is no command {value!r}{did_you_mean(value, known) or ': ' + ', '.join(known)}"
             )
-        raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{did_you_mean(value, known)}")
+        raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{did_you_mean(value, known)}")
 
     def _needed(self, missing: re.Match[str]) -> str:
         """Returns the message for a missing argument, with its choices if there are few."""
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         sentence = re.sub(r"^the following arguments are required: (.+)$", self._needed, sentence)
         sentence = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", sentence)
         self.exit(
-            Exit.WRONG, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
+            Exit.USAGE, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
         )
 
 
@@ -118,7 +118,7 @@ def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[st
     """Returns unknown options, positional words, and words that may be values of the unknown options."""
     unknown: list[str] = []
     others: list[str] = []
-    perhaps: list[str] = []
+    candidates: list[str] = []
     into = others
     for part in _read(parser, words):
         if isinstance(part, str):
@@ -126,8 +126,8 @@ def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[st
             into = others
         elif not part.known:
             unknown.append(part.word.partition("=")[0])
-            into = others if "=" in part.word else perhaps
-    return unknown, others, perhaps
+            into = others if "=" in part.word else candidates
+    return unknown, others, candidates
 
 
 class _Option(NamedTuple):

@@ -80,18 +80,18 @@ class StopSignal:
     def _signalled(self, name: str) -> None:
         if self.requested:
             _log_line(f"{name} again: ended at once, {self.hanging()}")
-            self._end(Exit.UNSURE)
+            self._end(Exit.UNKNOWN)
         self.requested = True
         if self._loop is None or self._event is None:
             # Nothing has been started yet: the import of a driver's module may hang.
-            self._end(Exit.WELL)
+            self._end(Exit.SUCCESS)
             return
         self._cut_after(self.grace + MARGIN)
         _log_line(f"{name}: stopping")
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:  # the loop is closed: the process is already ending
-            self._end(Exit.WELL)
+            self._end(Exit.SUCCESS)
 
     def _cut_after(self, seconds: float) -> None:
         """Starts a timer thread, because the event loop itself may hang."""
@@ -101,7 +101,7 @@ class StopSignal:
 
     def _cut_now(self, seconds: float) -> None:
         _log_line(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
-        self._end(Exit.UNSURE)
+        self._end(Exit.UNKNOWN)
 
     def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
         """Exits the process with ``code`` after ``seconds``, whatever still runs."""

@@ -31,7 +31,7 @@ _EXPLAIN_SECONDS = 10.0  # seconds for explaining all waiting pods
 _TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
-    "or take the table: dra top --once"
+    "or use the table: dra top --once"
 )
 
 
@@ -44,15 +44,15 @@ def top(args: argparse.Namespace) -> int:
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
         put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
-        return Exit.WELL
+        return Exit.SUCCESS
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SettingsError("dra top is a screen, and this is no terminal: add --once for a table, or -o json")
+        raise SettingsError("dra top needs a terminal: add --once for a table, or -o json")
     try:
         import textual  # noqa: F401  an extra of the package
     except ImportError:
         raise SettingsError(_ABSENT) from None
     asyncio.run(_run_screen(config, namespace, args))
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
@@ -66,17 +66,19 @@ def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progr
 
     snapshot = ask(config, question)
     found = overview(snapshot, node)
-    scene, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
+    view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _EXPLAIN_SECONDS
     reasons: dict[str, str] = {}
     for pod in found.waiting:
         if time.monotonic() > end:
             break
         progress(f"explaining pods: {len(reasons)} of {len(found.waiting)}")
-        reasons[pod.uid] = clip(explain_pod(scene, pod_info.read(pods[pod.uid]), changes=False).summary)
+        reasons[pod.uid] = clip(explain_pod(view, pod_info.read(pods[pod.uid]), changes=False).summary)
     rest = len(found.waiting) - len(reasons)
     more = (
-        (f"{rest} more pods wait, with Kubernetes' own words: `dra explain pod/NAME` for one of them",) if rest else ()
+        (f"{rest} more pods wait, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one of them",)
+        if rest
+        else ()
     )
     waiting = tuple(replace(p, reason=reasons.get(p.uid, "")) for p in found.waiting)
     return replace(found, waiting=waiting, notes=(*found.notes, *more), at=time.time())

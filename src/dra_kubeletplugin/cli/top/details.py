@@ -32,7 +32,7 @@ def _holder(h: Holder) -> Iterator[str]:
     yield f"request {h.request}" + (f", share {h.share}" if h.share else "") + (", admin access" if h.admin else "")
     if h.state:
         yield f"record: {h.state}"
-    yield "reserved for " + (", ".join(p if " " in p else f"pod {p}" for p in h.pods) or "nobody")
+    yield "reserved for " + (", ".join(p if " " in p else f"pod {p}" for p in h.pods) or "no pod")
     yield from (f"{name}: {amount}" for name, amount in h.amounts.items())
     yield from ((f"network: {h.network}",) if h.network else ())
     yield from h.conditions

@@ -45,7 +45,7 @@ What is shown is what the cluster says; nothing is written to it.
 
   ○ free       ● held by a claim          ◐ held, and others may share it
   ◌ free, but other partitions hold the counters that it needs
-  ✕ held, and no slice has it any more    ▲ tainted, or something is wrong
+  ✕ held, and it is no longer in a slice    ▲ tainted, or something is wrong
 
   A pod's reason is that of `dra explain`, for the pods on the screen;
   in dim letters what Kubernetes says until it is there."""

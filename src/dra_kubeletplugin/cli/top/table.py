@@ -30,7 +30,7 @@ def table(found: Overview, style: Style) -> Iterator[str]:
     if pods := found.waiting:
         yield ""
         yield from _aligned([
-            ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.said) for p in pods),
+            ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.message) for p in pods),
         ], style)  # fmt: skip
     unschedulable = (f"{n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable)
     yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *unschedulable))

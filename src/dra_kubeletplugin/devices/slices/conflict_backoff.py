@@ -7,7 +7,7 @@ from enum import Enum
 _FIRST = 5.0  # seconds from our write to the next if another writer wrote in between; doubles
 _LONGEST = 60.0
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
-_CALM = 120.0  # seconds after our last write after which the count restarts
+_RESET_AFTER = 120.0  # seconds after our last write after which the count restarts
 
 
 class WriterConflict(Enum):
@@ -26,19 +26,19 @@ class ConflictBackoff:
 
     def delay(self, undone: WriterConflict, now: float) -> float:
         """Returns the seconds to wait before the slices are written again."""
-        if now - self._written > _CALM:
+        if now - self._written > _RESET_AFTER:
             self.count = 0
-        paid = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
-        if paid < 0:
+        counted = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
+        if counted < 0:
             return 0.0
-        pause: float = min(_LONGEST, _FIRST * 2 ** min(paid, 10))
+        pause: float = min(_LONGEST, _FIRST * 2 ** min(counted, 10))
         return max(0.0, self._written + pause - now)
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """Forgets the conflicts so far, because a known cause explains them."""
         self.count = 0
 
-    def written(self, now: float, *, answer: bool) -> None:
-        """Records a write at ``now``. ``answer`` is True if it repairs another writer's change, False if our devices changed."""
-        self.count += answer
+    def written(self, now: float, *, is_response: bool) -> None:
+        """Records a write at ``now``. ``is_response`` is True if it repairs another writer's change, False if our devices changed."""
+        self.count += is_response
         self._written = now

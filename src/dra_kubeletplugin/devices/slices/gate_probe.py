@@ -69,10 +69,12 @@ class GateProbe:
             "spec": {"driver": self._scope.driver, **nodes, "pool": pool, "devices": named},
         }
         try:
-            answer = await self._client.call("POST", resource.path(), as_sent(obj, resource), query={"dryRun": "All"})
-            kept = in_v1(answer, resource)["spec"]
+            response = await self._client.call("POST", resource.path(), as_sent(obj, resource), query={"dryRun": "All"})
+            kept = in_v1(response, resource)["spec"]
         except (KeyError, TypeError, AttributeError, ValueError) as e:
-            raise ApiError(f"POST {resource.path()}?dryRun=All: the answer is no ResourceSlice ({describe(e)})") from e
+            raise ApiError(
+                f"POST {resource.path()}?dryRun=All: the response is not a ResourceSlice ({describe(e)})"
+            ) from e
         except ApiError as e:
             if e.unreachable or e.status in {401, 404}:
                 raise

@@ -178,11 +178,11 @@ def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedDevic
             rest.append(counter_set)
     every = list(contents.values())
     for counter_set in rest:
-        room = next((c for c in every if len(c.counter_sets) < MAX_COUNTER_SETS), None)
-        if room is None:
-            room = SliceContent()
-            every.append(room)
-        room.counter_sets.append(counter_set)
+        target = next((c for c in every if len(c.counter_sets) < MAX_COUNTER_SETS), None)
+        if target is None:
+            target = SliceContent()
+            every.append(target)
+        target.counter_sets.append(counter_set)
     place = {s["name"]: i for i, s in enumerate(counter_sets)}
     for content in every:
         content.counter_sets.sort(key=lambda s: place[s["name"]])

@@ -136,12 +136,12 @@ class Publisher:
             seen = await self.inventory.changed(seen)
             self._dirty.set()
 
-    def kubelet_came(self) -> None:
+    def kubelet_registered(self) -> None:
         """Reacts to a kubelet that accepted the plugin: forgets conflicts and ends the pause before the next attempt.
 
         A kubelet that restarts deletes all slices of its node, so this deletion is no conflict with another writer.
         """
-        self._contention.forgive()
+        self._contention.reset()
         if self._pause is not None and not self._pause.expired():
             self._pause.reschedule(0)
 
@@ -158,7 +158,7 @@ class Publisher:
             self._dirty.clear()
             if self._reconnected:
                 self._reconnected, self._refused = False, None
-                self._syncer.distrust()
+                self._syncer.forget_server_behavior()
                 await self._forget()
             if not self.inventory.known:
                 continue  # the driver has not returned its devices yet: an empty pool would be wrong
@@ -180,12 +180,12 @@ class Publisher:
     async def _wait(self) -> None:
         """Waits for an event or the next resync. An instance that does not publish also checks whether it does now."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
-        while not self._dirty.is_set() and (left := until - time.monotonic()) > 0:
+        while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.holds():
                 return
             if self._refused and time.monotonic() > self._refused[1]:
                 return
-            limit = left if self.leads and not self._refused else min(left, _FOLLOW)
+            limit = remaining if self.leads and not self._refused else min(remaining, _FOLLOW)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._dirty.wait()
@@ -196,7 +196,7 @@ class Publisher:
         """Forgets probed gates and rejections: the API server may have been upgraded, and the Node created again."""
         self._probe.forget()
         self._syncer.forget()
-        await self.inventory.forgive()
+        await self.inventory.clear_rejections()
 
     async def _attempt(self) -> float:
         """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
@@ -215,7 +215,9 @@ class Publisher:
         except ApiError as e:
             return self._failed(e, version)
         except Exception as e:  # an unexpected response must not end the plugin
-            return self._retry_later(f"publishing met what it did not expect: {describe(e)}", logging.ERROR, e)
+            return self._retry_later(
+                f"unexpected exception while slices are published; please report it: {describe(e)}", logging.ERROR, e
+            )
 
     async def _publish(self) -> float:
         """Plans and writes. Returns the seconds until the next attempt; 0 to wait for an event.
@@ -228,11 +230,13 @@ class Publisher:
         sync = await self._syncer.plan(resource)
         undone = self._undone(sync)
         if undone and (delay := self._contention.delay(undone, time.monotonic())):
-            self._set_fault(f"{undone.value} by another writer {self._contention.count + 1} times: answered in a while")
+            self._set_fault(
+                f"{undone.value} by another writer {self._contention.count + 1} times; they are restored after a pause"
+            )
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._contention.written(time.monotonic(), answer=undone is not None)
+            self._contention.written(time.monotonic(), is_response=undone is not None)
         self._failures, self._refused = 0, None
         self._pools = tuple(
             PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
@@ -254,7 +258,7 @@ class Publisher:
             log.error(
                 "feature gates are off in the API server: %s; devices are published as far as that is safe", names
             )
-            log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.lessened())
+            log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
                 self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
@@ -274,7 +278,7 @@ class Publisher:
             self._failures = 0
             self._mark_current(version)
             return 0.0
-        self._set_fault("the newest instance on this node publishes, and its slices are not complete yet")
+        self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
         return _FOLLOW
 
     def _undone(self, sync: Sync) -> WriterConflict | None:
@@ -291,13 +295,13 @@ class Publisher:
             # The same objects would be rejected again, so wait for a change.
             self._refused = (version, time.monotonic() + _REFUSED)
             self._retry_later(
-                f"the API server refuses our slices, devices of this node cannot be scheduled: {e}", logging.ERROR
+                f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )
             return 0.0
         if e.status == 403:
             return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._retry_later(
-            f"publishing failed, trying again: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
+            f"cannot publish, retrying: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
         )
 
     def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:

@@ -28,7 +28,7 @@ class RejectionEvents:
         """Never returns; external failures do not stop it."""
         while True:
             seen = self._inventory.version
-            complete = self._inventory.answer_follows or await self._write_events(list(self._texts()))
+            complete = self._inventory.update_pending or await self._write_events(list(self._texts()))
             wait = _AGAIN if complete else _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait * random.uniform(0.8, 1.0)):

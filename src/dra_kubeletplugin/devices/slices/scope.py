@@ -122,8 +122,9 @@ class ClusterScope:
         if obj["spec"]["driver"] != self.driver or (by := _controller_of(obj)) in {"", self.namespace}:
             return ""
         return (
-            f"the controller in namespace {printable(by)!r} publishes it: remove one of the two or, where that one is no more, what it "
-            f"left: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l {_NAMESPACE}={printable(by)}"
+            f"the controller in namespace {printable(by)!r} also publishes this pool: remove one of the two controllers; if that one is "
+            f"already removed, delete its slices: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l "
+            f"{_NAMESPACE}={printable(by)}"
         )
 
     def nodes(self, nodes: Nodes) -> JSON:

@@ -25,15 +25,15 @@ def as_sent(obj: JSON, resource: Resource) -> JSON:
     return obj if resource.version == "v1" else convert(obj, resource.version)
 
 
-def lost(sent: JSON, echo: JSON) -> set[str]:
+def lost(sent: JSON, stored: JSON) -> set[str]:
     """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes.
 
     Compares only devices that differ.
     """
-    pairs = zip(sent.get("devices") or [], echo.get("devices") or [], strict=False)
+    pairs = zip(sent.get("devices") or [], stored.get("devices") or [], strict=False)
     found = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
-    rest = {k: v for k, v in sent.items() if k != "devices" or k not in echo}
-    return {re.sub(r"\[\d+\]", "[]", p) for p in found + dropped(rest, echo, "spec")}
+    rest = {k: v for k, v in sent.items() if k != "devices" or k not in stored}
+    return {re.sub(r"\[\d+\]", "[]", p) for p in found + dropped(rest, stored, "spec")}
 
 
 def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:

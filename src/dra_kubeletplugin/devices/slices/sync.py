@@ -53,11 +53,11 @@ class SupersededError(Exception):
 class Sync:
     """The writes of one synchronisation. ``version`` is the inventory's version that they were planned from.
 
-    The first ``giving`` plans remove devices from their pools.
+    The first ``with_removals`` plans remove devices from their pools.
     """
 
     plans: Sequence[WritePlan]
-    giving: int
+    with_removals: int
     existing: Sequence[ExistingSlice]
     version: int
 
@@ -105,7 +105,7 @@ class Syncer:
         """Forgets the metadata of other objects, such as the Node, which may have changed."""
         self._metadata = None
 
-    def distrust(self) -> None:
+    def forget_server_behavior(self) -> None:
         """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
         self._found, self._known_equal, self._stored_digests = {}, {}, {}
         self.dropped.clear()
@@ -151,7 +151,9 @@ class Syncer:
                     pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
                     others[pool] = min(others.get(pool, (age, by)), (age, by))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
-                raise ApiError(f"list resourceslices: the answer has what is no ResourceSlice ({describe(e)})") from e
+                raise ApiError(
+                    f"list resourceslices: the response contains an object that is not a ResourceSlice ({describe(e)})"
+                ) from e
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
@@ -184,8 +186,8 @@ class Syncer:
         for content in contents:
             of_pool = [s for s in existing if s.pool == content.name]
             stay = {d.name for d in content.devices}
-            gives = any(name not in stay for s in of_pool for name in s.held.devices)
-            (plans if gives else rest).append(await self._plan_pool(content, of_pool))
+            has_removals = any(name not in stay for s in of_pool for name in s.held.devices)
+            (plans if has_removals else rest).append(await self._plan_pool(content, of_pool))
         return Sync([*plans, *rest], len(plans), existing, version)
 
     async def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
@@ -265,7 +267,7 @@ class Syncer:
                 await self._carry_out_pool(plan, resource, settled)
             except ApiError as e:
                 # A device that this pool should lose may be in another pool of the plan, which must wait.
-                if e.status not in {*REFUSED, 403} or i < sync.giving:
+                if e.status not in {*REFUSED, 403} or i < sync.with_removals:
                     raise
                 refused = refused or e
         if refused:
@@ -321,14 +323,16 @@ class Syncer:
         obj = write.object(frame, self._scope.middle, self._metadata or {}, self._times.of(frame.pool))
         sent = as_sent(obj, resource)
         try:
-            answer = await (self._client.update(resource, sent) if write.over else self._client.create(resource, sent))
+            response = await (
+                self._client.update(resource, sent) if write.over else self._client.create(resource, sent)
+            )
         except ApiError as e:
             if reasons := refused_devices(e, obj):
                 await self._inventory.refuse(reasons, frame.pool)
             raise
         del sent
         self._metrics.inc("slice_writes_total", verb="update" if write.over else "create")
-        stored = in_v1(answer, resource)
+        stored = in_v1(response, resource)
         meta = stored["metadata"]
         await asyncio.sleep(0)
         await self._check_stored(obj, stored, write.content, frame)
@@ -354,12 +358,13 @@ class Syncer:
             return
         paths = lost(sent["spec"], stored["spec"])
         off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
-        fresh = sorted(path for path in paths - self.dropped if not gate_of(path))
-        if fresh:
-            self.dropped.update(fresh)
-            self._metrics.inc("dropped_fields_total", len(fresh))
+        new_fields = sorted(path for path in paths - self.dropped if not gate_of(path))
+        if new_fields:
+            self.dropped.update(new_fields)
+            self._metrics.inc("dropped_fields_total", len(new_fields))
             log.error(
-                "the API server does not know fields of the slices; devices are published without: %s", ", ".join(fresh)
+                "the API server does not know fields of the slices; devices are published without: %s",
+                ", ".join(new_fields),
             )
         if off != self._inventory.gates_off:
             await self._inventory.set_gates_off(off)
@@ -373,8 +378,8 @@ def _age(metadata: Mapping[str, Any]) -> _Age:
 def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
     """Whether the allocator, which reads slices in the order of their names, meets the devices in the author's order."""
     place = {d.name: i for i, d in enumerate(pool.devices)}
-    met = [place[d.name] for s in in_order_of_names(slices) for d in s.devices]
-    return met == sorted(met)
+    order = [place[d.name] for s in in_order_of_names(slices) for d in s.devices]
+    return order == sorted(order)
 
 
 def _before(
@@ -386,16 +391,17 @@ def _before(
     without remaining content is left out.
     """
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
-    mine = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
-    gone = {name for name in layout if name not in mine}
-    mine |= {name: layout[name] for name in sorted(gone)}
+    devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
+    gone = {name for name in layout if name not in devices_of}
+    devices_of |= {name: layout[name] for name in sorted(gone)}
     out: dict[str, PublishedDevice] = {}
-    had: set[tuple[bool, str]] = set()
-    for name, held in mine.items():
+    assigned: set[tuple[bool, str]] = set()
+    for name, held in devices_of.items():
         rest = PublishedDevice(
-            [d for d in held.devices if (False, d) not in had], [c for c in held.counter_sets if (True, c) not in had]
+            [d for d in held.devices if (False, d) not in assigned],
+            [c for c in held.counter_sets if (True, c) not in assigned],
         )
-        had |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
+        assigned |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
         if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
             out[name] = rest
     return dict(sorted(out.items())), gone

@@ -1,7 +1,7 @@
 """Keeps the times when taints were added, in memory and in a small file.
 
-A pod that tolerates a NoExecute taint for an hour has that hour from the first time. The API server keeps the time in the slice only,
-and the kubelet deletes the slices while the plugin is away.
+If a pod tolerates a NoExecute taint for an hour, the hour starts when the taint was first added. The API server keeps the time only in
+the slice, and the kubelet deletes the slices while the plugin is away.
 """
 
 from __future__ import annotations

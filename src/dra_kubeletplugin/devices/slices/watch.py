@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ...kube import KubeClient, Reflector
 
 _PASSING = 5.0  # seconds until a failing watch is reported; a connection that was cut usually recovers sooner
-_SILENT = 180.0  # seconds without any message of the API server until the watch counts as dead
+_DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as dead
 
 
 class SliceWatch:
@@ -26,11 +26,14 @@ class SliceWatch:
     @property
     def fault(self) -> str:
         """Why changes may go unnoticed now; empty if they do not."""
-        quiet = time.monotonic() - (self._reflector.heard or self._since)
-        if self._reflector.fault and (quiet > _PASSING or not self._reflector.heard):
-            return f"changes of our slices by others go unnoticed: {self._reflector.fault}"
-        if quiet > _SILENT:
-            return f"changes of our slices by others go unnoticed: no word of the API server for {quiet:.0f}s"
+        silent_for = time.monotonic() - (self._reflector.last_message or self._since)
+        if self._reflector.fault and (silent_for > _PASSING or not self._reflector.last_message):
+            return f"changes of the slices by other writers are not noticed: {self._reflector.fault}"
+        if silent_for > _DEAD_AFTER:
+            return (
+                "changes of the slices by other writers are not noticed: no response of the API server for "
+                f"{silent_for:.0f} s"
+            )
         return ""
 
     async def run(self) -> None:

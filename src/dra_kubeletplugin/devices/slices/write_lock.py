@@ -60,5 +60,7 @@ class WriteLock:
                 return
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise TimeoutError(f"another instance has not ended its write for {self._longest:g}s") from None
+                    raise TimeoutError(
+                        f"another instance of the plugin has held the lock for more than {self._longest:g}s"
+                    ) from None
             await asyncio.sleep(_LOOK)

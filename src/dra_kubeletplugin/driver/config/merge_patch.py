@@ -25,7 +25,7 @@ def merge(below: JSON, above: JSON) -> dict[str, Any]:
     """Returns a copy of ``below`` with the fields of ``above``; null removes a field. Objects are copied, lists are shared."""
     out: dict[str, Any] = {}
     _copy(out, below)
-    lay_over(out, above)
+    merge_into(out, above)
     return out
 
 
@@ -38,16 +38,16 @@ def _copy(into: dict[str, Any], given: JSON) -> None:
             into[key] = value
 
 
-def lay_over(below: dict[str, Any], above: JSON) -> None:
+def merge_into(below: dict[str, Any], above: JSON) -> None:
     """Merges ``above`` into ``below`` itself. The cost depends on the size of ``above`` only."""
     for key, value in above.items():
         if value is None:
             below.pop(key, None)
         elif isinstance(value, Mapping):
-            under = below.get(key)
-            if not isinstance(under, dict):
-                under = below[key] = {}
-            lay_over(under, value)
+            nested = below.get(key)
+            if not isinstance(nested, dict):
+                nested = below[key] = {}
+            merge_into(nested, value)
         else:
             below[key] = value
 
@@ -71,7 +71,7 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
     If ``missing`` names a field, the text says that no layer contains it.
     """
     if missing:
-        return f" (given by none of {', '.join(layer.where for layer in layers)})"
+        return f" (not set by any of {', '.join(layer.where for layer in layers)})"
     given: dict[str, list[str]] = {}
     seen: set[str] = set()
     for layer in reversed(layers):

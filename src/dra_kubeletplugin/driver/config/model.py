@@ -39,18 +39,18 @@ class _ConfigMeta(NamedStructMeta):
                 value = namespace.get(field)
                 if isinstance(value, (list, dict, set)) and value and repr(value) in str(e):
                     raise DriverError(
-                        f"{name}.{field} = {shown(value)} would be one object for all claims: write "
+                        f"{name}.{field} = {shown(value)} would be one object that all claims share: write "
                         f"msgspec.field(default_factory=lambda: {shown(value)})"
                     ) from None
             if "__init__" in namespace:
                 raise DriverError(
-                    f"{name}.__init__() is made from its fields: give them defaults, and write what must hold into check()"
+                    f"{name}.__init__() is generated from the fields: remove yours, use defaults for fields, and validate in check()"
                 ) from None
             raise
 
     def __setattr__(cls, name: str, value: object) -> None:
         if name.startswith("__dataclass_"):
-            raise DriverError(f"{cls.__name__} is made from its fields by Config already: take @dataclass off")
+            raise DriverError(f"{cls.__name__} gets its fields from Config: remove @dataclass")
         super().__setattr__(name, value)
 
 
@@ -100,7 +100,7 @@ class Config(
         Raises:
             ValueError: a sentence that explains what this version cannot express.
         """
-        raise NotImplementedError(f"{cls.__name__} names older versions in OLDER: write convert_from(cls, older)")
+        raise NotImplementedError(f"{cls.__name__} lists older versions in OLDER: define convert_from(cls, older)")
 
     def check(self) -> None:
         """Checks rules that types cannot express. Override it and raise ``ValueError`` with a sentence.
@@ -169,7 +169,7 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     except DraError as e:
         raise located(e) from None
     except BaseException as e:  # there is no await in this block, so the author's code raised it
-        hint = ": raise ValueError(...) for what no claim may give" if is_a(e, AssertionError) else ""
+        hint = ": raise ValueError(...) to reject parameters" if is_a(e, AssertionError) else ""
         raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
 
 
@@ -211,12 +211,12 @@ def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
     if wrong or not isinstance(value, Config):
         return
     try:
-        answer: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
+        result: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
     except ValueError as e:
         yield at, printable(e)
         return
-    if answer is not None:
+    if result is not None:
         raise DriverError(
-            f"{type(value).__name__}.check() answered {shown(answer)}, which nobody reads: raise ValueError(...) "
-            f"for what cannot work ({defined(value.check)})"
+            f"{type(value).__name__}.check() returned {shown(result)}, which is ignored: raise ValueError(...) "
+            f"to reject parameters ({defined(value.check)})"
         )

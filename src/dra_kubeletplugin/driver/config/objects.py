@@ -70,7 +70,7 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
         if len(out) >= MOST_FAULTS:
             return [*out[:MOST_FAULTS], MORE]
         try:
-            parameters.judge(entry.get("parameters"), path)
+            parameters.validate(entry.get("parameters"), path)
         except DraError as e:
             out += map(printable, e.faults or (e,))
     return out
@@ -116,7 +116,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
     ]
     try:
         for entry in entries:
-            parameters.judge(entry.parameters, entry.where)
+            parameters.validate(entry.parameters, entry.where)
     except DraError:
         return  # reported with the entry itself
     try:
@@ -180,9 +180,11 @@ def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
         if not isinstance(name, str) or name in names:
             continue
         if near := difflib.get_close_matches(name, names, 1, 0.8):
-            out.append(f"{path}.driver: {printable(name)!r} is none of {', '.join(names)}: did you mean {near[0]!r}?")
+            out.append(
+                f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}: did you mean {near[0]!r}?"
+            )
         else:
-            out.append(f"{path}: parameters of {printable(name)!r} are not judged: give that driver too, with --driver")
+            out.append(f"{path}: parameters of {printable(name)!r} are not validated: add that driver with --driver")
     return out
 
 

@@ -21,9 +21,9 @@ from ..data import is_plain_json, plain_json
 from ..diagnostics.all_errors import Fault, all_faults
 from ..diagnostics.author_errors import explained, without_frames
 from ..diagnostics.config_errors import MORE, fault_sentences, path_of, refusal
-from .merge_patch import Layer, difference, lay_over, merge, provenance
+from .merge_patch import Layer, difference, merge, merge_into, provenance
 from .model import MOST_FAULTS, Config, ConfigRefused, as_json, checked, converted
-from .partial import judge_partial
+from .partial import validate_partial
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
@@ -73,7 +73,7 @@ class Parameters:
     def __init__(self, kinds: Sequence[type[Config]], driver: str) -> None:
         self.kinds = kinds
         self.driver = driver
-        self.room = MOST_FAULTS  # faults that may still be reported
+        self.remaining_faults = MOST_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
         self._contents: dict[
@@ -143,7 +143,7 @@ class Parameters:
         whole: ConfigEntry | None = None  # the last entry, if its kind is not layered
         wrong: list[ConfigError] = []
         for entry in entries:
-            if not self.room:
+            if not self.remaining_faults:
                 self._stopped = True
                 break
             content = self.content(entry.parameters)
@@ -159,7 +159,7 @@ class Parameters:
                     found, below, whole = self._newest(read), None, entry
                     self._right.update({content} if content else ())
                     continue
-                self._judge_partial(read)  # so that a fault is reported with its entry
+                self._validate_partial(read)  # so that a fault is reported with its entry
                 if whole:  # an older version, which is not layered
                     below, whole = self._given(whole.parameters, whole.where), None
                 below = self._layer(below, read) if below else read._replace(fields=merge({}, read.fields))
@@ -186,7 +186,7 @@ class Parameters:
             return converted({}, self.kinds[0]) if self.kinds else None
         return None
 
-    def judge(self, parameters: object, where: str) -> None:
+    def validate(self, parameters: object, where: str) -> None:
         """Checks one entry of a claim or a class before anything is allocated.
 
         For a layered kind only the given fields are checked, because the class may contain the rest.
@@ -199,7 +199,7 @@ class Parameters:
         if read is None:
             return
         if read.cls.LAYERED:
-            self._judge_partial(read)
+            self._validate_partial(read)
         else:
             self._newest(read)
 
@@ -258,21 +258,21 @@ class Parameters:
             del self._results["newest", given.content or b""]  # most are only checked and apply to no request
         return found
 
-    def _judge_partial(self, given: GivenParameters) -> None:
+    def _validate_partial(self, given: GivenParameters) -> None:
         """Checks names and types of the given fields, also in nested objects. Another layer may contain the missing ones."""
 
-        def judge() -> None:
+        def check() -> None:
             fields = merge({}, given.fields)
-            if found := all_faults(fields, lambda part: judge_partial(part, given.cls), self.room + 1):
+            if found := all_faults(fields, lambda part: validate_partial(part, given.cls), self.remaining_faults + 1):
                 raise _Faults(_sentences(given._replace(fields=fields), found))
 
-        self._once("partial", given.content, given.where, judge)
+        self._once("partial", given.content, given.where, check)
 
     def _decoded(self, given: GivenParameters) -> Config:
         try:
             return converted(given.fields, given.cls, check=True)
         except msgspec.ValidationError:
-            found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.room + 1)
+            found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.remaining_faults + 1)
         except ConfigRefused as e:
             found = [Fault(at, text) for at, text in e.refusals]
         raise _Faults(_sentences(given, found))
@@ -299,7 +299,7 @@ class Parameters:
         """
         size = below.size + above.size
         if below.cls is above.cls:
-            lay_over(cast("dict[str, Any]", below.fields), above.fields)
+            merge_into(cast("dict[str, Any]", below.fields), above.fields)
             return GivenParameters(above.cls, below.fields, below.layers + above.layers, size)
         newest = self._line(below.cls)[-1]
         if newest is not self._line(above.cls)[-1]:
@@ -366,8 +366,8 @@ class Parameters:
 
     def _refusal(self, sentences: Sequence[str], where: str) -> ConfigError:
         """Returns the error for one entry, with as many faults as may still be reported."""
-        kept = [*sentences[: self.room], *([MORE] if len(sentences) > self.room else [])]
-        self.room -= min(len(sentences), self.room)
+        kept = [*sentences[: self.remaining_faults], *([MORE] if len(sentences) > self.remaining_faults else [])]
+        self.remaining_faults -= min(len(sentences), self.remaining_faults)
         return refusal(*kept, at=where)
 
     def _together(self, wrong: Sequence[ConfigError]) -> ConfigError:
@@ -383,8 +383,8 @@ def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str,
 
 
 def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
-    """Calls :meth:`Parameters.judge` for one entry."""
-    Parameters(kinds, driver).judge(parameters, where)
+    """Calls :meth:`Parameters.validate` for one entry."""
+    Parameters(kinds, driver).validate(parameters, where)
 
 
 def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
@@ -438,13 +438,13 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
     except BaseException as e:  # there is no await in this block, so the author's code raised it
         raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
     raise DriverFailedError(
-        f"convert_from() of {target.__name__} answered {type(config).__name__}: it must answer {target.__name__}"
+        f"convert_from() of {target.__name__} returned {type(config).__name__}: it must return {target.__name__}"
     )
 
 
 def _too_large(given: GivenParameters) -> str:
     places = join_names([layer.where for layer in given.layers])
     return (
-        f"parameters: {places} are laid over each other for one request and have {given.size} bytes: at most "
-        f"{MAX_LAYERED_BYTES} are read; remove entries that are not needed"
+        f"parameters: {places} are merged for one request and have {given.size} bytes: at most "
+        f"{MAX_LAYERED_BYTES} are accepted; remove entries that are not needed"
     )

@@ -17,17 +17,17 @@ from .types import ConfigTypes, alternatives, types_of
 JSON = Mapping[str, Any]
 
 
-def judge_partial(given: JSON, cls: type[Config]) -> None:
+def validate_partial(given: JSON, cls: type[Config]) -> None:
     """Checks that all fields in ``given`` can be part of parameters of ``cls``, also in nested objects. Null is accepted for any field.
 
     Raises:
         msgspec.ValidationError: with the path of the first field that cannot.
     """
     types = types_of(cls)
-    _judge(given, types.info, "$", types)
+    _validate_object(given, types.info, "$", types)
 
 
-def _judge(given: JSON, info: Any, path: str, kind: ConfigTypes) -> None:
+def _validate_object(given: JSON, info: Any, path: str, kind: ConfigTypes) -> None:
     """Checks one object; ``info`` is the type of a struct."""
     rest = given
     if any(isinstance(value, dict) for value in given.values()):
@@ -49,20 +49,20 @@ def _without_merged_objects(
     """Checks the nested objects that are merged with another layer's. Returns ``given`` without them."""
     rest: dict[str, Any] = {}
     for key, value in given.items():
-        found = _laid_over_as(type_of(key), value) if isinstance(value, Mapping) else None
+        found = _merged_as(type_of(key), value) if isinstance(value, Mapping) else None
         if found is None:
             rest[key] = value
         elif isinstance(found, _OBJECTS):
-            _judge(value, found, path_of(key), kind)
+            _validate_object(value, found, path_of(key), kind)
         elif isinstance(found, msgspec.inspect.DictType):
             at, inner = path_of(key), found.value_type
-            if left := _without_merged_objects(
+            if nested := _without_merged_objects(
                 value,
                 lambda _, inner=inner: inner,  # type: ignore[misc]
                 lambda key, at=at: f"{at}[{json.dumps(key)}]",  # type: ignore[misc]
                 kind,
             ):
-                rest[key] = left
+                rest[key] = nested
     return rest
 
 
@@ -70,7 +70,7 @@ _LATER = object()
 _OBJECTS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
 
 
-def _laid_over_as(info: Any, value: JSON) -> Any:
+def _merged_as(info: Any, value: JSON) -> Any:
     """Returns the struct, or the mapping of objects, that ``value`` is a part of.
 
     Returns ``_LATER`` if another layer contains its tag, and None if objects of this type are not merged.
@@ -82,7 +82,7 @@ def _laid_over_as(info: Any, value: JSON) -> Any:
         if given is _LATER:
             return _LATER if len(tagged) > 1 else tagged[0]
         return next((i for i in tagged if i.tag == given), None)
-    maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _laid_over_as(i.value_type, {}) is not None]
+    maps = [i for i in infos if isinstance(i, msgspec.inspect.DictType) and _merged_as(i.value_type, {}) is not None]
     return next(iter((*structs, *maps)), None)
 
 

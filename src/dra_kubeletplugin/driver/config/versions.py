@@ -28,12 +28,12 @@ def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[
     """Returns the error message for an unknown or missing ``apiVersion`` or ``kind``, with the nearest or all known names."""
     kinds = sorted({cls.KIND for cls in known if api_version in {"", cls.API_VERSION} or not cls.API_VERSION} - {""})
     names = ", ".join(map(name_of, known))
-    if meant := did_you_mean(kind, kinds) if kind not in kinds else "":
-        return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{meant}"
+    if hint := did_you_mean(kind, kinds) if kind not in kinds else "":
+        return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{hint}"
     field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
     if not value:
         return f"parameters.{field}: missing: known to {driver} are {names}"
-    to_do = "to read one of before, keep its class and name it in OLDER"
+    to_do = "to accept an older version, keep its class and list it in OLDER"
     return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}: known are {names}; {to_do}"
 
 

@@ -17,7 +17,7 @@ from ...errors import DraError
 from ..config.model import Steps
 
 JSON = Mapping[str, Any]
-Judge = Callable[[JSON], object]
+Validate = Callable[[JSON], object]
 _MESSAGE = re.compile(r"(?P<text>.*) - at (?P<key>`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)(?P<whole>`?)", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
@@ -36,24 +36,24 @@ class Fault(NamedTuple):
     key: bool = False  # the message is about the last key itself, not about its value
 
 
-def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
-    """Returns the faults that ``judge`` reports with ``msgspec.ValidationError``, in the order of the document.
+def all_faults(given: JSON, validate: Validate, most: int) -> list[Fault]:
+    """Returns the faults that ``validate`` reports with ``msgspec.ValidationError``, in the order of the document.
 
     Each fault costs one more validation, and about ten in a long mapping.
 
     Args:
         given: the document.
-        judge: validates a document.
+        validate: validates a document.
         most: the maximum number of faults.
 
     Raises:
-        Exception: anything else that ``judge`` raises for the unchanged document.
+        Exception: anything else that ``validate`` raises for the unchanged document.
     """
-    copy = _Copy(given, judge)
+    copy = _Copy(given, validate)
     found: list[Fault] = []
     while len(found) < most:
         try:
-            judge(copy.top)
+            validate(copy.top)
             break
         except msgspec.ValidationError as e:
             message = str(e)
@@ -65,8 +65,8 @@ def all_faults(given: JSON, judge: Judge, most: int) -> list[Fault]:
         if fault is None:
             found.append(Fault((), message))
             break
-        whole, genuine = copy.genuine(fault)
-        if genuine:
+        whole, is_real = copy.is_real(fault)
+        if is_real:
             found.append(whole)
         part = (*fault.at, fault.unknown) if fault.unknown else fault.at
         if not part:
@@ -91,8 +91,8 @@ class _Unacceptable:
 class _Copy:
     """A copy of a document from which parts are deleted."""
 
-    def __init__(self, given: JSON, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, given: JSON, validate: Validate) -> None:
+        self._validate = validate
         self._before: dict[int, list[int]] = {}  # original positions of a list's items, by the list's identity
         self._taken: set[Steps] = set()
         self.top = self._copied(given)
@@ -106,7 +106,7 @@ class _Copy:
             return copy
         return value
 
-    def genuine(self, fault: Fault) -> tuple[Fault, bool]:
+    def is_real(self, fault: Fault) -> tuple[Fault, bool]:
         """Returns the fault with its place in the original document, and whether the original has this fault."""
         at = self._as_given(fault.at)
         original = fault._replace(at=at)
@@ -192,7 +192,7 @@ class _Copy:
             value = node[keys[middle]]
             node[keys[middle]] = _Unacceptable()
             try:
-                self._judge(self.top)
+                self._validate(self.top)
                 same = False
             except (msgspec.ValidationError, DraError) as e:
                 same = str(e) == message

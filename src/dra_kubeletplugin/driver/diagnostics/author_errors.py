@@ -123,7 +123,7 @@ def defined(method: Callable[..., Any]) -> str:
 
 
 @contextlib.contextmanager
-def judging(method: Callable[..., Any]) -> Iterator[None]:
+def reading_result(method: Callable[..., Any]) -> Iterator[None]:
     """Adds the line where ``method`` is defined to errors about its result, also to errors that the result's objects raise."""
     try:
         yield
@@ -134,7 +134,7 @@ def judging(method: Callable[..., Any]) -> Iterator[None]:
     except (DraError, asyncio.CancelledError, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise DriverError(f"what {_named(method)}() answered cannot be read: {explained(e)}") from e
+        raise DriverError(f"the result of {_named(method)}() cannot be read: {explained(e)}") from e
 
 
 @contextlib.contextmanager
@@ -199,17 +199,17 @@ def _is_stop(e: BaseException) -> bool:
     return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 
-def replacement_message(value: object, wanted: str, *, of: str = "", answered: bool = True) -> str:
+def replacement_message(value: object, wanted: str, *, of: str = "", returned: bool = True) -> str:
     """Returns a hint for ``value``, which an author supplied instead of a list of ``wanted``.
 
-    ``answered`` is True if a method returned it.
+    ``returned`` is True if a method returned it.
     """
-    if value is None and answered:
+    if value is None and returned:
         return ": is a `return` missing?"
     if is_a(value, AsyncIterator):
         return ": collect it, `[x async for x in found]`"
     if is_a(value, Mapping):
-        return ": give its values, `list(found.values())`"
+        return ": return its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
     return forgotten(value)
@@ -218,9 +218,9 @@ def replacement_message(value: object, wanted: str, *, of: str = "", answered: b
 def instead_of_item(value: object, wanted: str) -> str:
     """Returns a hint for a wrong item of a list."""
     if is_a(value, (list, tuple)):
-        return ": put what is in it into the one list"
+        return ": put its items into the outer list"
     if is_a(value, type) and value.__name__ == wanted:
-        return f": make one, `{wanted}(...)`"
+        return f": create an instance, `{wanted}(...)`"
     return forgotten(value)
 
 

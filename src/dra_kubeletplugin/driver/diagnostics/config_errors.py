@@ -15,7 +15,7 @@ from .all_errors import Fault
 
 JSON = Mapping[str, Any]
 
-MORE = "more faults were not looked for"
+MORE = "there may be more faults: validation stopped here"
 """The last of an error's faults, if the search stopped before the end."""
 _MOST = 12  # fields that are listed when none is similar
 _LONGEST = 80  # bytes of a key in a path, and of an unknown field
@@ -43,9 +43,13 @@ def fault_sentences(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[st
         for name in dict.fromkeys((fault.missing, *_required(here, value_at(given, fault.at)))):
             yield f"{path}: missing required field {name!r}"
     elif fault.text.startswith("Invalid enum value") and (known := _choices(here)):
-        yield f"{path}: {clip(fault.text, _LONGEST_TEXT)}: give one of {', '.join(map(repr, known))}"
+        yield f"{path}: {clip(fault.text, _LONGEST_TEXT)}: use one of {', '.join(map(repr, known))}"
     else:
-        yield f"{path}: {'the key: ' if fault.key else ''}{clip(fault.text, _LONGEST_TEXT)}"
+        value = value_at(given, fault.at) if fault.text.endswith("got `float`") and not fault.key else None
+        number = (
+            f" ({value:g})" if isinstance(value, float) else ""
+        )  # such as 1e+40, which its author wrote as an integer
+        yield f"{path}: {'the key: ' if fault.key else ''}{clip(fault.text, _LONGEST_TEXT)}{number}"
 
 
 def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:

@@ -16,7 +16,7 @@ from ...errors import is_a, printable
 
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(
-    r"([\w.]+)\(\) (?:got an unexpected keyword argument '(\w+)'|takes |missing \d+ required |got multiple )"
+    r"([\w.]+)\(\) (?:got an unexpected keyword argument '(\w+)'|takes |missing \d+ required |got multiple |got too many )"
 )
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _NO_ITEMS = re.compile(r"'(\w+)' object (?:is not subscriptable|does not support item)")
@@ -26,11 +26,11 @@ _LINE = 120  # characters of a source line in a hint
 _MESSAGES = (
     (TypeError, re.compile(r"\bcoroutine\b"), ": is an `await` missing?"),
     (AttributeError, re.compile("'coroutine' object"), ": is an `await` missing?"),
-    (TypeError, re.compile("can't be used in 'await'"), ": take the `await` away, it is no coroutine"),
-    (TypeError, re.compile("'async (?:for|with)' requires|asynchronous context manager"), ": take the `async` away"),
+    (TypeError, re.compile("can't be used in 'await'"), ": remove the `await`, it is not a coroutine"),
+    (TypeError, re.compile("'async (?:for|with)' requires|asynchronous context manager"), ": remove the `async`"),
     (RuntimeError, re.compile("from a running event loop$"), ": `await` it, `async def` methods run on the event loop"),
     (RuntimeError, re.compile("^no running|no current event loop"), ": make it `async def`, plain methods run in threads"),
-    (AttributeError, re.compile("^immutable type|^cannot assign to field"), ": it never changes, make another with `replace`"),
+    (AttributeError, re.compile("^immutable type|^cannot assign to field"), ": it is immutable, create a changed copy with `replace`"),
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _import(e: Any, text: str, frame: FrameType | None) -> str:
 
 def _call(e: Any, text: str, frame: FrameType | None) -> str:
     if (named := _NO_ITEMS.match(text)) and hasattr(sys.modules[_PACKAGE], named[1]):
-        return ": what it has are attributes, `.name`"
+        return ": use its attributes, `.name`"
     call = _CALL.match(text)
     if not call or not frame:
         return ""

@@ -43,10 +43,10 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
     given = dict(_written(cls, Driver))
     for name in SET:
         if name in given:
-            raise DriverError(f"{cls.__name__}.{name} is set by the framework: take it out of the class")
+            raise DriverError(f"{cls.__name__}.{name} is set by the framework: remove it from the class")
     for name in given:
         if name in vars(Driver) and name not in (*called, *_DATA):
-            raise DriverError(f"{cls.__name__}.{name} is the framework's, for the driver to call: name yours otherwise")
+            raise DriverError(f"{cls.__name__}.{name} is a method of the framework that the driver calls: rename yours")
     open_names = [n for n in (*called, *_DATA) if n not in given and _EITHER.get(n) not in given]
     for name, value in _written(cls, Driver, of_base=True):
         if hasattr(Driver, name):
@@ -60,7 +60,7 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
             )
         if near in _DATA and not callable(getattr(value, "__get__", None)):
             raise DriverError(
-                f"{cls.__name__}.{name} is read by nobody, did you mean `{near}`? Begin a name of your own with _"
+                f"{cls.__name__}.{name} is never used, did you mean `{near}`? Begin a name of your own with _"
             )
 
 

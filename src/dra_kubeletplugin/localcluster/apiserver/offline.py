@@ -125,15 +125,15 @@ def _reworded(warnings: list[str], reported: set[str], release: str) -> Iterator
 
 def _with_nearest(fault: FieldError, obj: JSON) -> str:
     text = str(fault)
-    if meant := _reference(fault, obj):
-        return text + meant
+    if hint := _reference(fault, obj):
+        return text + hint
     if fault.reason == "FieldValueNotSupported":
         value, _, allowed = fault.message.partition("supported values: ")
         quoted = re.search(r'"(.*)"', value)
         return text + (did_you_mean(quoted[1], re.findall(r'"(.*?)"', allowed)) if quoted else "")
     for pattern, known in _IN_CEL.items():
-        if (found := re.search(pattern, text)) and (meant := did_you_mean(found[1], known)):
-            return re.sub(pattern, lambda m, meant=meant: m[0] + meant, text, count=1)  # type: ignore[misc]
+        if (found := re.search(pattern, text)) and (hint := did_you_mean(found[1], known)):
+            return re.sub(pattern, lambda m, hint=hint: m[0] + hint, text, count=1)  # type: ignore[misc]
     text = re.sub(
         r"(undeclared reference to 'includes')",
         rf"\1: it needs the feature gate {Gate.LISTS.value}",
@@ -162,8 +162,8 @@ def _misspelled(api_version: str, kind: str, known: list[ServedKind]) -> str:
         if same_kind := [k for k in in_group if k.kind == kind]:
             available = ", ".join(k.api_version(v) for k in same_kind for v in k.versions)
             return f"apiVersion: {api_version!r} has no {kind}: use {available}"
-        if meant := did_you_mean(kind, [k.kind for k in in_group], 0.8):
-            return f"kind: {api_version} has no {kind!r}{meant}"
+        if hint := did_you_mean(kind, [k.kind for k in in_group], 0.8):
+            return f"kind: {api_version} has no {kind!r}{hint}"
         if other_versions := _versions_with(kind, known):
             return f"apiVersion: {kind} is not in {api_version!r}: use {other_versions}"
         versions = {v for k in in_group for v in k.versions}

@@ -39,7 +39,7 @@ async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) 
         )
         return
     incoming = asyncio.create_task(_listen(socket, session))
-    outgoing = asyncio.create_task(_speak(socket, session))
+    outgoing = asyncio.create_task(_send_output(socket, session))
     try:
         await asyncio.wait({incoming, outgoing}, return_when=asyncio.FIRST_COMPLETED)
         incoming.cancel()  # Only one task may read from the socket, and closing it waits for the client's reply.
@@ -68,7 +68,7 @@ async def _listen(socket: WebSocket, session: ExecSession) -> None:
                     await session.resize(int(size["Width"]), int(size["Height"]))
 
 
-async def _speak(socket: WebSocket, session: ExecSession) -> int:
+async def _send_output(socket: WebSocket, session: ExecSession) -> int:
     """Sends all output and returns the exit code."""
     while (found := await session.read()) is not None:
         stream, data = found

@@ -69,7 +69,7 @@ class WebSocket:
     async def receive(self) -> bytes | None:
         """Returns the next message; None after the peer closed the connection, disconnected, or violated the protocol."""
         message = bytearray()
-        begun = False
+        started = False
         try:
             while True:
                 final, op, payload = await self._frame(len(message))
@@ -79,9 +79,9 @@ class WebSocket:
                     await self._send_close(payload[:2])
                     return None
                 elif op is not _Op.PONG:
-                    if (op is _Op.CONTINUE) != begun:
+                    if (op is _Op.CONTINUE) != started:
                         raise _Broken(1002)
-                    begun = True
+                    started = True
                     message += payload
                     if final:
                         return bytes(message)

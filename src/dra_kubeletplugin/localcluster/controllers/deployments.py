@@ -202,7 +202,7 @@ class DeploymentController(Workload):
         progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
         if not done:
             progress = ("ReplicaSetUpdated", f'ReplicaSet "{name}" is progressing.')
-            if (remaining := self._time_left(obj, counts)) <= 0:
+            if (remaining := self._remaining_time(obj, counts)) <= 0:
                 progress = ("ProgressDeadlineExceeded", f'ReplicaSet "{name}" has timed out progressing.')
             else:
                 self.queue.add_after(key_of(DEPLOYMENTS, obj), remaining + 0.1)
@@ -212,7 +212,7 @@ class DeploymentController(Workload):
         ]
         await self.write_status(obj, status)
 
-    def _time_left(self, obj: JSON, counts: Mapping[str, int]) -> float:
+    def _remaining_time(self, obj: JSON, counts: Mapping[str, int]) -> float:
         """Returns the seconds until the progress deadline, counted from the last observed change."""
         uid, clock = obj["metadata"]["uid"], time.monotonic()
         state = (obj["metadata"].get("generation"), *counts.values())

@@ -14,13 +14,13 @@ from ...kube import KubeClient
 from ...kube.resource import LEASES, NODES, PODS
 from ...resourceapi.defaulting import now
 from ..informer import Informers, ObjectChange, is_finished
-from ..kubelet.node import NOT_HEARD
+from ..kubelet.node import STATUS_UNKNOWN
 from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
 
 JSON = dict[str, Any]
 _OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
-_NO_STATUS = {"reason": NOT_HEARD, "message": "Kubelet stopped posting node status."}
+_NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
 _CHECKS = 10  # checks in the grace period: --node-monitor-period is 5 s, a tenth of it
 
 

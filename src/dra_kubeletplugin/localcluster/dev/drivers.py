@@ -46,12 +46,12 @@ class DriverState(msgspec.Struct, frozen=True):
 
     Args:
         waits: what it waits for; empty when it is ready.
-        hopeless: whether its driver failed and will not become ready.
+        failed_for_good: whether its driver failed and will not become ready.
         notes: remarks on a driver that is ready.
     """
 
     waits: Sequence[str]
-    hopeless: bool = False
+    failed_for_good: bool = False
     notes: Sequence[str] = ()
 
 
@@ -272,7 +272,7 @@ class DriverProcess:
             if state and not state.waits:
                 self.phase, self.notes = ProcessPhase.READY, state.notes
                 return
-            if state and state.hopeless:
+            if state and state.failed_for_good:
                 self.phase = ProcessPhase.FAILED
                 raise DriverFailed(f"{self.name} is not ready: {'; '.join(state.waits)}")
             if loop.time() > deadline:

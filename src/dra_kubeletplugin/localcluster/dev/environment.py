@@ -34,12 +34,12 @@ class EnvironmentOptions:
     """Callbacks for output.
 
     Args:
-        say: receives lines about the cluster.
+        output: receives lines about the cluster.
         log: receives a driver's place and a line of its output.
         ready: receives how many drivers are ready, and how many there are.
     """
 
-    say: Callable[[str], None]
+    output: Callable[[str], None]
     log: Callable[[str, str], None]
     ready: Callable[[int, int], None] = field(default=lambda done, of: None)
 
@@ -55,7 +55,7 @@ class DevEnvironment:
     timeout: float
     health: Path
     guard: Guard
-    asked_to_stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
     """Creates a link to the page that shows the cluster, valid for one browser; empty if there is no page."""
     _overrides: dict[str, dict[str, JSON]] = field(default_factory=dict)
@@ -235,17 +235,17 @@ async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
             continue
         before |= changed
         names = ", ".join(sorted(p.name for p in changed))
-        made.callbacks.say(f"{names} changed: {process.name} is replaced")
+        made.callbacks.output(f"{names} changed: {process.name} is replaced")
         try:
             await process.upgrade(made.timeout)
-            made.callbacks.say(f"{process.name} is ready again")
+            made.callbacks.output(f"{process.name} is ready again")
         except DriverFailed as e:
             stays = (
                 "the previous process continues"
                 if process.phase is ProcessPhase.READY
                 else "it is started again when the file changes"
             )
-            made.callbacks.say(f"{e}\n{stays}")
+            made.callbacks.output(f"{e}\n{stays}")
 
 
 __all__ = ["DevEnvironment", "EnvironmentOptions", "EnvironmentRefused", "environment"]

@@ -78,7 +78,7 @@ async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
         case ExitContainer():
             return await _end(on, verb)
         case Stop():
-            on.asked_to_stop.set()
+            on.stop_requested.set()
             return VerbResult(text="the cluster ends")
         case _:
             assert_never(verb)

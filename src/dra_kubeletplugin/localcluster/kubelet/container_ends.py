@@ -30,15 +30,15 @@ class ContainerStopper:
         state.event_once(self.events, f"Killing {name} {status.id}", "Normal", "Killing", why)
         if grace > 0 and (container.get("lifecycle") or {}).get(HandlerOccasion.PRE_STOP.value):
             clock = asyncio.get_running_loop().time
-            begun = clock()
+            started = clock()
             try:
                 async with asyncio.timeout(grace):
                     outcome = await run_hook(self.runtime, pod, container, HandlerOccasion.PRE_STOP)
             except TimeoutError:
                 outcome = None  # a hook that takes too long is abandoned without an event, as in a real kubelet
-            if outcome is not None and outcome.verdict is not ProbeResult.PASS:
+            if outcome is not None and outcome.result is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
-            grace = max(_LEAST, grace - (clock() - begun))
+            grace = max(_LEAST, grace - (clock() - started))
         await self.runtime.stop(state.uid, name, grace)
 
     async def end_all(self, pod: JSON, state: PodState, grace: float | None = None) -> None:
@@ -62,8 +62,8 @@ class ContainerStopper:
                     tasks.create_task(self.end(pod, state, container, given, f"Stopping container {container['name']}"))
         for container, role in reversed(running):
             if role is Role.SIDECAR:
-                left = max(min(given, _LEAST), until - clock())
-                await self.end(pod, state, container, left, f"Stopping container {container['name']}")
+                remaining = max(min(given, _LEAST), until - clock())
+                await self.end(pod, state, container, remaining, f"Stopping container {container['name']}")
         state.seen.waiting = {}
 
 

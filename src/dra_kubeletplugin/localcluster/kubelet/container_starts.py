@@ -68,7 +68,7 @@ class ContainerStarter:
         if status is None:
             return False
         if role is Role.SIDECAR:
-            return self.parts.probes.vital(uid, container, status).started
+            return self.parts.probes.readiness_of(uid, container, status).started
         return status.state is ContainerState.EXITED and not status.exit_code
 
     async def _current_status(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
@@ -104,13 +104,13 @@ class ContainerStarter:
             created.
         """
         name, uid = container["name"], state.uid
-        if before is not None and (left := self._crash_pause(pod, state, name, before)) > 0:
-            return left, None
+        if before is not None and (remaining := self._crash_pause(pod, state, name, before)) > 0:
+            return remaining, None
         image = str(container.get("image") or "")
         if wrong := image_names.fault(image):
             return self._bad_name(state, name, image, wrong), None
-        if (left := self._pull_paused(state, name, image)) > 0:
-            return left, None
+        if (remaining := self._pull_paused(state, name, image)) > 0:
+            return remaining, None
         wanted = requests_of(pod, container, claims)
         devices = self.parts.manager.cdi_ids(pod["metadata"]["namespace"], wanted)
         attempt = before.attempt + 1 if before else state.attempts.get(name, 0)
@@ -200,7 +200,7 @@ class ContainerStarter:
             hook.cancel()
             ending.cancel()
             await asyncio.gather(hook, ending, return_exceptions=True)
-        if outcome is None or outcome.verdict is ProbeResult.PASS:
+        if outcome is None or outcome.result is ProbeResult.PASS:
             return True
         self.parts.events.warn(pod, "Pod", "FailedPostStartHook", "PostStartHook failed")
         grace = float(pod["spec"].get("terminationGracePeriodSeconds") or 0)
@@ -214,15 +214,15 @@ class ContainerStarter:
         """Seconds that an ended container still has to wait. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        left = self._remaining(pause, self.parts.timers.crash_loop_backoff if steady else pause.next)
-        if left <= 0:
+        remaining = self._remaining(pause, self.parts.timers.crash_loop_backoff if steady else pause.next)
+        if remaining <= 0:
             return 0.0
         meta = pod["metadata"]
         where = f"{meta['name']}_{meta['namespace']}({meta['uid']})"
         text = f"Back-off restarting failed container {name} in pod {where}"
         state.seen.waiting[name] = WaitingContainer("CrashLoopBackOff", f"back-off: {text}")
         state.event_once(self.parts.events, f"BackOff {name} {before.attempt}", "Warning", "BackOff", text)
-        return left
+        return remaining
 
     def _remaining(self, pause: Pause, seconds: float) -> float:
         """Returns the seconds that are left of a pause, and starts the pause if it has not started.
@@ -235,8 +235,8 @@ class ContainerStarter:
             pause.next = min(
                 self.parts.timers.crash_loop_backoff_max, seconds * 2 or self.parts.timers.crash_loop_backoff
             )
-        if (left := pause.until - now) > 0:
-            return left
+        if (remaining := pause.until - now) > 0:
+            return remaining
         pause.until = 0.0
         return 0.0
 
@@ -258,7 +258,7 @@ class ContainerStarter:
 
     def _pull_paused(self, state: PodState, name: str, image: str) -> float:
         pause = state.pulls.get(image)
-        if pause is None or pause.until == 0 or (left := self._remaining(pause, 0)) <= 0:
+        if pause is None or pause.until == 0 or (remaining := self._remaining(pause, 0)) <= 0:
             return 0.0
         text = f'Back-off pulling image "{image}"'
         before = state.seen.waiting.get(name)
@@ -267,7 +267,7 @@ class ContainerStarter:
             state.seen.waiting[name] = WaitingContainer("ImagePullBackOff", why)
             self.parts.events.event(state.pod, "Pod", "Normal", "BackOff", text)
             self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ImagePullBackOff")
-        return left
+        return remaining
 
     def _pulled(self, state: PodState, name: str, image: str, attempt: int) -> None:
         text = f'Container image "{image}" already present on machine and can be accessed by the pod'

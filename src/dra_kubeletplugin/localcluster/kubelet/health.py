@@ -80,7 +80,7 @@ class HealthMonitor:
     def follow(self, connection: Connection) -> None:
         """Opens the plugin's health stream. Does nothing if the stream is already followed."""
         version = next((v for v in self.behavior.health if v in connection.services), None)
-        if version is None and self.behavior.health_unasked:
+        if version is None and self.behavior.health_unadvertised:
             version = self.behavior.health[-1]
         known = self._tasks.get(connection)
         if version is None or (known and not known.done()):
@@ -126,7 +126,7 @@ class HealthMonitor:
                 except grpc.aio.UsageError:
                     return  # the channel is closed
                 except grpc.aio.AioRpcError as e:
-                    if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.behavior.health_unasked:
+                    if e.code() is grpc.StatusCode.UNIMPLEMENTED and not self.behavior.health_unadvertised:
                         return
                     log.debug("kubelet: the health stream ended: %s", e.code(), extra={"driver": connection.driver})
                     raise

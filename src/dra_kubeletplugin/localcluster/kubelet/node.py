@@ -17,7 +17,7 @@ from .fields import NODE_ADDRESS
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
-NOT_HEARD = "NodeStatusUnknown"  # the node controller's reason for a node whose kubelet is silent
+STATUS_UNKNOWN = "NodeStatusUnknown"  # the node controller's reason for a node whose kubelet is silent
 _HEALTHY = {
     "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -61,7 +61,7 @@ async def mark_ready(client: KubeClient, name: str) -> None:
     """
     node = await client.get(NODES, name)
     known = (node.get("status") or {}).get("conditions") or []
-    if any(c.get("type") == "Ready" and c.get("reason") == NOT_HEARD for c in known):
+    if any(c.get("type") == "Ready" and c.get("reason") == STATUS_UNKNOWN for c in known):
         await client.patch(NODES, name, {"status": {"conditions": _conditions(known)}}, sub="status")
 
 
@@ -91,7 +91,7 @@ async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Coll
         ApiError: at least one slice could not be deleted.
     """
     fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
-    left: ApiError | None = None
+    failure: ApiError | None = None
     for obj in (await client.list(SLICES, fields=fields))["items"]:
         if but and (obj.get("spec") or {}).get("driver") in but:
             continue
@@ -99,6 +99,6 @@ async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Coll
             await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
         except ApiError as e:
             if e.status not in {404, 409}:
-                left = e  # continue with the other slices
-    if left is not None:
-        raise left
+                failure = e  # continue with the other slices
+    if failure is not None:
+        raise failure

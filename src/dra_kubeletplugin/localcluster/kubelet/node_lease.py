@@ -15,7 +15,7 @@ from .node import mark_ready
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 NAMESPACE = "kube-node-lease"
-_LASTS = 40  # seconds
+_DURATION = 40  # seconds
 
 
 async def renew_lease(client: KubeClient, node: str, every: float) -> None:
@@ -31,7 +31,7 @@ async def renew_lease(client: KubeClient, node: str, every: float) -> None:
 
 async def _renew(client: KubeClient, node: str) -> None:
     """Raises ``ApiError``."""
-    spec = {"holderIdentity": node, "leaseDurationSeconds": _LASTS, "renewTime": now_exactly()}
+    spec = {"holderIdentity": node, "leaseDurationSeconds": _DURATION, "renewTime": now_exactly()}
     try:
         await client.patch(LEASES, node, {"spec": spec}, NAMESPACE)
     except ApiError as e:

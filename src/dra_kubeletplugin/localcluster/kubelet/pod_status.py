@@ -37,7 +37,7 @@ class WaitingContainer:
 
 
 @dataclass(frozen=True)
-class ContainerVitals:
+class ContainerReadiness:
     """The result of a container's probes."""
 
     started: bool
@@ -82,8 +82,8 @@ def seconds_left(pod: Mapping[str, Any]) -> float | None:
     limit, since = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
     if limit is None or not since:
         return None
-    begun = datetime.fromisoformat(str(since))
-    return float((begun - datetime.now(UTC)).total_seconds() + limit)
+    started = datetime.fromisoformat(str(since))
+    return float((started - datetime.now(UTC)).total_seconds() + limit)
 
 
 def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) -> PodPhase:
@@ -121,24 +121,30 @@ def status_of(
     seen: ContainerView,
     phase: PodPhase,
     health: Callable[[Mapping[str, Any]], list[JSON]],
-    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
+    readiness_of: Callable[[Mapping[str, Any], ContainerStatus], ContainerReadiness],
 ) -> JSON:
     """Builds ``status`` as the kubelet writes it.
 
     Args:
         seen: waiting reasons and previous attempts of the containers.
         health: returns a container's ``allocatedResourcesStatus``.
-        vital: returns whether a container has started and is ready.
+        readiness_of: returns whether a container has started and is ready.
     """
     all_roles = roles(pod)
     initialized = all(
-        _is_past(c, role, statuses.get(c["name"]), vital) for c, role in all_roles if role is not Role.MAIN
+        _is_past(c, role, statuses.get(c["name"]), readiness_of) for c, role in all_roles if role is not Role.MAIN
     )
     out: JSON = {"phase": phase.value}
     for key, wanted in (("initContainerStatuses", {Role.INIT, Role.SIDECAR}), ("containerStatuses", {Role.MAIN})):
         found = [
             _container(
-                c, role, statuses.get(c["name"]), seen, health, vital, initialized=initialized or role is not Role.MAIN
+                c,
+                role,
+                statuses.get(c["name"]),
+                seen,
+                health,
+                readiness_of,
+                initialized=initialized or role is not Role.MAIN,
             )
             for c, role in all_roles
             if role in wanted
@@ -199,13 +205,13 @@ def _is_past(
     container: Mapping[str, Any],
     role: Role,
     status: ContainerStatus | None,
-    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
+    readiness_of: Callable[[Mapping[str, Any], ContainerStatus], ContainerReadiness],
 ) -> bool:
     """Whether the containers after this one may start: an init container has succeeded, or a sidecar has started."""
     if status is None:
         return False
     if role is Role.SIDECAR:
-        return vital(container, status).started
+        return readiness_of(container, status).started
     return status.state is ContainerState.EXITED and not status.exit_code
 
 
@@ -225,7 +231,7 @@ def _container(
     status: ContainerStatus | None,
     seen: ContainerView,
     health: Callable[[Mapping[str, Any]], list[JSON]],
-    vital: Callable[[Mapping[str, Any], ContainerStatus], ContainerVitals],
+    readiness_of: Callable[[Mapping[str, Any], ContainerStatus], ContainerReadiness],
     *,
     initialized: bool,
 ) -> JSON:
@@ -242,10 +248,10 @@ def _container(
         last = status or seen.last.get(name)
     else:
         out["state"] = _state(status)
-        vitals = vital(container, status)
+        readiness = readiness_of(container, status)
         ended_well = status.state is ContainerState.EXITED and not status.exit_code
-        out["started"] = vitals.started
-        out["ready"] = ended_well if role is Role.INIT else vitals.ready
+        out["started"] = readiness.started
+        out["ready"] = ended_well if role is Role.INIT else readiness.ready
         last = seen.last.get(name)
     out["lastState"] = _state(last) if last and last.state is ContainerState.EXITED else {}
     if found := health(container):

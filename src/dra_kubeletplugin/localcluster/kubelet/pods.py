@@ -97,12 +97,12 @@ class PodSync:
 
     async def _run(self, pod: JSON, state: PodState) -> None:
         uid = pod["metadata"]["uid"]
-        left = seconds_left(pod)
-        if left is not None and left <= 0:
+        remaining = seconds_left(pod)
+        if remaining is not None and remaining <= 0:
             await self._fail(pod, state, _TOO_LONG)
             return
-        if left is not None:
-            self.queue_after(uid, left)
+        if remaining is not None:
+            self.queue_after(uid, remaining)
         if not phase_of(pod, self._statuses(state)).is_terminal:
             await self._bring_up(pod, state)
         phase = phase_of(pod, self._statuses(state))
@@ -176,17 +176,17 @@ class PodSync:
             if name in state.volumes:
                 continue
             pause = state.mounts.setdefault(name, Pause())
-            left = pause.until - asyncio.get_running_loop().time()
-            if left <= 0:
+            remaining = pause.until - asyncio.get_running_loop().time()
+            if remaining <= 0:
                 try:
                     state.volumes[name] = await volumes.make(pod, volume)
                     continue
                 except MountError as e:
                     self.parts.events.warn(pod, "Pod", "FailedMount", str(e))
                 timers = self.parts.timers
-                left = pause.next = min(timers.mount_backoff_max, pause.next * 2 or timers.mount_backoff)
-                pause.until = asyncio.get_running_loop().time() + left
-            pauses.append(left)
+                remaining = pause.next = min(timers.mount_backoff_max, pause.next * 2 or timers.mount_backoff)
+                pause.until = asyncio.get_running_loop().time() + remaining
+            pauses.append(remaining)
         if pauses and not self.parts.runtime.statuses(state.uid):
             self._set_waiting(pod, state)
         return min(pauses, default=None)
@@ -292,7 +292,7 @@ class PodSync:
             state.seen,
             shown,
             lambda container: self.health(pod, container, claims),
-            lambda container, status: self.parts.probes.vital(state.uid, container, status),
+            lambda container, status: self.parts.probes.readiness_of(state.uid, container, status),
         )
         if why is not None:
             new |= {"reason": why.reason, "message": why.message}

@@ -25,7 +25,7 @@ from ..runtime.interface import (
 )
 from ..work_queue import WorkQueue
 from .containers import roles
-from .pod_status import ContainerVitals
+from .pod_status import ContainerReadiness
 from .probe_targets import NoSuchPort, handler_of
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Key:
 
 
 @dataclass
-class ProbeVerdict:
+class ProbeState:
     """The state of one probe of one attempt of a container. ``good`` is None until it is known."""
 
     container_id: str
@@ -88,7 +88,7 @@ class Probes:
         self._events = events
         self._changed = changed
         self._pods: dict[str, JSON] = {}
-        self._verdicts: dict[_Key, ProbeVerdict] = {}
+        self._states: dict[_Key, ProbeState] = {}
         self._reported: set[tuple[_Key, str]] = set()
         self._queue: WorkQueue[_Key] = WorkQueue()
 
@@ -109,22 +109,22 @@ class Probes:
                 continue
             for occasion in _PROBES:
                 key = _Key(uid, container["name"], occasion)
-                if container.get(occasion.value) and self._verdict_of(key, status).runs == 0:
+                if container.get(occasion.value) and self._state_of(key, status).runs == 0:
                     self._queue.add(key)
 
     def forget(self, uid: str) -> None:
         self._pods.pop(uid, None)
-        self._verdicts = {k: v for k, v in self._verdicts.items() if k.uid != uid}
+        self._states = {k: v for k, v in self._states.items() if k.uid != uid}
         self._reported = {(k, text) for k, text in self._reported if k.uid != uid}
 
-    def vital(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> ContainerVitals:
+    def readiness_of(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> ContainerReadiness:
         """Returns whether a container has started and is ready."""
         if status.state is not ContainerState.RUNNING:
-            return ContainerVitals(started=False, ready=False)
+            return ContainerReadiness(started=False, ready=False)
         good = {
             o: self._passed(uid, container, status, o) for o in (HandlerOccasion.STARTUP, HandlerOccasion.READINESS)
         }
-        return ContainerVitals(
+        return ContainerReadiness(
             good[HandlerOccasion.STARTUP], good[HandlerOccasion.STARTUP] and good[HandlerOccasion.READINESS]
         )
 
@@ -132,8 +132,8 @@ class Probes:
         """Returns the probe whose failure requires that the running container is stopped, or None."""
         for occasion in (HandlerOccasion.LIVENESS, HandlerOccasion.STARTUP):
             if container.get(occasion.value):
-                verdict = self._verdict_of(_Key(uid, container["name"], occasion), status)
-                if verdict.good is False and verdict.finished:
+                state = self._state_of(_Key(uid, container["name"], occasion), status)
+                if state.good is False and state.finished:
                     return occasion
         return None
 
@@ -142,12 +142,12 @@ class Probes:
     ) -> bool:
         if not container.get(occasion.value):
             return True
-        return bool(self._verdict_of(_Key(uid, container["name"], occasion), status).good)
+        return bool(self._state_of(_Key(uid, container["name"], occasion), status).good)
 
-    def _verdict_of(self, key: _Key, status: ContainerStatus) -> ProbeVerdict:
-        found = self._verdicts.get(key)
+    def _state_of(self, key: _Key, status: ContainerStatus) -> ProbeState:
+        found = self._states.get(key)
         if found is None or found.container_id != status.id:
-            found = self._verdicts[key] = ProbeVerdict(status.id, _BEFORE[key.occasion])
+            found = self._states[key] = ProbeState(status.id, _BEFORE[key.occasion])
         return found
 
     # --- one probe ----------------------------------------------------------------------------------------
@@ -166,8 +166,8 @@ class Probes:
             or status.state is not ContainerState.RUNNING
         ):
             return
-        verdict = self._verdict_of(key, status)
-        if verdict.finished or (
+        state = self._state_of(key, status)
+        if state.finished or (
             pod["metadata"].get("deletionTimestamp") and key.occasion is not HandlerOccasion.READINESS
         ):
             return
@@ -179,17 +179,17 @@ class Probes:
         if early > 0:
             self._queue.add_after(key, early)
             return
-        begun = asyncio.get_running_loop().time()
-        outcome = await self._perform(key, pod, container, probe, verdict)
-        self._record_outcome(key, verdict, outcome, pod, probe)
-        if not verdict.finished:
-            spent = asyncio.get_running_loop().time() - begun
+        started = asyncio.get_running_loop().time()
+        outcome = await self._perform(key, pod, container, probe, state)
+        self._record_outcome(key, state, outcome, pod, probe)
+        if not state.finished:
+            spent = asyncio.get_running_loop().time() - started
             self._queue.add_after(key, max(0.0, float(probe.get("periodSeconds") or 10) - spent))
 
     async def _perform(
-        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], verdict: ProbeVerdict
+        self, key: _Key, pod: JSON, container: Mapping[str, Any], probe: Mapping[str, Any], state: ProbeState
     ) -> Outcome:
-        number, verdict.runs = verdict.runs, verdict.runs + 1
+        number, state.runs = state.runs, state.runs + 1
         try:
             handler = handler_of(container, probe)
         except NoSuchPort as e:
@@ -198,18 +198,18 @@ class Probes:
         action = HandlerAction(key.occasion, handler, float(probe.get("timeoutSeconds") or 1), number, annotations)
         for _ in range(_TRIES):
             outcome = await self._runtime.perform(key.uid, key.container, action)
-            if outcome.verdict is not ProbeResult.ERROR:
+            if outcome.result is not ProbeResult.ERROR:
                 break
         return outcome
 
     def _record_outcome(
-        self, key: _Key, verdict: ProbeVerdict, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]
+        self, key: _Key, state: ProbeState, outcome: Outcome, pod: JSON, probe: Mapping[str, Any]
     ) -> None:
         status = self._runtime.statuses(key.uid).get(key.container)
-        if status is None or status.id != verdict.container_id or status.state is not ContainerState.RUNNING:
+        if status is None or status.id != state.container_id or status.state is not ContainerState.RUNNING:
             return  # the container that was probed has ended meanwhile
         word = _WORDS[key.occasion]
-        match outcome.verdict:
+        match outcome.result:
             case ProbeResult.UNDEFINED:
                 self._report_undefined(key, pod, outcome)
                 return
@@ -219,9 +219,9 @@ class Probes:
                 return
             case ProbeResult.FAIL:
                 self._events.warn(pod, "Pod", "Unhealthy", f"{word} probe failed: {outcome.text}")
-        if verdict.record(outcome.verdict is ProbeResult.PASS, probe, key.occasion):
+        if state.record(outcome.result is ProbeResult.PASS, probe, key.occasion):
             self._changed(key.uid)
-            if key.occasion is HandlerOccasion.STARTUP and verdict.good:
+            if key.occasion is HandlerOccasion.STARTUP and state.good:
                 for then in (HandlerOccasion.READINESS, HandlerOccasion.LIVENESS):
                     self._queue.add(_Key(key.uid, key.container, then))
 
@@ -241,4 +241,4 @@ class Probes:
         )
 
 
-__all__ = ["ProbeVerdict", "Probes"]
+__all__ = ["ProbeState", "Probes"]

@@ -70,7 +70,7 @@ class OciProcess:
 
 
 @dataclass(frozen=True)
-class ContainerSurroundings:
+class ContainerContext:
     """The environment of a container's process. ``namespaces`` maps a type to the file of the pod's namespace."""
 
     mounts: Sequence[Mount]
@@ -80,23 +80,23 @@ class ContainerSurroundings:
     limits: Limits = field(default_factory=Limits)
 
 
-def base_spec(process: OciProcess, surroundings: ContainerSurroundings) -> JSON:
+def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
     """Returns the OCI spec of a container without devices. Its device cgroup allows only a container's default devices."""
-    own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in surroundings.namespaces))
+    own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in context.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
-    namespaces += [{"type": t, "path": path} for t, path in surroundings.namespaces.items()]
+    namespaces += [{"type": t, "path": path} for t, path in context.namespaces.items()]
     user: JSON = {"uid": process.uid, "gid": process.gid}
     if process.groups:
         user["additionalGids"] = list(process.groups)
     capabilities = sorted(set(process.capabilities) & available())
     linux: JSON = {
-        "resources": {"devices": [{"allow": False, "access": "rwm"}], **_resources(surroundings.limits)},
+        "resources": {"devices": [{"allow": False, "access": "rwm"}], **_resources(context.limits)},
         "namespaces": namespaces,
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
     }
-    if surroundings.cgroup:
-        linux["cgroupsPath"] = surroundings.cgroup
+    if context.cgroup:
+        linux["cgroupsPath"] = context.cgroup
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -108,8 +108,8 @@ def base_spec(process: OciProcess, surroundings: ContainerSurroundings) -> JSON:
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
             "noNewPrivileges": process.no_new_privileges,
         },
-        "root": {"path": "rootfs", "readonly": surroundings.read_only_root},
-        "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, surroundings.mounts)],
+        "root": {"path": "rootfs", "readonly": context.read_only_root},
+        "mounts": [*copy.deepcopy(_MOUNTS), *map(bind, context.mounts)],
         "linux": linux,
     }
 
@@ -137,4 +137,4 @@ def available() -> frozenset[str]:
     return frozenset(name for name, number in _NUMBERS.items() if bits >> number & 1)
 
 
-__all__ = ["CAPABILITIES", "PATH", "ContainerSurroundings", "OciProcess", "available", "base_spec", "bind"]
+__all__ = ["CAPABILITIES", "PATH", "ContainerContext", "OciProcess", "available", "base_spec", "bind"]

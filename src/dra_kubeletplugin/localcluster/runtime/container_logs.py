@@ -83,7 +83,7 @@ class ContainerLog:
 
     async def read(self, options: LogOptions) -> AsyncIterator[bytes]:
         """Yields the log as ``kubectl logs`` shows it."""
-        left = options.limit
+        remaining = options.limit
         offset = _start(self.path, options.tail)
         held = b""
         fresh = True  # whether the next part begins a line of the container
@@ -101,11 +101,11 @@ class ContainerLog:
                     continue
                 out += (time + b" " if options.timestamps and fresh else b"") + text + (b"\n" if tag == b"F" else b"")
                 fresh = tag == b"F"
-            if left is not None:
-                out, left = out[:left], left - len(out[:left])
+            if remaining is not None:
+                out, remaining = out[:remaining], remaining - len(out[:remaining])
             if out:
                 yield out
-            if left == 0 or (not data and (ended or not options.follow)):
+            if remaining == 0 or (not data and (ended or not options.follow)):
                 return
             if not data:
                 await grown.wait()

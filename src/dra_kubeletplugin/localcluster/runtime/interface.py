@@ -219,7 +219,7 @@ class ProbeResult(Enum):
 class Outcome:
     """The result of a :class:`HandlerAction`. ``text`` is for the pod's event."""
 
-    verdict: ProbeResult
+    result: ProbeResult
     text: str = ""
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...cdi.cache import CdiCache, CdiInjectError
 from . import handlers, refusals
-from .base_spec import PATH, ContainerSurroundings, OciProcess, base_spec
+from .base_spec import PATH, ContainerContext, OciProcess, base_spec
 from .cgroups import memory_ran_out
 from .changes import Changes
 from .console import AttachSession, Console
@@ -173,7 +173,7 @@ class RuncRuntime:
             permissions.no_new_privileges,
             container.tty,
         )
-        surroundings = ContainerSurroundings(
+        context = ContainerContext(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
             f"/dra-dev-{identity}",  # one level: runc would not remove a parent directory
@@ -181,7 +181,7 @@ class RuncRuntime:
             container.limits,
         )
         try:
-            spec = CdiCache(self.cdi_dirs).inject(base_spec(process, surroundings), container.cdi_devices, self.dev)
+            spec = CdiCache(self.cdi_dirs).inject(base_spec(process, context), container.cdi_devices, self.dev)
         except CdiInjectError as e:
             raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:

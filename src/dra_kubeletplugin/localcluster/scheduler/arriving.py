@@ -33,11 +33,11 @@ class ArrivingNodes:
         """Waits until no node is new, at most half a second per node."""
         now = asyncio.get_running_loop().time
         while self._until:
-            left = max(self._until.values()) - now()
-            if left <= 0:
+            remaining = max(self._until.values()) - now()
+            if remaining <= 0:
                 self._until.clear()
                 return
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await self._changed.wait()

@@ -211,9 +211,11 @@ class ClaimBinder:
                     raise Unschedulable(state.reason)
             if all(s is not None and s.readiness is Readiness.READY for s in states):
                 return
-            left = min([_LOOK, *(s.left for s in states if s is not None and s.readiness is Readiness.WAITING)])
+            remaining = min(
+                [_LOOK, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
+            )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.01, left)):
+                async with asyncio.timeout(max(0.01, remaining)):
                     await changed.wait()
 
     # --- PostFilter -----------------------------------------------------------------------------

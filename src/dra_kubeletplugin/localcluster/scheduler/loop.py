@@ -37,7 +37,7 @@ from .reporting import Reporter
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 T = TypeVar("T")
-_MOMENT = 0.01  # seconds that a search may block the event loop
+_SLOW_AFTER = 0.01  # seconds that a search may block the event loop
 _NO_NODES = frozenset({Plugin.NODE_NAME})
 
 
@@ -215,7 +215,7 @@ class Scheduler:
             return
         fractions = self.features.has("DRAFractionalCapacityRange")
         allocations = NodeAllocator(
-            self._memory, self.cache.devices(), len(snapshot.nodes), patience=_MOMENT, fractions=fractions
+            self._memory, self.cache.devices(), len(snapshot.nodes), slow_after=_SLOW_AFTER, fractions=fractions
         )
         cycle = Cycle(pod, snapshot, claims, allocations)
         try:
@@ -264,13 +264,13 @@ class Scheduler:
         diagnosis = NodeDiagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.free_claims(cycle.pod, cycle.claims)
         cycle.allocations.take_time()
-        verdict = await _search_in_thread(cycle, preempt)
+        outcome = await _search_in_thread(cycle, preempt)
         nominated = None
-        if isinstance(verdict, Victims):
-            nominated = verdict.node
-            await self.reporter.evict(cycle.pod, verdict)
+        if isinstance(outcome, Victims):
+            nominated = outcome.node
+            await self.reporter.evict(cycle.pod, outcome)
         else:
-            diagnosis.after = f"{freed}, {verdict}"
+            diagnosis.after = f"{freed}, {outcome}"
         await self._unschedulable(entry, diagnosis, nominated=nominated)
 
     async def _unschedulable(

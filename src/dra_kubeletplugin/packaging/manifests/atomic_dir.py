@@ -33,8 +33,8 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(opened, fcntl.LOCK_EX)
             alone = True
-        for left in folder.glob(f"{_PREFIX}*") if alone else ():
-            _clear(left)
+        for leftover in folder.glob(f"{_PREFIX}*") if alone else ():
+            _clear(leftover)
         made = Path(tempfile.mkdtemp(dir=folder, prefix=_PREFIX))
         try:
             (made / _MARK).touch()

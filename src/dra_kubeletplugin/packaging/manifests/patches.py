@@ -36,7 +36,9 @@ def _items(before: list[Any], after: list[Any], path: str) -> list[JSON]:
     try:
         old, new = ({item["name"]: item for item in items} for items in (before, after))
     except (KeyError, TypeError):
-        raise SourceError(f"{path}: a feature changes a list whose items have no names, which no patch can") from None
+        raise SourceError(
+            f"{path}: a feature changes a list whose items have no names, which a patch cannot express"
+        ) from None
     out = [{"name": name, "$patch": "delete"} for name in old if name not in new]
     for name, item in new.items():
         if name not in old:

@@ -11,7 +11,7 @@ from . import pod_fields
 from .source import JSON, PARAMETER, Source, parse_yaml
 
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
-TAKES_NODE_LABEL = "it would take the place of nodeLabel's: write that label into it, or leave nodeLabel off"
+TAKES_NODE_LABEL = "it would replace the affinity of nodeLabel: add that label to it, or switch nodeLabel off"
 OWN_LABEL = "app.kubernetes.io/name"
 # The place of an error: in metadata, in the only container, or in the spec; then the field's name and an index into
 # it.
@@ -60,7 +60,7 @@ def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator
     """Reports names that the manifests use themselves. The API server would accept them."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
-        yield f"pods.{pod}.labels.{OWN_LABEL}: by it a driver's pods are found: choose another"
+        yield f"pods.{pod}.labels.{OWN_LABEL}: this label selects the driver's pods: choose another"
     for i, variable in enumerate(env if isinstance(env, list) else ()):
         if isinstance(variable, dict) and variable.get("name") in source.variables:
             yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"

@@ -124,7 +124,7 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
         elif _CONTROL.search(value):
             yield f"options.{name}: {printable(value)!r} has a character that may not stand in YAML"
         elif value != value.strip("\"'"):
-            yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize takes away"
+            yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize removes"
         else:
             yield from dict.fromkeys(fault for role in _ROLES for fault in _setting_faults(name, value, role))
 
@@ -166,10 +166,10 @@ def _fault(parameter: Parameter, value: Any) -> str:
     if not isinstance(value, str):
         return f"{_shown(value)} is no text: write it in quotes"
     if _OTHER_TYPES.fullmatch(value):
-        return f"{value!r} is no text to kustomize, which writes it without quotes: give another"
+        return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if not re.fullmatch(parameter.pattern, value):
         if choices := parameter.choices:
-            return f"{_shown(value)} is none of {', '.join(choices)}{did_you_mean(value, choices)}"
+            return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
         return f"{_shown(value)} does not match {parameter.pattern}"
     if len(value) > (parameter.longest or len(value)):
         fault_text = f"{_shown(value)} has more than {parameter.longest} characters"

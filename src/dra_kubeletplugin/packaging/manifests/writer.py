@@ -121,7 +121,10 @@ def _replace(folder: Path, files: Iterable[tuple[str, str]], obsolete: Iterable[
         names = {path.name for path in new.iterdir()}
         if others := [path for name in sorted(names) for path in _foreign_files(folder / name)]:
             raise SourceError(
-                *(f"{path} was not made by `dra deploy`, and would be lost: move it away" for path in others)
+                *(
+                    f"{path} was not written by `dra deploy` and would be overwritten: move it to another place"
+                    for path in others
+                )
             )
         with contextlib.ExitStack() as undo:
             for name in sorted(names):

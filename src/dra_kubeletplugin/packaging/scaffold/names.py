@@ -83,10 +83,10 @@ def check_name(name: str) -> str:
             else ", such as acme-fpga"
         )
         raise SettingsError(
-            f"NAME {name!r}: give at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
+            f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
         )
     if where := _conflict(name):
-        raise SettingsError(f"NAME {name!r} means something else in {where}: give another, such as {name}-driver")
+        raise SettingsError(f"NAME {name!r} has another meaning in {where}: choose another name, such as {name}-driver")
     return name
 
 
@@ -111,7 +111,7 @@ def check_driver_name(text: str) -> str:
     # kubectl and other YAML parsers have different rules
     if not is_text(text) or not isinstance(yaml.safe_load(text), str):
         raise SettingsError(
-            f"--driver-name {text!r} is no text in YAML: give one with a domain, such as fpga.example.com"
+            f"--driver-name {text!r} is not text in YAML: use a name with a domain, such as fpga.example.com"
         )
     return text
 

@@ -50,11 +50,11 @@ def make(names: Names, directory: Path) -> Path:
     Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains then.
     """
     folder = directory / names.name
-    exists = SettingsError(f"{folder} exists already, and nothing is overwritten: give another NAME or --directory")
+    exists = SettingsError(f"{folder} exists already and is not overwritten: use another NAME or --directory")
     if os.path.lexists(folder):
         raise exists
     if not directory.is_dir():
-        raise SettingsError(f"--directory {directory} is no folder: make it first, or give another")
+        raise SettingsError(f"--directory {directory} is not a folder: create it first, or use another")
     try:
         with temporary_folder(directory) as place:
             unfinished = place / names.name

@@ -75,16 +75,16 @@ class Controller:
         self.times = LeaseTimes(settings.lease_duration, settings.renew_deadline, settings.retry_period)
         self.elector = LeaderElector(self.client, settings.namespace, settings.lease_name, self.identity, self.times)
         self.inventory = Inventory("", role=Role.CONTROLLER)
-        self.inventory.asked_again = driver.answers_pools
+        self.inventory.depends_on_gates = driver.uses_pools
         self.reports = DeviceStatusReporter(self.client, name, f"{name}/controller", self.metrics)
         conditions = DeviceStatusReporter(self.client, name, f"{name}/binding", self.metrics)
         self.records = BindingRecords(self.client, settings.namespace, name)
         calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
         self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        pace = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.scan = DeviceDiscovery(
-            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, pace
+            driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
             self.client,
@@ -143,9 +143,9 @@ class Controller:
     async def _elect(self) -> None:
         await self.elector.run()
         holder, fault = self.elector.holder, self.elector.fault
-        now = "could not be renewed in time" if holder == self.identity else f"is held by {holder or 'nobody'}"
+        now = "could not be renewed in time" if holder == self.identity else f"is held by {holder or 'no replica'}"
         raise LeaseLostError(
-            f"{self.identity} leads no more: lease {self.settings.namespace}/{self.settings.lease_name} {now}"
+            f"{self.identity} no longer leads: lease {self.settings.namespace}/{self.settings.lease_name} {now}"
             + (f": {fault}" if fault else "")
         )
 
@@ -209,7 +209,7 @@ class Controller:
         if self.elector.fault:
             return [self.elector.fault]
         if not self.elector.leader.is_set():
-            return [] if self.elector.holder else ["nobody leads yet"]
+            return [] if self.elector.holder else ["no replica leads yet"]
         out = [f for f in (self.scan.fault, self.watch.fault, self.binder.fault) if f]
         out += self.publisher.not_ready()
         return out
@@ -217,7 +217,7 @@ class Controller:
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
         if not self.elector.leader.is_set():
-            return [f"stands by: {self.elector.holder or 'nobody'} leads"]
+            return [f"on standby: {self.elector.holder or 'no replica'} leads"]
         out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
         out += [self.scan.note] if self.scan.note else []
         out += [f"claim {printable(name)}: {reason}" for name, reason in self.binder.faults.items()]

@@ -21,8 +21,8 @@ from ...errors import clip, printable
 log = logging.getLogger(__name__)
 MAX_TEXT = 1024  # bytes of a device's message that the kubelet keeps
 MAX_BYTES = 4 * 1024 * 1024 - 64 * 1024  # of one message: gRPC rejects more than 4 MiB
-_SURELY = 0.01  # seconds added to an expiry, so that the report has expired when the stream wakes
-_BREATH = 256  # devices that are processed before other tasks on the event loop run
+_EXPIRY_MARGIN = 0.01  # seconds added to an expiry, so that the report has expired when the stream wakes
+_BATCH = 256  # devices that are processed before other tasks on the event loop run
 _FIELDS = 40  # maximum bytes of an entry without its texts
 
 Response = v1.NodeWatchResourcesResponse | v1alpha1.NodeWatchResourcesResponse
@@ -53,24 +53,24 @@ class HealthService:
 
     def _pause(self) -> float:
         """Returns the seconds until the next message without a change; a report that expires is sent as soon as it has."""
-        stale = self.inventory.stale_in()
-        return self.heartbeat if stale is None else min(self.heartbeat, stale + _SURELY)
+        expiry = self.inventory.expires_in()
+        return self.heartbeat if expiry is None else min(self.heartbeat, expiry + _EXPIRY_MARGIN)
 
     async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
         """Yields all devices: in one message, as the API intends, or in as many as gRPC needs.
 
         A kubelet (1.34 to 1.37) keeps the status of a device that a message does not name until it expires.
         """
-        out, room = kind(), MAX_BYTES
+        out, remaining = kind(), MAX_BYTES
         for i, (key, health) in enumerate(self.inventory.health()):
-            if i % _BREATH == _BREATH - 1:
+            if i % _BATCH == _BATCH - 1:
                 await asyncio.sleep(0)
             pool, name, text = printable(key.pool), printable(key.device), clip(health.message, MAX_TEXT)
             size = _FIELDS + len(pool.encode()) + len(name.encode()) + len(text.encode())
-            if size > room:
+            if size > remaining:
                 yield out
-                out, room = kind(), MAX_BYTES
-            room -= size
+                out, remaining = kind(), MAX_BYTES
+            remaining -= size
             entry = out.devices.add(
                 health=_status(health),
                 # The time of measurement, so that an unknown status does not look fresh.

@@ -44,13 +44,13 @@ class NodeService:
 
     async def prepare(self, request: PrepareRequest, kind: type[PrepareResponse]) -> PrepareResponse:
         out = kind()
-        for uid, answer in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
+        for uid, response in (await self._call("NodePrepareResources", self.claims.prepare, request)).items():
             entry = out.claims[uid]
-            if isinstance(answer, DraError):
-                entry.error = answer.event()
+            if isinstance(response, DraError):
+                entry.error = response.event()
                 continue
             try:
-                for d in answer:
+                for d in response:
                     device = entry.devices.add(
                         request_names=d.requests, pool_name=d.pool, device_name=d.device, cdi_device_ids=d.cdi_ids
                     )
@@ -58,13 +58,13 @@ class NodeService:
                         device.share_id = d.share_id
             except (TypeError, ValueError) as e:  # a value that a message cannot contain, such as invalid Unicode
                 entry.Clear()
-                entry.error = DraError(f"the answer cannot be sent: {describe(e)}").event()
+                entry.error = DraError(f"the response cannot be sent: {describe(e)}").event()
         return out
 
     async def unprepare(self, request: UnprepareRequest, kind: type[UnprepareResponse]) -> UnprepareResponse:
         out = kind()
-        for uid, answer in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
-            out.claims[uid].error = answer.event() if isinstance(answer, DraError) else ""
+        for uid, response in (await self._call("NodeUnprepareResources", self.claims.unprepare, request)).items():
+            out.claims[uid].error = response.event() if isinstance(response, DraError) else ""
         return out
 
     async def _call(
@@ -74,17 +74,17 @@ class NodeService:
         refs = list(_refs(request.claims))
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
-            fault = DraError(f"{method} has no answer for this claim")
-            answers: Mapping[str, Answer] = {}
+            fault = DraError(f"the plugin has no result for this claim of {method}")
+            responses: Mapping[str, Answer] = {}
             try:
-                answers = await handle(refs)
+                responses = await handle(refs)
             except BaseException as e:  # otherwise gRPC would return an error without any claim's cause
                 task = asyncio.current_task()
                 if isinstance(e, asyncio.CancelledError) and task is not None and task.cancelling():
                     raise  # the kubelet has given up, or the server stops
                 log.critical("unexpected exception in a call of the kubelet: %s; please report it", method, exc_info=e)
                 fault = DraError(f"{method} failed inside the plugin: {describe(e)}")
-            return {r.uid: answers.get(r.uid, fault) for r in refs}
+            return {r.uid: responses.get(r.uid, fault) for r in refs}
 
 
 def _refs(claims: Iterable[v1.Claim | v1beta1.Claim]) -> Iterable[ClaimIdentity]:

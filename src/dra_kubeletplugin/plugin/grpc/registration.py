@@ -61,12 +61,12 @@ class Registration(pb_grpc.RegistrationServicer):
 
     def lost(self) -> None:
         """Reports that the registration socket was removed, so the kubelet forgets the plugin."""
-        self.left()
+        self.unregistered()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
         log.warning("the registration socket was removed; the kubelet calls again when it is restored")
 
-    def left(self) -> None:
+    def unregistered(self) -> None:
         """Reports that the kubelet cannot find the plugin any more."""
         self.registered.clear()
         self.metrics.set("registered", 0)

@@ -144,11 +144,11 @@ class UnixServer:
 
     async def _bind(self) -> None:
         """Binds, and retries if another driver that starts too removed the hidden socket as stale before it had a listener."""
-        for left in reversed(range(_TRIES)):
+        for attempts in reversed(range(_TRIES)):
             try:
                 await self._bind_once()
             except SocketError as e:
-                if not left or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
+                if not attempts or not isinstance(e.__cause__, FileNotFoundError) or not self.path.parent.is_dir():
                     raise
             else:
                 return
@@ -158,7 +158,7 @@ class UnixServer:
         hidden = self.path.with_name(hidden_name(self._token, self._bound))
         self._bound += 1
         if len(os.fsencode(hidden)) > MAX_PATH:
-            raise SocketError(f"{self.path}: no room for a temporary name beside it within {MAX_PATH} bytes")
+            raise SocketError(f"{self.path}: no space for a temporary name beside it within {MAX_PATH} bytes")
         server = grpc.aio.server(options=_OPTIONS)
         for add in self._services:
             add(server)

@@ -43,8 +43,8 @@ def _path(item: JSON) -> bytes:
 def _operation(operation: JSON) -> bytes:
     parameters = b"".join(_message(8, _query_parameter(p)) for p in operation.get("parameters") or ())
     responses = b"".join(
-        _message(1, _named(code, _message(1, _text(1, answer["description"]))))
-        for code, answer in operation["responses"].items()
+        _message(1, _named(code, _message(1, _text(1, response["description"]))))
+        for code, response in operation["responses"].items()
     )
     return _text(5, operation["operationId"]) + parameters + _message(9, responses) + _extensions(13, operation)
 

@@ -115,7 +115,7 @@ class PodRow:
 
     Args:
         since: its creation time, RFC 3339.
-        said: the cluster's own reason.
+        message: the cluster's own reason.
         reason: the reason found by ``dra explain``; empty until it is computed.
     """
 
@@ -125,7 +125,7 @@ class PodRow:
     node: str
     since: str
     requests: tuple[str, ...]
-    said: str = ""
+    message: str = ""
     reason: str = ""
 
 

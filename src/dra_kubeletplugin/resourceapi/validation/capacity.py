@@ -22,7 +22,7 @@ JSON = Mapping[str, Any]
 
 
 def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list[FieldError]:
-    """Returns every error of one capacity of a device; ``multiple``: several claims may share the device."""
+    """Returns all errors of one capacity of a device. ``multiple`` is True if several claims may share the device."""
     policy = value.get("requestPolicy")
     if policy is None:
         return []
@@ -33,7 +33,7 @@ def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list
 
 
 def has_fractions(policy: JSON) -> bool:
-    """Returns whether a policy has a range and a value in it, or its default, is not a whole number."""
+    """Whether a policy has a range with a bound or step that is not a whole number, or a default that is not one."""
     span = policy.get("validRange")
     given = [policy.get("default"), *((span.get(k) for k in _SPAN) if span else ())]
     return span is not None and any(v is not None and not _is_whole(parse(v).value) for v in given)

@@ -18,14 +18,14 @@ CounterId = tuple[str, str, str, str]  # driver, pool, counter set, counter
 
 
 def most_devices(
-    candidates: Iterable[Candidate], left: Callable[[Candidate], Mapping[tuple[str, str], Quantity]]
+    candidates: Iterable[Candidate], remaining: Callable[[Candidate], Mapping[tuple[str, str], Quantity]]
 ) -> int:
     """Returns an upper bound for how many of the devices can be allocated together, given their counters.
 
     For each counter set: the remaining amount of a counter, divided by the smallest amount that one device consumes.
 
     Args:
-        left: returns the remaining amounts of a device's pool, by (counter set, counter).
+        remaining: returns the remaining amounts of a device's pool, by (counter set, counter).
     """
     free = 0
     groups: dict[tuple[str, str, str], list[Candidate]] = {}
@@ -35,15 +35,15 @@ def most_devices(
             groups.setdefault((c.id.driver, c.id.pool, consumed[0]["counterSet"]), []).append(c)
         else:
             free += 1
-    return free + sum(_most_of_set(name, group, left(group[0])) for (_, _, name), group in groups.items())
+    return free + sum(_most_of_set(name, group, remaining(group[0])) for (_, _, name), group in groups.items())
 
 
-def _most_of_set(name: str, group: Sequence[Candidate], left: Mapping[tuple[str, str], Quantity]) -> int:
+def _most_of_set(name: str, group: Sequence[Candidate], remaining: Mapping[tuple[str, str], Quantity]) -> int:
     most = len(group)
     taken = [_taken(c, name) for c in group]
     for counter in set.intersection(*(set(t) for t in taken)):
         least = min(t[counter] for t in taken)
-        available = left.get((name, counter))
+        available = remaining.get((name, counter))
         if least > 0 and available is not None:
             most = min(most, max(int(available.value // least), 0))
     return most
@@ -58,7 +58,7 @@ def _taken(candidate: Candidate, counter_set: str) -> dict[str, Any]:
     }
 
 
-def likeness(candidate: Candidate, selectable: Sequence[bool], attributes: Sequence[JSON | None]) -> str:
+def equivalence_key(candidate: Candidate, selectable: Sequence[bool], attributes: Sequence[JSON | None]) -> str:
     """Returns a key that is equal for devices that are interchangeable for all requests: only their names differ.
 
     Args:

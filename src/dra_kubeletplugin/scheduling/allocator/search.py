@@ -79,7 +79,7 @@ class Search:
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
         self._narrow = False  # whether hopeless branches are skipped; set after many steps without a solution
-        self._likeness: dict[int, str] = {}
+        self._equivalence_keys: dict[int, str] = {}
         self._demands: list[_Demand] = []
         self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
         self.constraints = [constraints.build(c) for c in claims]
@@ -201,7 +201,7 @@ class Search:
             candidate = self.candidates[place]
             if not self._free(index, request, candidate) or not self._is_selectable(index, claim, request, candidate):
                 continue
-            if failed and self._likeness[id(candidate)] in failed:
+            if failed and self._equivalence_keys[id(candidate)] in failed:
                 continue
             undo = self._take(index, request, candidate, must=False)
             if undo is None:
@@ -210,7 +210,7 @@ class Search:
                 return True
             undo()
             if self._narrow and not request.admin and not candidate.multiple:
-                failed.add(self._likeness[id(candidate)])
+                failed.add(self._equivalence_keys[id(candidate)])
         if not self._demands and self._steps > STRAIGHTFORWARD:
             self._start_to_narrow()
         return False
@@ -245,7 +245,7 @@ class Search:
                     if selectable:
                         demand.places.append(place)
                 attributes = [constraints.attribute_of(candidate, n) for n in names]
-                self._likeness[id(candidate)] = pruning.likeness(candidate, verdicts, attributes)
+                self._equivalence_keys[id(candidate)] = pruning.equivalence_key(candidate, verdicts, attributes)
         except AllocationError:
             return
         self._narrow = True
@@ -304,14 +304,14 @@ class Search:
         pick = Pick(request, candidate)
         if candidate.multiple:
             amounts = capacity.consumed(candidate.device, request.spec.get("capacity"), fractions=self.state.fractions)
-            if amounts is None or not self._capacity_left(candidate, amounts):
+            if amounts is None or not self._free_capacity(candidate, amounts):
                 return None
             pick.consumed = amounts
         if candidate.multiple:
             pick.share = self.state.share_id()
         # A shareable device consumes its counters with the first share, also for admin access.
         counted = not self._is_shared_already(candidate) and (candidate.multiple or not request.admin)
-        if counted and not (self._counters_left(candidate) and self._is_compatible(candidate)):
+        if counted and not (self._free_counters(candidate) and self._is_compatible(candidate)):
             return None
         if not selection.tolerated(candidate.device, request.spec):
             return None
@@ -358,7 +358,7 @@ class Search:
     def _is_shared_already(self, candidate: Candidate) -> bool:
         return candidate.id in self.state.shares or bool(self.taken_shares.get(candidate.id))
 
-    def _capacity_left(self, candidate: Candidate, wanted: Mapping[str, Quantity]) -> bool:
+    def _free_capacity(self, candidate: Candidate, wanted: Mapping[str, Quantity]) -> bool:
         used = dict(self.state.shares.get(candidate.id, {}))
         for taken in self.taken_shares.get(candidate.id, []):
             for name, amount in taken.items():
@@ -375,20 +375,20 @@ class Search:
         """
         key = (pool.driver, pool.name)
         if key not in self._counters:
-            left = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
+            remaining = {(s, n): parse(c["value"]) for s, cs in pool.counter_sets.items() for n, c in cs.items()}
             for device in pool.devices:
                 device_id = DeviceId(pool.driver, pool.name, device["name"])
                 if device_id in self.state.in_use or device_id in self.state.shares:
-                    _consume(left, device, 1)
-            self._counters[key] = left
+                    _consume(remaining, device, 1)
+            self._counters[key] = remaining
         return self._counters[key]
 
-    def _counters_left(self, candidate: Candidate) -> bool:
+    def _free_counters(self, candidate: Candidate) -> bool:
         if not candidate.device.get("consumesCounters"):
             return True
-        left = self._available(self.by_pool[candidate.id.driver, candidate.id.pool])
+        remaining = self._available(self.by_pool[candidate.id.driver, candidate.id.pool])
         return all(
-            (c["counterSet"], name) in left and left[c["counterSet"], name] >= parse(amount["value"])
+            (c["counterSet"], name) in remaining and remaining[c["counterSet"], name] >= parse(amount["value"])
             for c in candidate.device["consumesCounters"]
             for name, amount in c["counters"].items()
         )
@@ -434,12 +434,12 @@ def _agree(drawing: Sequence[Groups]) -> bool:
     return not any(drawing) or bool(frozenset.intersection(*drawing))
 
 
-def _consume(left: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:
+def _consume(remaining: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:
     for c in device.get("consumesCounters") or []:
         for name, amount in c["counters"].items():
             key = (c["counterSet"], name)
-            if key in left:
-                left[key] -= parse(amount["value"]) * sign
+            if key in remaining:
+                remaining[key] -= parse(amount["value"]) * sign
 
 
 def _name(claim: JSON) -> str:

@@ -72,10 +72,10 @@ def counted(
             frame.spend(_cost(rule, values, None))
         if effort_rule and not failed:
             frame.exert(effort_rule(values))
-        begun = time.thread_time_ns() if timed else 0
+        started = time.thread_time_ns() if timed else 0
         result = failed or _attempt(function, values)
         if timed:
-            frame.exert(time.thread_time_ns() - begun)
+            frame.exert(time.thread_time_ns() - started)
         if complete and late:
             frame.spend(_cost(rule, values, result))
         return result

@@ -84,7 +84,7 @@ class CelEnvironment:
 class Budget:
     """The cost limit that all expressions of one policy share."""
 
-    left: int = BUDGET
+    remaining: int = BUDGET
 
 
 class Expression:
@@ -106,14 +106,14 @@ class Expression:
 
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
         """Evaluates the expression. Raises :class:`CelError`, also for a value of another type, and when the budget is spent."""
-        if budget.left < 0:
+        if budget.remaining < 0:
             raise CelError(_SPENT)
         frame = Frame(dict(values), CALL_LIMIT)
         value = run_to_end(self._plan.run, frame)
-        if frame.cost > budget.left:
-            budget.left = -1
+        if frame.cost > budget.remaining:
+            budget.remaining = -1
             raise CelError(_SPENT)
-        budget.left -= frame.cost
+        budget.remaining -= frame.cost
         if isinstance(value, CelError):
             raise value
         if self._wanted is not None and type_of(value) != self._wanted:

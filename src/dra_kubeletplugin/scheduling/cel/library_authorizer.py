@@ -49,33 +49,33 @@ class Check:
     label_selector: str = ""
 
 
-Ask = Callable[[str, Check], str]
+Authorize = Callable[[str, Check], str]
 """The user (empty for the request's own; else a service account's name) and the check: why it is allowed, empty where it is not."""
 
 
 @dataclass(frozen=True)
 class Authorizer(Record):
-    ask: Ask = field(compare=False)
+    ask: Authorize = field(compare=False)
     user: str = ""
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _CheckBuilder:
     """A check that is not complete yet."""
 
     authorizer: Authorizer
     check: Check
 
 
-class PathCheck(_Begun):
+class PathCheck(_CheckBuilder):
     pass
 
 
-class GroupCheck(_Begun):
+class GroupCheck(_CheckBuilder):
     pass
 
 
-class ResourceCheck(_Begun):
+class ResourceCheck(_CheckBuilder):
     pass
 
 
@@ -94,8 +94,8 @@ def _group(a: object, group: object) -> GroupCheck:
 
 
 def _account(a: object, namespace: object, name: object) -> Authorizer:
-    asker: Authorizer = need(a, Authorizer)
-    return replace(asker, user=f"system:serviceaccount:{need(namespace, str)}:{need(name, str)}")
+    authorizer: Authorizer = need(a, Authorizer)
+    return replace(authorizer, user=f"system:serviceaccount:{need(namespace, str)}:{need(name, str)}")
 
 
 def _resource(a: object, resource: object) -> ResourceCheck:
@@ -112,7 +112,7 @@ def _narrowed(attribute: str) -> Callable[[object, object], ResourceCheck]:
 
 
 def _check(a: object, verb: object) -> Decision:
-    found: _Begun = need(a, ResourceCheck, PathCheck)
+    found: _CheckBuilder = need(a, ResourceCheck, PathCheck)
     reason = found.authorizer.ask(found.authorizer.user, replace(found.check, verb=need(verb, str)))
     return Decision(reason, bool(reason))
 

@@ -25,11 +25,11 @@ class Readiness(Enum):
 
 @dataclass(frozen=True)
 class BindingState:
-    """The state of one allocated claim. ``reason`` is for the pod's event, ``left`` the seconds until the timeout."""
+    """The state of one allocated claim. ``reason`` is for the pod's event, ``remaining`` the seconds until the timeout."""
 
     readiness: Readiness
     reason: str = ""
-    left: float = 0.0
+    remaining: float = 0.0
 
     @property
     def over(self) -> bool:
@@ -58,11 +58,11 @@ def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
         waiting = waiting or any(conditions.get(n, {}).get("status") != "True" for n in wanted)
     if not waiting:
         return BindingState(Readiness.READY)
-    left = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
+    remaining = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
     return (
         BindingState(Readiness.TIMED_OUT, "device binding timeout")
-        if left <= 0
-        else BindingState(Readiness.WAITING, left=left)
+        if remaining <= 0
+        else BindingState(Readiness.WAITING, remaining=remaining)
     )
 
 

@@ -84,7 +84,7 @@ class NodeAllocator:
     Args:
         nodes: the number of nodes that may be searched.
         limit: seconds for one node. The limit for all nodes assumes that 16 of them are searched in parallel.
-        patience: seconds until :class:`AllocationSlow` is raised, unless :meth:`take_time` was called.
+        slow_after: seconds until :class:`AllocationSlow` is raised, unless :meth:`take_time` was called.
         fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
@@ -94,7 +94,7 @@ class NodeAllocator:
         devices: DeviceSnapshot,
         nodes: int,
         limit: float = TIME_LIMIT,
-        patience: float = math.inf,
+        slow_after: float = math.inf,
         *,
         fractions: bool = False,
     ) -> None:
@@ -104,7 +104,7 @@ class NodeAllocator:
         self._fractions = fractions
         started = time.monotonic()
         self._end = started + limit * -(-nodes // _PARALLEL_NODES)
-        self._patience_end = started + patience
+        self._slow_at = started + slow_after
         self._cancelled = False
         self._state: SearchState | None = None
         self._key: Fingerprints | None = None
@@ -117,8 +117,8 @@ class NodeAllocator:
             self._state.cancelled = True
 
     def take_time(self) -> None:
-        """Removes the limit of ``patience``; ``limit`` still applies."""
-        self._patience_end = math.inf
+        """Removes the limit of ``slow_after``; ``limit`` still applies."""
+        self._slow_at = math.inf
 
     def on(self, node: NodeInfo, claims: Sequence[JSON], key: Fingerprints) -> Allocated:
         """Returns the allocation of the claims on a node, from the cache if it is still valid.
@@ -127,7 +127,7 @@ class NodeAllocator:
             key: the claims' fingerprints.
 
         Raises :class:`AllocationError` if no node can satisfy the claims, :class:`NodeFault` if this node cannot,
-        :class:`AllocationTimeout` after ``limit``, :class:`AllocationSlow` after ``patience``.
+        :class:`AllocationTimeout` after ``limit``, :class:`AllocationSlow` after ``slow_after``.
         """
         if self._key is not key:
             self._key, self._known = key, self._memory.of(key, self._devices.classes)
@@ -140,13 +140,13 @@ class NodeAllocator:
         uses = [self._devices.use.get(p.key, UNUSED) for p in pools]
         if found and found.pools is pools and found.uses == uses:
             return found.results
-        left = min(self._limit, min(self._end, self._patience_end) - time.monotonic())
+        remaining = min(self._limit, min(self._end, self._slow_at) - time.monotonic())
         try:
-            if left <= 0 or self._cancelled:
+            if remaining <= 0 or self._cancelled:
                 raise AllocationTimeout("timed out trying to allocate devices")
-            results = self._search(node, claims, pools, uses, left)
+            results = self._search(node, claims, pools, uses, remaining)
         except AllocationTimeout:
-            if time.monotonic() >= self._patience_end:
+            if time.monotonic() >= self._slow_at:
                 raise AllocationSlow from None
             raise
         if not results or not any("shareID" in r for x in results for r in x["devices"].get("results") or []):

@@ -187,6 +187,7 @@ async def test_a_webhook_that_wants_it_is_asked_again_when_a_later_one_changed_t
     assert ["late" in r["object"]["data"] for r in hook.seen] == [False, False, True]
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize(
     "raw",
     [

@@ -309,10 +309,10 @@ class Binder:
         """Waits until it is time to try again, or until another step is next."""
         event = self._changed[uid]
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:
+        while (remaining := until - time.monotonic()) > 0 and self._seen(uid) == seen and not self._stopping:
             event.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await event.wait()
 
 

@@ -128,8 +128,8 @@ class ClaimWatch:
         self.synced = asyncio.Event()
         self._changed = changed
         self._reflector = Reflector(client, "resourceclaims", copies=False, page=_PAGE)
-        self._ours: dict[str, AllocatedClaim] = {}
-        self._odd: set[str] = set()
+        self._allocated: dict[str, AllocatedClaim] = {}
+        self._logged_unreadable: set[str] = set()
 
     @property
     def fault(self) -> str:
@@ -139,10 +139,10 @@ class ClaimWatch:
         return self._reflector.fault
 
     def get(self, uid: str) -> AllocatedClaim | None:
-        return self._ours.get(uid)
+        return self._allocated.get(uid)
 
     def __iter__(self) -> Iterator[AllocatedClaim]:
-        return iter(list(self._ours.values()))
+        return iter(list(self._allocated.values()))
 
     async def held(self) -> Held:
         """The devices that claims have.
@@ -151,7 +151,7 @@ class ClaimWatch:
         """
         if not self.synced.is_set():
             raise NotReadyError("the claims have not been listed yet")
-        return {(r.pool, r.device): {} for a in self._ours.values() for r in a.results}
+        return {(r.pool, r.device): {} for a in self._allocated.values() for r in a.results}
 
     async def run(self) -> None:
         """Never returns; no fault from outside ends it."""
@@ -160,13 +160,13 @@ class ClaimWatch:
                 self.synced.set()
                 continue
             uid = event.object["metadata"]["uid"]
-            ours = None if event.type == "DELETED" else self._read(uid, event.encoded)
+            allocated = None if event.type == "DELETED" else self._read(uid, event.encoded)
             if event.type == "DELETED":
-                self._odd.discard(uid)
-            before = self._ours.pop(uid, None)
-            if ours is not None:
-                self._ours[uid] = ours
-            if ours is not None or before is not None:
+                self._logged_unreadable.discard(uid)
+            before = self._allocated.pop(uid, None)
+            if allocated is not None:
+                self._allocated[uid] = allocated
+            if allocated is not None or before is not None:
                 self._changed(uid)
             await asyncio.sleep(0)  # a page has many claims: other tasks run between them
 
@@ -174,9 +174,9 @@ class ClaimWatch:
         try:
             return allocated(encoded, self.driver)
         except (msgspec.DecodeError, RecursionError, DraError) as e:
-            if uid not in self._odd:
-                self._odd.add(uid)
+            if uid not in self._logged_unreadable:
+                self._logged_unreadable.add(uid)
                 log.warning(
                     "cannot decode a ResourceClaim of the API server: %s", describe(e), extra={"claim_uid": uid}
                 )
-            return self._ours.get(uid)  # what it was is nearer to the truth than nothing
+            return self._allocated.get(uid)  # its last known state is closer to the truth than none
