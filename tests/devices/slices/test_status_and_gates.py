@@ -358,7 +358,7 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.faults.down = True
         node.driver.bad = False
-        await node.plugin.scan.look()
+        await node.plugin.discovery.look()
         await until(lambda: "cannot publish" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)

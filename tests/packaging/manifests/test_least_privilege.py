@@ -146,7 +146,7 @@ async def controller(deployed: Deployed) -> AsyncIterator[Controller]:
 
 async def look_again(running: Plugin | Controller) -> None:
     """Has the driver asked for its devices, and waits until they are published."""
-    await running.scan.look()
+    await running.discovery.look()
     async with asyncio.timeout(60):
         await running.publisher.current()
 
