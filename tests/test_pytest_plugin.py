@@ -197,7 +197,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             assert node.env("pod") == node.env(api.get("Pod", "pod"))
             with pytest.raises(FaultError, match="no node has a pod ghost"):
                 node.oci("ghost")
-            for fault in (api.conflict, api.throttle, api.slow):
+            for fault in (api.conflict, api.throttle, api.delay):
                 with pytest.raises(FaultError, match="the value must be finite and at least 0"):
                     fault(-1)
 

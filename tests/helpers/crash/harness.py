@@ -296,7 +296,7 @@ async def box(
     """
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
-            LocalCluster(timers=dataclasses.replace(TIMERS, call=call, retry=retry))
+            LocalCluster(timers=dataclasses.replace(TIMERS, call_timeout=call, pod_sync_backoff=retry))
         )
         await cluster.apply(pods.device_class("devices", DRIVER))
         proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None

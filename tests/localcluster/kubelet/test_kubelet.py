@@ -237,7 +237,7 @@ async def test_p1_a_pod_made_while_the_kubelet_is_down_starts_when_it_is_back(ro
         await room.runs()
 
 
-@pytest.mark.parametrize("room", [dataclasses.replace(TIMERS, call=0.5)], indirect=True, ids=["short calls"])
+@pytest.mark.parametrize("room", [dataclasses.replace(TIMERS, call_timeout=0.5)], indirect=True, ids=["short calls"])
 async def test_p2_a_pod_stays_pending_while_prepare_times_out(room: Room) -> None:
     async with room.plugin() as plugin:
         plugin.gate.clear()
