@@ -254,7 +254,7 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) ->
     browser.shows("live", "#state")
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
-    browser.shows("`dra dev print-link` prints another", "#groups")
+    browser.shows("`dra dev print-link` prints a new one", "#groups")
     until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
     assert browser.driver.get_cookies() == []
 
