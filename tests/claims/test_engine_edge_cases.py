@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import threading
@@ -207,7 +208,8 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         monkeypatch.setattr(Records, "update", updated)
         monkeypatch.setattr(store, "_attempt", attempted)
         monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
-        monkeypatch.setattr(one.claims.engine, "changed", lambda: told.append("changed"))
+        engine = one.claims.engine
+        engine.context = dataclasses.replace(engine.context, changed=lambda: told.append("changed"))
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
         assert told == ["changed", ("a", ("node", "d-0", ""))]

@@ -33,7 +33,7 @@ from dra_kubeletplugin import (
 )
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, State
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, PluginContext, State
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
@@ -166,14 +166,9 @@ class Instance:
         self.process.reap_dead()
         self.boot_id = f"boot-{machine.boot}"
         self.claims = ClaimManager(
-            self.driver,
-            Calls(),
-            machine.api,
-            inventory,
-            options,
+            PluginContext(self.driver, Calls(), machine.api, inventory, options, Metrics()),  # type: ignore[arg-type]
             self.process,
             self.boot_id,
-            Metrics(),  # type: ignore[arg-type]
         )
         machine.run(self.claims.open())
 

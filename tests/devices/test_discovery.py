@@ -23,7 +23,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host.fake import sysfs as described
 
-QUICK = Intervals(interval=0.05, hang=0.2, quiet=0.01, burst=0.05, apart=0.01, retry=0.01)
+QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
 
 
 class Scripted(Driver):

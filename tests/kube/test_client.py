@@ -579,10 +579,10 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
     if of == "resourceVersion" and value == "":
         assert identity(odd) == ("u", "")
     else:
-        with pytest.raises(ValueError, match="no object with name, UID and resourceVersion"):
+        with pytest.raises(ValueError, match="not an object with name, UID and resourceVersion"):
             identity(odd)
     for nothing in (None, [], {}, {"metadata": []}):
-        with pytest.raises(ValueError, match="no object"):
+        with pytest.raises(ValueError, match="not an object"):
             identity(nothing)
 
 

@@ -39,12 +39,15 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
+        self._inode = 0, 0
 
     def acquire(self, deadline: float) -> None:
         """Takes the lock. Raises :class:`TimeoutError` at ``deadline``, in seconds of the monotonic clock, and ``OSError``."""
         while True:
             if self._fd < 0:
                 self._fd = forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+                info = os.fstat(self._fd)
+                self._inode = info.st_dev, info.st_ino
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -54,7 +57,8 @@ class FileLock:
                 continue
             # A lock on a file that lost its name would exclude no other process.
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._fd), os.lstat(self.path)):
+                info = os.lstat(self.path)
+                if (info.st_dev, info.st_ino) == self._inode:
                     return
             self.close()
 

@@ -1,9 +1,12 @@
 """Claim manager: prepares and unprepares claims, rolls back failures, and reconciles records with the API server."""
 
+from .context import PluginContext
 from .engine import Answer, ClaimIdentity
 from .manager import ClaimManager
 from .record import Record, State
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, ClaimSummary
 
-__all__ = ["Answer", "ClaimIdentity", "ClaimManager", "ClaimSnapshot", "ClaimSummary", "Record", "RecordStore", "State"]
+__all__ = [
+    "Answer", "ClaimIdentity", "ClaimManager", "ClaimSnapshot", "ClaimSummary", "PluginContext", "Record", "RecordStore", "State",
+]  # fmt: skip

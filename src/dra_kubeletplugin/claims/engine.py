@@ -17,10 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
-from ..base.telemetry.metrics import Metrics
 from ..cdi.directory import is_uid
-from ..driver import Claim, DeviceStatus, Driver
-from ..driver.calls import Calls
+from ..driver import Claim, DeviceStatus
 from ..driver.diagnostics.author_errors import reading_result, without_frames
 from ..errors import (
     ApiUnavailableError,
@@ -32,16 +30,16 @@ from ..errors import (
     StoppingError,
     printable,
 )
-from .claim_files import ClaimFiles
+from .context import ClaimContext
 from .device_status import ClaimKey, DeviceStatusReporter
-from .inflight import ClaimTasks, Work, as_dra_error
+from .inflight import Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
-from .record import Fence, InFlightRecords, Record, State
+from .record import Fence, Record, State
 from .rollback import Rollback
 from .store.batch import BatchWindow
 from .store.records import Records
-from .store.store import Mode, RecordStore
-from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders, Transitions
+from .store.store import Mode
+from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders
 from .undo_steps import UndoRecorder
 from .verification import ClaimIdentity, VerifiedClaim, Verifier
 
@@ -58,43 +56,16 @@ class Engine:
     """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
     Args:
-        call_timeout: seconds within which the kubelet gets a response.
-        lock_wait: seconds to wait while another instance works on a claim.
-        changed: called when a claim has taken its devices.
+        context: what all work on claims needs.
         reports: writes the device status that drivers report.
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        calls: Calls,
-        store: RecordStore,
-        files: ClaimFiles,
-        verifier: Verifier,
-        transitions: Transitions,
-        tasks: ClaimTasks,
-        in_flight: InFlightRecords,
-        rollback: Rollback,
-        metrics: Metrics,
-        *,
-        call_timeout: float,
-        lock_wait: float,
-        changed: Callable[[], None],
-        reports: DeviceStatusReporter,
+        self, context: ClaimContext, verifier: Verifier, rollback: Rollback, reports: DeviceStatusReporter
     ) -> None:
-        self.driver = driver
-        self.calls = calls
-        self.store = store
-        self.files = files
+        self.context = context
         self.verifier = verifier
-        self.transitions = transitions
-        self.tasks = tasks
-        self.in_flight = in_flight
         self.rollback = rollback
-        self.metrics = metrics
-        self.call_timeout = call_timeout
-        self.lock_wait = lock_wait
-        self.changed = changed
         self.reports = reports
         # The last failure and when it was logged, by claim UID.
         self._logged_failures: dict[str, tuple[str, float]] = {}
@@ -119,20 +90,20 @@ class Engine:
         window: BatchWindow | None,
     ) -> dict[str, Answer]:
         with operation() as op:
-            if self.tasks.ending:
+            if self.context.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet retries") for r in refs}
             by_uid = {r.uid: r for r in refs}
             tasks: dict[str, asyncio.Task[Any]] = {}
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self.tasks.start(ref.uid, work, functools.partial(do, ref))
+                task, alone = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
                 if window and not alone:
                     window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
             if tasks:
-                with self.metrics.timed("request_duration_seconds", operation=work.value):
-                    await asyncio.wait(tasks.values(), timeout=self.call_timeout)
+                with self.context.metrics.timed("request_duration_seconds", operation=work.value):
+                    await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
             out = {uid: self._outcome(work, str(by_uid[uid]), task) for uid, task in tasks.items()}
             results: Counter[str] = Counter()
             for uid, result in out.items():
@@ -143,7 +114,7 @@ class Engine:
                 results[result.reason] += 1
                 self._log_failure(work, by_uid[uid], result, result.operation or op)
             for reason, count in results.items():
-                self.metrics.inc("requests_total", count, operation=work.value, result=reason)
+                self.context.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
 
     def _log_failure(self, work: Work, ref: ClaimIdentity, error: DraError, op: str) -> None:
@@ -197,8 +168,8 @@ class Engine:
                 ref.namespace,
                 ref.name,
                 State.PREPARING,
-                self.transitions.boot_id,
-                self.transitions.process.id,
+                self.context.transitions.boot_id,
+                self.context.transitions.process.id,
                 dict(doc),
             )
             match await self._begin(record, verified):
@@ -253,22 +224,22 @@ class Engine:
             raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not respond") from None
 
     async def _prepared_record(self, uid: str) -> Record | None:
-        row = await self.store.get(uid)
-        return row if isinstance(row, Record) and self.transitions.is_prepared(row) else None
+        row = await self.context.store.get(uid)
+        return row if isinstance(row, Record) and self.context.transitions.is_prepared(row) else None
 
     async def _begin(self, record: Record, verified: VerifiedClaim) -> Decision:
         """Applies the decision for a prepare in one transaction. If the claim is new, this writes its record and holds its devices."""
 
         def begin(records: Records) -> Decision:
-            decision = self.transitions.begin(records, record, verified.fault, verified.supply)
+            decision = self.context.transitions.begin(records, record, verified.fault, verified.supply)
             if isinstance(decision, Prepare):
-                self.in_flight.put(record)
+                self.context.in_flight.put(record)
             return decision
 
         try:
             return await self.rollback.decide(begin, Mode.SYNC)
         except DraError:
-            self.in_flight.drop(record.uid)
+            self.context.in_flight.drop(record.uid)
             raise
 
     async def _prepare_fresh(
@@ -276,14 +247,14 @@ class Engine:
     ) -> Sequence[PreparedResult]:
         async def save(steps: list[dict[str, Any]]) -> None:
             record.doc["undo"] = steps
-            if not await self.store.do(lambda records: records.update(record, fence), Mode.SYNC):
+            if not await self.context.store.do(lambda records: records.update(record, fence), Mode.SYNC):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: this instance stops its work on it"
                 )
-            self.in_flight.put(record)
+            self.context.in_flight.put(record)
 
         fence = record.fence
-        undo = UndoRecorder(self.driver, asyncio.get_running_loop(), save)
+        undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save)
         key = ClaimKey(ref.namespace, ref.name, ref.uid)
         claim = Claim(
             namespace=ref.namespace,
@@ -300,23 +271,24 @@ class Engine:
         statuses: dict[tuple[str, str, str], DeviceStatus] = {}
         try:
             try:
-                prepared = await self.calls(self.driver.prepare, claim)
+                prepared = await self.context.calls(self.context.driver.prepare, claim)
             finally:
                 await undo.settle()
-            with reading_result(self.driver.prepare):
+            driver, files = self.context.driver, self.context.files
+            with reading_result(driver.prepare):
                 undo.check()
-                metadata = self.files.metadata if self.driver.metadata else None
-                complete(record, claim, prepared, self.files.specs, self.driver.host, metadata)
-            if not self.driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
+                metadata = files.metadata if driver.metadata else None
+                complete(record, claim, prepared, files.specs, driver.host, metadata)
+            if not driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
                 self._unused_metadata_logged = True
                 log.warning(
                     "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class %s",
-                    type(self.driver).__name__,
+                    type(driver).__name__,
                 )
             statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
             record.state, record.owner = State.PREPARED, ""
-            if not await self.store.do(
-                lambda records: self._commit(records, record, fence), first=lambda: self.files.put(record)
+            if not await self.context.store.do(
+                lambda records: self._commit(records, record, fence), first=lambda: self.context.files.put(record)
             ):
                 raise ClaimTakenError(
                     f"claim {ref} was taken over by another instance of the plugin: the kubelet retries"
@@ -328,8 +300,8 @@ class Engine:
                 raise error from e
             await self._repeat(found)
             record = found
-        self.in_flight.drop(record.uid)
-        self.changed()
+        self.context.in_flight.drop(record.uid)
+        self.context.changed()
         if statuses:
             self.reports.queue(key, statuses)
         return prepared_result(record)
@@ -337,7 +309,7 @@ class Engine:
     def _commit(self, records: Records, record: Record, fence: Fence) -> bool:
         done = records.update(record, fence)
         if done:
-            self.files.note(record)
+            self.context.files.note(record)
         return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
@@ -351,15 +323,16 @@ class Engine:
 
         Raises :class:`ClaimBusyError` after ``lock_wait``.
         """
-        deadline = time.monotonic() + self.lock_wait
+        wait, process = self.context.settings.lock_wait, self.context.transitions.process
+        deadline = time.monotonic() + wait
         while time.monotonic() < deadline:
-            now = await self.store.get(record.uid)
-            if not isinstance(now, Record) or not self.transitions.has_other_owner(now):
+            now = await self.context.store.get(record.uid)
+            if not isinstance(now, Record) or not self.context.transitions.has_other_owner(now):
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
             f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{self.transitions.process.pid(record.owner)}) for more than {self.lock_wait:g}s: delete its pod if it hangs"
+            f"{process.pid(record.owner)}) for more than {wait:g}s: delete its pod if it hangs"
         )
 
     # --- unprepare ------------------------------------------------------------------------------
@@ -387,7 +360,7 @@ class Engine:
 
     async def stop(self, grace: float) -> None:
         """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
-        await self.tasks.end(grace)
+        await self.context.tasks.end(grace)
 
 
 def _fields_with_pod(ref: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> Fields:

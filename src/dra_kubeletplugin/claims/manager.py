@@ -8,17 +8,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..base.settings import Settings
-from ..base.telemetry.metrics import Metrics
 from ..cdi import ClaimSpecs
-from ..devices.inventory import Held, Inventory
-from ..driver import Driver, MetadataUpdate
-from ..driver.calls import Calls
+from ..devices.inventory import Held
+from ..driver import MetadataUpdate
 from ..errors import DraError, RecordsError
-from ..kube import KubeClient
 from ..kube.event_recorder import EventRecorder
 from .alerts import Alerts
 from .claim_files import ClaimFiles
+from .context import ClaimContext, PluginContext
 from .device_status import DeviceStatusReporter
 from .engine import Answer, ClaimIdentity, Engine
 from .inflight import ClaimTasks
@@ -51,55 +48,46 @@ class ClaimManager:
     """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
     Args:
+        plugin: what the plugin has before.
         process: the lock of this instance; the caller acquires it before and releases it after.
         changed: called when devices were taken or freed.
     """
 
     def __init__(
         self,
-        driver: Driver,
-        calls: Calls,
-        client: KubeClient,
-        inventory: Inventory,
-        settings: Settings,
+        plugin: PluginContext,
         process: InstanceLock,
         boot_id: str,
-        metrics: Metrics,
         changed: Callable[[], None] = lambda: None,
         events: EventRecorder | None = None,
     ) -> None:
-        self.metrics = metrics
-        self.settings = settings
-        name, wait = settings.driver_name, settings.lock_wait
+        self.metrics = metrics = plugin.metrics
+        self.settings = settings = plugin.settings
+        driver, client, name = plugin.driver, plugin.client, settings.driver_name
         in_flight = InFlightRecords()
         specs = ClaimSpecs(settings.cdi_root, name, process.id)
         self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
-        journal = Journal(settings.records_path, specs, process, in_flight, boot_id, wait, metrics)
-        self.store = RecordStore(journal)
+        self.store = RecordStore(
+            Journal(settings.records_path, specs, process, in_flight, boot_id, settings.lock_wait, metrics)
+        )
         transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
-        refuse = settings.unhealthy_policy == "refuse"
         self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)
         slices = SliceLookup(client, name, settings.node_name, lambda: bool(process.others()))
-        verifier = Verifier(client, inventory, slices, driver, name, refuse_unhealthy=refuse)
+        refuse = settings.unhealthy_policy == "refuse"
+        verifier = Verifier(client, plugin.inventory, slices, driver, name, refuse_unhealthy=refuse)
         events = events or EventRecorder(client, name, settings.node_name, metrics)
-        rollback = Rollback(
-            driver, calls, self.store, self.files, transitions, self.tasks, in_flight, metrics, changed, events,
-            holder_timeout=settings.call_timeout / 2,
+        context = ClaimContext(
+            driver, plugin.calls, settings, metrics, self.store, self.files, transitions, self.tasks, in_flight, changed
         )  # fmt: skip
-        self.engine = Engine(
-            driver, calls, self.store, self.files, verifier, transitions, self.tasks, in_flight, rollback, metrics,
-            call_timeout=settings.call_timeout, lock_wait=wait, changed=changed, reports=self.reports,
-        )  # fmt: skip
-        self.reconciler = Reconciler(
-            rollback, self.store, self.files, self.tasks, transitions, verifier, metrics,
-            grace=settings.reconcile_grace, work_timeout=settings.call_timeout,
-        )  # fmt: skip
-        self.recovery = Recovery(driver, calls, self.store, boot_id)
-        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
-        update_timeout = settings.call_timeout / 2
-        self._updates = MetadataUpdates(self.store, self.files, transitions, self.tasks, timeout=update_timeout)
-        self.alerts = Alerts(events, inventory, settings.node_name, self.store.everything, journal.report)
+        rollback = Rollback(context, events)
+        self.engine = Engine(context, verifier, rollback, self.reports)
+        self.reconciler = Reconciler(context, rollback, verifier)
+        self.recovery = Recovery(driver, plugin.calls, self.store, boot_id)
+        self._updates = MetadataUpdates(context)
+        self.alerts = Alerts(
+            events, plugin.inventory, settings.node_name, self.store.everything, self.store.journal.report
+        )
         self._startup: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
 
     # --- calls of the kubelet -------------------------------------------------------------------

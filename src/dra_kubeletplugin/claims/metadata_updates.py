@@ -18,12 +18,11 @@ from typing import Any
 from ..driver import MetadataUpdate
 from ..errors import ClaimBusyError, DraError, MetadataUpdateError, RecordsError, StoppingError, printable
 from . import metadata_files
-from .claim_files import ClaimFiles
-from .inflight import ClaimTasks, Work, as_dra_error
+from .context import ClaimContext
+from .inflight import Work, as_dra_error
 from .record import Record, State
 from .store.records import Records
-from .store.store import FollowUp, RecordStore
-from .transitions import Transitions
+from .store.store import FollowUp
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
@@ -33,14 +32,10 @@ _EXTRA_WAIT = 5.0  # seconds beyond the timeout after which a blocked thread giv
 class MetadataUpdates:
     """Runs the updates of one driver's claims. ``timeout`` is how many seconds an update waits for other work on its claim."""
 
-    def __init__(
-        self, store: RecordStore, files: ClaimFiles, transitions: Transitions, tasks: ClaimTasks, *, timeout: float
-    ) -> None:
-        self.store = store
-        self.files = files
-        self.transitions = transitions
-        self.tasks = tasks
-        self.timeout = timeout
+    def __init__(self, context: ClaimContext) -> None:
+        self.context = context
+        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
+        self.timeout = context.settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
@@ -70,10 +65,10 @@ class MetadataUpdates:
 
     async def apply(self, update: MetadataUpdate) -> int:
         """Applies an update and returns the file's new generation. Raises :class:`DraError`."""
-        if self.tasks.ending:
+        if self.context.tasks.ending:
             raise StoppingError("update_metadata(): the plugin is shutting down")
         deadline = time.monotonic() + self.timeout
-        task, _ = self.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
+        task, _ = self.context.tasks.start(update.uid, Work.TIDY, lambda: self._apply(update, deadline))
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
@@ -90,7 +85,7 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
         """Runs as the in-flight work of the claim."""
         while True:
-            done = await self.store.do(
+            done = await self.context.store.do(
                 lambda records: self._record(records, update),
                 then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else done,
             )
@@ -105,22 +100,22 @@ class MetadataUpdates:
 
     def _record(self, records: Records, update: MetadataUpdate) -> Any:
         """Commits the update to the record. Returns False while another instance prepares the claim."""
-        row = self.transitions.readable(records.read(update.uid))
-        if row is not None and row.state is State.PREPARING and self.transitions.has_other_owner(row):
+        row = self.context.transitions.readable(records.read(update.uid))
+        if row is not None and row.state is State.PREPARING and self.context.transitions.has_other_owner(row):
             return False
         record = self._prepared(row, update)
         before, fence = record.doc, record.fence
         record.doc = metadata_files.updated(record, update)
         if record.doc is not before:
             records.update(record, fence)
-            self.files.note(record)
+            self.context.files.note(record)
         return True
 
     def _write(self, records: Records, update: MetadataUpdate) -> int:
         """Updates the file from the current record, which may include later updates by another instance."""
-        record = self._prepared(self.transitions.readable(records.read(update.uid)), update)
+        record = self._prepared(self.context.transitions.readable(records.read(update.uid)), update)
         try:
-            self.files.put_metadata(record)
+            self.context.files.put_metadata(record)
         except RecordsError as e:
             raise RecordsError(
                 f"metadata of claim {record.shown} is recorded, but its file cannot be written yet; the plugin retries: {e}"
@@ -131,7 +126,7 @@ class MetadataUpdates:
         if row is None or row.state is not State.PREPARED:
             shown = row.shown if row else printable(update.uid)
             raise MetadataUpdateError(f"claim {shown} is not prepared, so it has no metadata to update")
-        if not self.transitions.is_prepared(row):
+        if not self.context.transitions.is_prepared(row):
             raise MetadataUpdateError(
                 f"claim {row.shown} was prepared before the node was rebooted, or was recovered from the hardware without its "
                 f"record: the kubelet "

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.telemetry.logs import claim_fields, operation
-from ..base.telemetry.metrics import Metrics
 from ..errors import (
     ApiError,
     ApiUnavailableError,
@@ -24,12 +23,9 @@ from ..errors import (
     describe,
     printable,
 )
-from .claim_files import ClaimFiles
-from .inflight import ClaimTasks
+from .context import ClaimContext
 from .record import Record, State
 from .rollback import Rollback
-from .store.store import RecordStore
-from .transitions import Transitions
 from .verification import ClaimIdentity, Verifier
 
 log = logging.getLogger(__name__)
@@ -61,33 +57,13 @@ class ReconcileReport:
 class Reconciler:
     """Runs the reconcile passes of one driver.
 
-    Args:
-        grace: seconds for which a claim must be gone before it is unprepared.
-        work_timeout: seconds that a pass waits for the work that it started.
+    It waits as long for the work that it starts as the kubelet waits for a call.
     """
 
-    def __init__(
-        self,
-        rollback: Rollback,
-        store: RecordStore,
-        files: ClaimFiles,
-        tasks: ClaimTasks,
-        transitions: Transitions,
-        verifier: Verifier,
-        metrics: Metrics,
-        *,
-        grace: float,
-        work_timeout: float,
-    ) -> None:
+    def __init__(self, context: ClaimContext, rollback: Rollback, verifier: Verifier) -> None:
+        self.context = context
         self.rollback = rollback
-        self.store = store
-        self.files = files
-        self.tasks = tasks
-        self.transitions = transitions
         self.verifier = verifier
-        self.metrics = metrics
-        self.grace = grace
-        self.work_timeout = work_timeout
         self.last: ReconcileReport | None = None
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
@@ -114,13 +90,13 @@ class Reconciler:
         """
         report = ReconcileReport()
         with operation():
-            records = await self.store.all()
+            records = await self.context.store.all()
             await self._leftovers(records, report)
             await self._files(records, report)
             if ask_server:
                 await self._claims(records, report)
             for action, uids in vars(report).items():
-                self.metrics.inc("reconciled_total", len(uids), action=action)
+                self.context.metrics.inc("reconciled_total", len(uids), action=action)
             log.log(logging.INFO if report else logging.DEBUG, "reconciled: %s", report)
         self.last = report
         return report
@@ -128,28 +104,30 @@ class Reconciler:
     async def _leftovers(self, records: list[Record], report: ReconcileReport) -> None:
         """Rolls back unfinished work of dead processes, and retries rollbacks that failed."""
         unfinished = [
-            r.uid for r in records if r.state is not State.PREPARED and not self.transitions.has_other_owner(r)
+            r.uid for r in records if r.state is not State.PREPARED and not self.context.transitions.has_other_owner(r)
         ]
         await self._all(unfinished, self.rollback.tidy, report.rolled_back, report)
 
     async def _files(self, records: list[Record], report: ReconcileReport) -> None:
         """Restores lost CDI files of claims prepared in this boot. Removes this driver's files that have no record."""
-        prepared = [r.uid for r in records if self.transitions.is_prepared(r)]
+        prepared = [r.uid for r in records if self.context.transitions.is_prepared(r)]
         await self._all(prepared, self.rollback.repair_files, report.files_restored, report)
-        if await self.store.recovering():
+        if await self.context.store.recovering():
             return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
             found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
-            shown = printable(e.filename or self.files.specs.root)
+            shown = printable(e.filename or self.context.files.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None
         await self._all(found, self.rollback.remove_orphan, report.files_removed, report)
 
     def _orphans(self, known: set[str]) -> list[str]:
         """Returns claims with old files but no record. Also removes temporary files of writers that died."""
-        self.files.specs.clean(self.transitions.process.alive)
+        self.context.files.specs.clean(self.context.transitions.process.alive)
         # A clock that was set back leaves files with times in the future.
-        return sorted(uid for uid, age in self.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE)
+        return sorted(
+            uid for uid, age in self.context.files.uids().items() if uid not in known and abs(age) > _ORPHAN_AGE
+        )
 
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
@@ -161,7 +139,7 @@ class Reconciler:
         failures = 0
         # Claims that could not be read come last: otherwise a few of them would hide all others.
         for record in sorted(records, key=lambda r: r.uid in self._unknown):
-            if record.state is not State.PREPARED or not record.name or record.uid in self.tasks:
+            if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
                 continue
             key = (record.uid, record.created)
             try:
@@ -178,7 +156,7 @@ class Reconciler:
                 self._gone_since.pop(key, None)
                 if record.uid in self._left_to_kubelet:
                     report.waiting.append(record.uid)
-            elif now - self._gone_since.setdefault(key, now) < self.grace:
+            elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace:
                 report.waiting.append(record.uid)
             else:
                 ended[record.uid] = record
@@ -248,14 +226,14 @@ class Reconciler:
     ) -> None:
         """Starts work on several claims concurrently and waits for it; skips claims with work in flight."""
         tasks: Mapping[str, asyncio.Task[Any]] = {
-            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.tasks
+            uid: asyncio.ensure_future(work(uid)) for uid in uids if uid not in self.context.tasks
         }
         if not tasks:
             return
         # A cancelled pass does not read the results: without the callback asyncio logs each exception.
         for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(tasks.values(), timeout=self.work_timeout)
+        await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
         for uid, task in tasks.items():
             if not task.done():
                 report.still_working.append(uid)

@@ -14,18 +14,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..base.telemetry.logs import claim_fields, set_log_fields
-from ..base.telemetry.metrics import Metrics
-from ..driver import Driver
-from ..driver.calls import Calls
 from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, clip
 from ..kube.event_recorder import EventRecorder, claim_subject
-from .claim_files import ClaimFiles
-from .inflight import ClaimTasks, Work, as_dra_error
-from .record import Fence, InFlightRecords, Record
+from .context import ClaimContext
+from .inflight import Work, as_dra_error
+from .record import Fence, Record
 from .rollback_retries import RollbackRetries
 from .store.records import Records
-from .store.store import FollowUp, Mode, Operation, RecordStore
-from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack, Transitions
+from .store.store import FollowUp, Mode, Operation
+from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack
 from .undo_steps import has_undo, run_undo
 
 log = logging.getLogger(__name__)
@@ -34,43 +31,22 @@ log = logging.getLogger(__name__)
 class Rollback:
     """Rolls back the claims of one driver in one process.
 
+    ``holder_timeout`` is how many seconds a prepare waits until the holds of other claims are rolled back.
+
     Args:
-        changed: called when a claim's devices were freed.
+        context: what all work on claims needs.
         events: records an event when a rollback fails.
-        holder_timeout: seconds that a prepare waits until the holds of other claims are rolled back.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        calls: Calls,
-        store: RecordStore,
-        files: ClaimFiles,
-        transitions: Transitions,
-        tasks: ClaimTasks,
-        in_flight: InFlightRecords,
-        metrics: Metrics,
-        changed: Callable[[], None],
-        events: EventRecorder,
-        *,
-        holder_timeout: float,
-    ) -> None:
-        self.driver = driver
-        self.calls = calls
-        self.store = store
-        self.files = files
-        self.transitions = transitions
-        self.tasks = tasks
-        self.in_flight = in_flight
-        self.metrics = metrics
-        self.changed = changed
+    def __init__(self, context: ClaimContext, events: EventRecorder) -> None:
+        self.context = context
         self.events = events
-        self.holder_timeout = holder_timeout
-        self.retries = RollbackRetries(metrics)
+        self.holder_timeout = context.settings.call_timeout / 2
+        self.retries = RollbackRetries(context.metrics)
 
     async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
         """Runs ``operation`` in a transaction and returns its decision. A claim marked for rollback has no CDI spec afterwards."""
-        return await self.store.do(operation, mode, then=self._without_spec)
+        return await self.context.store.do(operation, mode, then=self._without_spec)
 
     async def unprepare(self, uid: str) -> Decision:
         """Decides, as :meth:`decide` does, for a claim that the kubelet unprepares.
@@ -81,24 +57,28 @@ class Rollback:
         """
 
         def end(records: Records) -> Decision:
-            decision = self.transitions.end(records, uid, lambda: self.files.read_note(uid))
+            decision = self.context.transitions.end(records, uid, lambda: self.context.files.read_note(uid))
             if isinstance(decision, NothingToDo):
                 self._clear(records, uid)
                 # The driver may still report this claim in recover(): it must not be recovered then.
-                self.transitions.remember_end(records, uid)
+                self.context.transitions.remember_end(records, uid)
             return decision
 
         def then(decision: Decision) -> Decision | FollowUp:
             decision = self._without_spec(decision)
-            if not isinstance(decision, RollBack) or decision.fault or has_undo(self.driver, decision.record.steps):
+            if (
+                not isinstance(decision, RollBack)
+                or decision.fault
+                or has_undo(self.context.driver, decision.record.steps)
+            ):
                 return decision
             fence, undone = decision.record.fence, RolledBack(decision.record)
             return FollowUp(lambda records: self._drop(records, fence), then=lambda _: undone)
 
         try:
-            decision = await self.store.do(end, then=then)
+            decision = await self.context.store.do(end, then=then)
         except DraError:
-            self.in_flight.drop(uid)  # marked or not, its record is enough to roll back; the kubelet retries
+            self.context.in_flight.drop(uid)  # marked or not, its record is enough to roll back; the kubelet retries
             raise
         if isinstance(decision, RolledBack):
             self._undone(decision.record)
@@ -107,9 +87,9 @@ class Rollback:
     def _without_spec(self, decision: Decision) -> Decision:
         if not isinstance(decision, RollBack):
             return decision
-        self.in_flight.put(decision.record)
+        self.context.in_flight.put(decision.record)
         try:
-            self.files.remove(decision.record)
+            self.context.files.remove(decision.record)
         except DraError as e:
             return dataclasses.replace(decision, fault=e)
         return decision
@@ -125,15 +105,15 @@ class Rollback:
             if marked.fault:
                 raise marked.fault
             await run_undo(
-                self.driver,
-                self.calls,
+                self.context.driver,
+                self.context.calls,
                 record.steps,
-                record.prepared_claim(self.transitions.boot_id),
+                record.prepared_claim(self.context.transitions.boot_id),
                 functools.partial(self.retries.log, record.uid),
             )
-            await self.store.do(lambda records: self._drop(records, fence))
+            await self.context.store.do(lambda records: self._drop(records, fence))
         except Exception as e:
-            self.metrics.inc("rollback_failures_total")
+            self.context.metrics.inc("rollback_failures_total")
             error = as_dra_error(e)
             record.owner, record.error, record.attempts = "", clip(str(error), 500), record.attempts + 1
             pause = self.retries.failed(record.uid, record.attempts)
@@ -143,10 +123,10 @@ class Rollback:
                 record.uid, "cannot roll back claim; its devices stay held: %s", error, level=logging.WARNING
             )
             try:
-                await self.store.do(lambda records: records.update(record, fence))
+                await self.context.store.do(lambda records: records.update(record, fence))
             finally:
                 # Its note or record is enough to roll it back; another instance may do so.
-                self.in_flight.drop(record.uid)
+                self.context.in_flight.drop(record.uid)
             self._record_event(record, error)
             raise failed from e
         self._undone(record)
@@ -161,9 +141,9 @@ class Rollback:
             self.events.warn_claim(claim_subject(record.namespace, record.name, record.uid), reason, text)
 
     def _undone(self, record: Record) -> None:
-        self.in_flight.drop(record.uid)
+        self.context.in_flight.drop(record.uid)
         self.retries.done(record.uid)
-        self.changed()
+        self.context.changed()
 
     def _clear(self, records: Records, uid: str) -> bool:
         """Removes the files of a claim that has no record. Returns whether the claim has none.
@@ -172,15 +152,15 @@ class Rollback:
         """
         if records.read(uid) is not None:
             return False
-        self.files.remove_all(uid)
+        self.context.files.remove_all(uid)
         return True
 
     def _drop(self, records: Records, fence: Fence) -> bool:
         """Deletes the note, then the record: a note that outlived the record would restore a claim that has ended."""
-        self.files.remove_note(fence.uid)
+        self.context.files.remove_note(fence.uid)
         dropped = records.delete(fence)
         if dropped:
-            self.transitions.remember_end(records, fence.uid)
+            self.context.transitions.remember_end(records, fence.uid)
         return dropped
 
     # --- for a prepare --------------------------------------------------------------------------
@@ -189,7 +169,7 @@ class Rollback:
         """Rolls back a prepare that failed with ``error``. Returns the record if the claim turns out to be prepared after all."""
 
         def fail_prepare(records: Records) -> Decision:
-            decision = self.transitions.fail_prepare(records, record)
+            decision = self.context.transitions.fail_prepare(records, record)
             if isinstance(decision, NothingToDo):
                 self._clear(records, record.uid)
             return decision
@@ -199,10 +179,10 @@ class Rollback:
                 case RollBack() as marked:
                     await self.undo(marked)
                 case AlreadyPrepared(found):
-                    self.in_flight.drop(record.uid)
+                    self.context.in_flight.drop(record.uid)
                     return found
                 case _:
-                    self.in_flight.drop(record.uid)
+                    self.context.in_flight.drop(record.uid)
         except DraError as e:
             # The record keeps the devices held; the next attempt begins with the rollback.
             if not isinstance(e, UndoFailedError):  # it is logged and scheduled already
@@ -226,7 +206,7 @@ class Rollback:
             try:
                 async with asyncio.timeout(self.holder_timeout):
                     await self._tidy(
-                        holder.uid, lambda records: self.transitions.free(records, holder.uid), work=Work.FREE
+                        holder.uid, lambda records: self.context.transitions.free(records, holder.uid), work=Work.FREE
                     )
             except TimeoutError:
                 raise DeviceHeldError(
@@ -250,14 +230,14 @@ class Rollback:
 
     async def tidy(self, uid: str) -> bool:
         """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether there was any."""
-        return await self._tidy(uid, lambda records: self.transitions.tidy(records, uid))
+        return await self._tidy(uid, lambda records: self.context.transitions.tidy(records, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
         """Unprepares a claim that the API server no longer has, if its record is still as it was ``seen``.
 
         ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """
-        return await self._tidy(seen.uid, lambda records: self.transitions.reclaim(records, seen), is_over)
+        return await self._tidy(seen.uid, lambda records: self.context.transitions.reclaim(records, seen), is_over)
 
     async def _tidy(
         self,
@@ -283,8 +263,10 @@ class Rollback:
         """Restores a prepared claim's files if they are missing or changed. Returns whether it wrote them."""
 
         async def work() -> bool:
-            row = await self.store.get(uid)
-            return isinstance(row, Record) and self.transitions.is_prepared(row) and await self.restore_files(row)
+            row = await self.context.store.get(uid)
+            return (
+                isinstance(row, Record) and self.context.transitions.is_prepared(row) and await self.restore_files(row)
+            )
 
         done: bool = await self._run(uid, work)
         return done
@@ -294,29 +276,29 @@ class Rollback:
 
         A claim that another instance has rolled back meanwhile stays without files.
         """
-        if await self.store.run(lambda: self.files.are_intact(record)):
+        if await self.context.store.run(lambda: self.context.files.are_intact(record)):
             return False
 
         def restore(records: Records) -> bool:
             row = records.read(record.uid)
-            if isinstance(row, Record) and self.transitions.is_prepared(row):
-                return self.files.restore(row)  # with updates that other instances have committed
+            if isinstance(row, Record) and self.context.transitions.is_prepared(row):
+                return self.context.files.restore(row)  # with updates that other instances have committed
             self._clear(records, record.uid)
             return False
 
-        return await self.store.do(restore)
+        return await self.context.store.do(restore)
 
     async def remove_orphan(self, uid: str) -> bool:
         """Removes the files of a claim without a record. Returns whether it did."""
 
         async def work() -> bool:
-            return await self.store.do(lambda records: self._clear(records, uid))
+            return await self.context.store.do(lambda records: self._clear(records, uid))
 
         done: bool = await self._run(uid, work)
         return done
 
     async def _run(self, uid: str, do: Callable[[], Awaitable[Any]], work: Work = Work.TIDY) -> Any:
-        if self.tasks.ending:
+        if self.context.tasks.ending:
             raise StoppingError("the plugin is shutting down: its next start continues")
 
         async def run() -> Any:
@@ -324,7 +306,7 @@ class Rollback:
             self.retries.done(uid)  # within the claim's work: a failure of later work schedules a retry, which stays
             return result
 
-        task, _ = self.tasks.start(uid, work, run)
+        task, _ = self.context.tasks.start(uid, work, run)
         try:
             return await asyncio.shield(task)
         except Exception as e:  # one claim's failure must not end the others' work

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
-from ..claims import ClaimManager
+from ..claims import ClaimManager, PluginContext
 from ..claims.instances import InstanceLock, OwnedSocket
 from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
 from ..devices.health_monitor import HealthMonitor
@@ -99,9 +99,12 @@ class Plugin:
         self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = InstanceLock(settings.plugin_dir / "processes")
         self.claims = ClaimManager(
-            driver, self.calls, self.client, self.inventory, settings, self.process, self.host.boot_id(), self.metrics,
-            self._claims_changed, self.events,
-        )  # fmt: skip
+            PluginContext(driver, self.calls, self.client, self.inventory, settings, self.metrics),
+            self.process,
+            self.host.boot_id(),
+            self._claims_changed,
+            self.events,
+        )
         intervals = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
         self.scan = DeviceDiscovery(
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, intervals

@@ -228,7 +228,7 @@ async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
 ) -> None:
     api = Api()
     async with left_over(tmp_path, api) as (one, driver):
-        judge, judged = one.claims.engine.transitions, set[str]()
+        judge, judged = one.claims.engine.context.transitions, set[str]()
         begin = judge.begin
 
         def seen(records: Records, wanted: Record, *more: Any) -> Any:

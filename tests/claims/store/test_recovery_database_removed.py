@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.claims import Record, RecordStore
+from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.records import Records, Row
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
@@ -72,7 +72,10 @@ class Two:
         for name, device in itertools.product("ba", [*self.told, "d-last"]):
             self.add(name, device)
         for store in self.stores.values():
-            known = {r.devices[0]["device"]: r.uid[0] for r in everything(store) if isinstance(r, Record)}
+            everything(store)
+            assert store.journal.file
+            held = store.journal.file.records._claims.values()  # also of claims whose record cannot be read
+            known = {hold.device: hold.uid[0] for stored in held for hold in stored.holds}
             assert {d: n for d, n in known.items() if d in self.told} == self.told
         for name in "ab":
             self.add(name, f"d-{name}")
@@ -102,7 +105,7 @@ def everything(store: RecordStore) -> list[Row]:
     """As soon as nobody has to be waited for: each try of one lets the other go on."""
     answer: Any = None
     for _ in range(5):
-        answer = do(store, Records.read_all)
+        (answer,) = store._read([Records.read_all])
         if not isinstance(answer, RecordsError):
             break
     assert isinstance(answer, list), answer
@@ -193,7 +196,7 @@ def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lo
             for device in ("d-0", "d-1"):
                 both.add("a", device)
             for store in both.stores.values():
-                store.journal.drop()
+                store.journal.close()
             lose_bodies(both.path, "doc")
             damaged = both.path.stat().st_ino
 
@@ -204,7 +207,7 @@ def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lo
             with before_line(number, functools.partial(HARMS[then], both.path), is_aside) as reached:
                 both.add("b", "d-2")
             if not reached:
-                assert number > 50
+                assert number > 5
                 return
             with told_at(reached[0]):
                 both.check()

@@ -13,7 +13,7 @@ import msgspec
 from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import Answer, ClaimIdentity, ClaimManager
+from dra_kubeletplugin.claims import Answer, ClaimIdentity, ClaimManager, PluginContext
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
@@ -98,8 +98,10 @@ class Room:
         self.metrics = Metrics()
         self.process = InstanceLock(self.settings.plugin_dir / "processes")
         self.claims = ClaimManager(
-            driver, self.calls, api, self.inventory, self.settings, self.process, boot, self.metrics,  # type: ignore[arg-type]
-        )  # fmt: skip
+            PluginContext(driver, self.calls, api, self.inventory, self.settings, self.metrics),  # type: ignore[arg-type]
+            self.process,
+            boot,
+        )
         driver.attach(Host(folder / "sys"), self.settings, update=self.claims.update_metadata)
 
     async def open(self) -> None:

@@ -316,8 +316,8 @@ def note_syncs() -> None:
             note(self.journal)
         return out
 
-    def replaced(self: Any, *args: Any) -> None:
-        replace(self, *args)
+    def replaced(self: Any, *args: Any, **options: Any) -> None:
+        replace(self, *args, **options)
         note(self)
 
     RecordStore._attempt = synced_attempt  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ import msgspec
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, Host, Pool, PreparedDevice
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, PluginContext
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
@@ -55,7 +55,7 @@ async def main(root: Path) -> None:
     await inventory.update([Pool("node", [Device("d")])])
     process.acquire()
     api: Any = Api()
-    claims = ClaimManager(driver, Calls(), api, inventory, settings, process, "boot", Metrics())
+    claims = ClaimManager(PluginContext(driver, Calls(), api, inventory, settings, Metrics()), process, "boot")
     await claims.open()
     ref = ClaimIdentity("ns", "claim", "uid")
     for phase, call in (("prepare", claims.prepare), ("repeat", claims.prepare), ("unprepare", claims.unprepare)):

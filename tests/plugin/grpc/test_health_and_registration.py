@@ -200,7 +200,7 @@ async def test_the_kubelet_s_word_is_what_is_shown_and_the_way_to_it_is_measured
     await told(r, registered=True)
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (True, "", 1)
     assert value(metrics, "registration_duration_seconds_count") == 1, "the kubelet came back by itself"
-    r.left()
+    r.unregistered()
     assert (r.registered.is_set(), r.error, value(metrics, "registered")) == (False, "", 0)
     await told(r, registered=True)
     r.lost()

@@ -310,7 +310,7 @@ def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)
-    cost = Budget().remaining - whole.left
+    cost = Budget().remaining - whole.remaining
     tight = Budget(2 * cost - 1)
     costly.evaluate({}, tight)
     for expression in (costly, Expression("true", environment)):
@@ -323,7 +323,7 @@ def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
     costly = Expression("lists.range(100000).all(i, true)", environment)
     whole = Budget()
     costly.evaluate({}, whole)
-    affordable = MATCH_CONDITIONS_BUDGET // (Budget().remaining - whole.left)
+    affordable = MATCH_CONDITIONS_BUDGET // (Budget().remaining - whole.remaining)
     assert holds([Condition(str(i), costly) for i in range(affordable)], {})
     with pytest.raises(cel.CelError, match="running out of cost budget"):
         holds([Condition(str(i), costly) for i in range(affordable + 1)], {})

@@ -494,7 +494,7 @@ def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
     assert [claims.score(n.name) for n in nodes] == [7, 8]
 
 
-def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
+def hard_to_place(limit: float, slow_after: float = math.inf) -> Cycle:
     """A pod whose claim no node can satisfy, which takes long to find out."""
     hard = [{"name": f"d{i}", "attributes": {"i": {"int": i}, "pair": {"int": i // 2}}} for i in range(24)]
     cache = cluster({f"n{i}": hard for i in range(3)})
@@ -509,7 +509,7 @@ def hard_to_place(limit: float, patience: float = math.inf) -> Cycle:
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
     nodes = [node(f"n{i}") for i in range(3)]
-    allocations = NodeAllocator(AllocationMemory(), cache.devices(), 3, limit=limit, patience=patience)
+    allocations = NodeAllocator(AllocationMemory(), cache.devices(), 3, limit=limit, slow_after=slow_after)
     return Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations)
 
 
@@ -520,7 +520,7 @@ def test_the_time_for_all_nodes_is_bounded() -> None:
 
 
 def test_a_search_that_takes_longer_than_a_moment_is_told_from_one_without_result() -> None:
-    cycle = hard_to_place(0.1, patience=0.01)
+    cycle = hard_to_place(0.1, slow_after=0.01)
     with pytest.raises(AllocationSlow):
         cycle.feasible()
     assert not cycle.rejected

@@ -73,10 +73,15 @@ class Journal:
         self.loads = 0
         self.file: JournalFile | None = None
         self._lock = FileLock(path.with_name(LOCK))
+        self._followed = (
+            1  # the last repair whose file all living instances have read; the first file replaced no other
+        )
 
     @contextlib.contextmanager
-    def locked(self, wait: float) -> Iterator[JournalFile]:
+    def locked(self, wait: float, *, write: bool = True) -> Iterator[JournalFile]:
         """Takes the lock and yields the journal with all changes of other instances.
+
+        After a repair that may have lost records, writes wait until each living instance has added the records that it knows.
 
         Raises ``OSError`` or :class:`RecordsError`; the error is a :class:`RecordsBusyError` after ``wait`` seconds without the lock.
         """
@@ -84,7 +89,7 @@ class Journal:
         while True:
             self._acquire(deadline)
             try:
-                waits_for = self._refresh()
+                waits_for = self._refresh() or (self._behind() if write else None)
                 if waits_for is None and self.file:
                     yield self.file
                     return
@@ -92,15 +97,18 @@ class Journal:
                 self._lock.release()
             if time.monotonic() > deadline:
                 raise RecordsBusyError(
-                    f"{self.path} was removed or replaced, and process {self.process.pid(waits_for or '')} of the plugin, which "
-                    f"has it open, does not write it again within {self.wait:g}s: delete its pod if it hangs"
+                    f"{self.path} was removed, replaced or repaired, and process {self.process.pid(waits_for or '')} of the plugin, "
+                    f"which has it open, does not follow within {self.wait:g}s: delete its pod if it hangs"
                 )
             time.sleep(_POLL)
 
     def _acquire(self, deadline: float) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._lock.acquire(deadline)
+            try:
+                self._lock.acquire(deadline)
+            except FileNotFoundError:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire(deadline)
         except TimeoutError:
             raise RecordsBusyError(
                 f"{self.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
@@ -136,7 +144,7 @@ class Journal:
         """Detects a file that was removed, replaced or overwritten, and repairs it."""
         if self.is_current() and self.file and not self.file.was_touched():
             return
-        with self.locked(self.wait) as file:
+        with self.locked(self.wait, write=False) as file:
             file.was_touched()
             if not file.is_intact():
                 self._repair("its content was overwritten", file, complete=False)
@@ -146,7 +154,7 @@ class Journal:
         if self.file and self.file.end > max(_SMALL, _LOOSE * self.file.live):
             with self.locked(0) as file:
                 if file.end > max(_SMALL, _LOOSE * file.live):
-                    self._replace(file, file.records, file.header.repaired)
+                    self._replace(file, file.records, complete=True)
 
     def close(self) -> None:
         """Closes the file and notes that this instance has none open, so that other instances do not wait for it."""
@@ -175,11 +183,19 @@ class Journal:
             info = None
         if file is None or info is None or (info.st_dev, info.st_ino) != file.inode:
             return self._open(file)
-        if info.st_size < file.end:
-            self._repair("it was cut", file, complete=False)
-        elif info.st_size > file.end and not file.read_on():
+        file.size = info.st_size
+        if info.st_size != file.end and not file.read_on():
             self._repair(file.fault, file, complete=False)
         return None
+
+    def _behind(self) -> str | None:
+        """Returns another instance that has not read the file since its last repair, if that repair may have lost records."""
+        repaired = self.file.header.repaired if self.file else 0
+        if repaired <= self._followed:
+            return None
+        behind = next((o.id for o in self.process.others() if 0 < o.generation < repaired), None)
+        self._followed = self._followed if behind else repaired
+        return behind
 
     def _open(self, known: JournalFile | None) -> str | None:
         """Opens the file after it was created or replaced, or repairs it. Returns the same as :meth:`_refresh`."""
@@ -222,14 +238,17 @@ class Journal:
         if known:
             known.close()
         records = file.records
-        lost = self._lost(records)
+        before = records.uids()
         if known is None or file.header.repaired > known.header.generation:
-            lost += [r for r in self.in_flight.records() if r.uid not in records.uids()]
-        if lost:
-            self._add(records, lost)
+            # Another instance may not have known the last changes of this one.
+            self._add(records, [r for r in self.in_flight.records() if r.uid not in before])
+            if known:
+                records.add_missing(known.records, file.ended)
+        self._add(records, self._lost(records))
+        if lost := records.uids() - before:
             records.set_meta(RECOVER, "pending")
             self.commit(sync=True)
-            self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(r.uid for r in lost)}")
+            self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(sorted(lost))}")
 
     def _lost(self, records: Records) -> list[Record]:
         """Returns the records of notes of this boot that have no record.
@@ -261,10 +280,9 @@ class Journal:
             rebuilt = self._rebuild(records, complete=complete)
             if rebuilt or not complete:
                 records.set_meta(RECOVER, "pending")
-            generation = 1 + (source.header.generation if source else 0)
             if source and fault == _REMOVED:
                 log.error("%s was removed while it is in use: it is written again", self.path)
-            self._replace(source, records, generation, fault)
+            self._replace(source, records, complete=complete, fault=fault)
         except BaseException:
             records.undo()
             raise
@@ -298,9 +316,13 @@ class Journal:
                 records.insert(record, shared=True)
                 self._add_report(f"two claims have one device: claim {record.shown}: {e}")
 
-    def _replace(self, old: JournalFile | None, records: Records, repaired: int, fault: str = "") -> None:
-        """Writes a new file and gives it the name. A process may die between any two lines here: the next one repeats the rest."""
+    def _replace(self, old: JournalFile | None, records: Records, *, complete: bool, fault: str = "") -> None:
+        """Writes a new file and gives it the name. A process may die between any two lines here: the next one repeats the rest.
+
+        ``fault`` is why the old file has to be kept; empty for compaction.
+        """
         generation = 1 + (old.header.generation if old else 0)
+        repaired = old.header.repaired if old and complete else generation
         header = new_header(self.specs.driver, generation, repaired, old.header.format if old else 0)
         new = write_new(self.path, header, old.content() if old else records.all_lines())
         file = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...base import forks
 from ...errors import RecordsNewerError
-from .lines import FORMAT, KNOWN, MOVED, OPEN, Change, encode, parse
+from .lines import DELETE, FORMAT, KNOWN, MOVED, OPEN, Change, encode, parse
 from .records import Records
 
 _NONE = Change(OPEN)
@@ -18,8 +18,9 @@ _NONE = Change(OPEN)
 class JournalFile:
     """An open journal and its ``records``.
 
-    ``end`` is the size of what was read and written. ``fault`` is the damage that was found; ``is_superseded`` shows that another
-    instance has replaced the file since. ``live`` is the size of its content without outdated lines.
+    ``end`` is the size of what was read and written, ``size`` that of the file at the last check.
+    ``fault`` is the damage that was found. ``is_superseded`` shows that another instance has replaced the file since. ``live`` is the
+    size of its content without outdated lines.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDWR) -> None:
@@ -27,8 +28,9 @@ class JournalFile:
         self.records = Records()
         self.header = _NONE
         self.fault = ""
-        self.end = self.live = 0
+        self.end = self.live = self.size = 0
         self.is_superseded = False
+        self.ended: set[str] = set()  # UIDs that a line of this file has deleted
         self._checksum = 0
         self._foreign: list[bytes] = []  # lines of a newer version
         self._lacks_newline = False
@@ -50,10 +52,13 @@ class JournalFile:
         self.live = len(self.content())
 
     def read_on(self) -> bool:
-        """Reads and applies the lines that were appended since. Returns False if one was damaged."""
-        size = os.fstat(self._fd).st_size
+        """Reads and applies the lines that were appended since. Returns False if one was damaged, or the file was cut."""
+        self.size = os.fstat(self._fd).st_size
+        if self.size < self.end:
+            self.fault = "it was cut"
+            return False
         data = b""
-        while more := os.pread(self._fd, size - self.end - len(data), self.end + len(data)):
+        while more := os.pread(self._fd, self.size - self.end - len(data), self.end + len(data)):
             data += more
         found = parse(data)
         for line in found.lines:
@@ -66,6 +71,8 @@ class JournalFile:
                 self._foreign.append(line.raw + b"\n")
             else:
                 self.records.apply(line)
+                if change and change.op == DELETE:
+                    self.ended.add(change.uid)
         self._advance(data[: found.end])
         if found.damaged:
             self.fault = f"{found.damaged} of its lines cannot be read"
@@ -83,8 +90,9 @@ class JournalFile:
         Raises ``OSError``. The file is then as it was before, unless ``is_intact()`` returns False.
         """
         data = b"\n" + data if self._lacks_newline else data
-        if os.fstat(self._fd).st_size > self.end:  # a write that a crash cut
+        if self.size > self.end:  # a write that a crash cut
             os.ftruncate(self._fd, self.end)
+            self.size = self.end
         try:
             written = 0
             while written < len(data):
@@ -147,7 +155,7 @@ def write_new(path: Path, header: Change, content: bytes) -> Path:
 
 
 def new_header(driver: str, generation: int, repaired: int, format: int = FORMAT) -> Change:
-    """Returns the first line of a new file. ``repaired`` is the generation of the last repair."""
+    """Returns the first line of a new file. ``repaired`` is that of the last repair that may have lost records."""
     return Change(OPEN, format=max(FORMAT, format), driver=driver, generation=generation, repaired=repaired)
 
 

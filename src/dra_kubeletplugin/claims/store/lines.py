@@ -57,6 +57,7 @@ class Parsed(NamedTuple):
 
 
 _changes = msgspec.json.Decoder(Change)
+_encode = msgspec.json.Encoder().encode
 KNOWN = frozenset({PUT, MARK, DELETE, META, OPEN, MOVED})
 
 
@@ -69,7 +70,7 @@ _named = msgspec.json.Decoder(_Named)
 
 def encode(change: Change, body: bytes | None = None) -> bytes:
     """Encodes a line."""
-    head = msgspec.json.encode(change)
+    head = _encode(change)
     if change.op != PUT:
         body = head
     return b"%08x %s\t%08x %s\n" % (zlib.crc32(head), head, zlib.crc32(body or b""), body or b"")

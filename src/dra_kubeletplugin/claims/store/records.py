@@ -6,7 +6,7 @@ An operation gets a :class:`Records` object. A fence protects each change from c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,7 +55,11 @@ class OverdrawnByError(OverdrawnError):
 
 
 class Stored(NamedTuple):
-    """One claim. ``body`` is JSON as it was last written; it is empty if it was lost. The other fields are newer than the body."""
+    """One claim. ``body`` is JSON as it was last written; it is empty if it was lost.
+
+    ``state``, ``owner`` and ``updated`` are newer than the body if ``marked`` is set. ``newer`` are the fields of the body that this
+    version does not know; None if that was not looked up.
+    """
 
     body: bytes
     claim: str  # namespace/name
@@ -63,12 +67,14 @@ class Stored(NamedTuple):
     state: str
     owner: str
     updated: float
+    marked: bool = False
+    newer: Mapping[str, object] | None = None
 
     def lines(self, uid: str) -> bytes:
         """Returns the claim as lines of the journal."""
         holds = tuple((h.pool, h.device, h.share, h.takes) for h in self.holds)
         out = encode(Change(PUT, uid, self.claim, holds), self.body)
-        return out + self.mark(uid) if not self.body or _state_of(self.body)[:2] != (self.state, self.owner) else out
+        return out + self.mark(uid) if self.marked else out
 
     def mark(self, uid: str) -> bytes:
         return encode(Change(MARK, uid, state=self.state, owner=self.owner, updated=self.updated))
@@ -128,7 +134,8 @@ class Records:
         if change is None or change.op == PUT:
             self._apply_put(change, body)
         elif change.op == MARK and (old := self._claims.get(change.uid)):
-            self._set_claim(change.uid, old._replace(state=change.state, owner=change.owner, updated=change.updated))
+            marked = old._replace(state=change.state, owner=change.owner, updated=change.updated, marked=True)
+            self._set_claim(change.uid, marked)
         elif change.op == DELETE:
             self._set_claim(change.uid, None)
         elif change.op == META:
@@ -248,9 +255,11 @@ class Records:
         record.updated = time.time()
         self._put(record, tuple(record.holds()), {})
 
-    def insert_stored(self, uid: str, stored: Stored) -> None:
-        """Inserts a claim as another journal has it, with its holds."""
-        self._change(self._set_claim, self._claims, uid, stored)
+    def add_missing(self, other: Records, ended: Container[str]) -> None:
+        """Adds the claims of ``other`` that are missing here and have not ended, with their holds, whoever else holds a device."""
+        for uid, stored in other._claims.items():
+            if uid not in self._claims and uid not in ended:
+                self._change(self._set_claim, self._claims, uid, stored)
 
     def update(self, record: Record, fence: Fence) -> bool:
         """Updates a record; fields of a newer version stay. Returns False, without effect, if the fence does not match."""
@@ -258,13 +267,13 @@ class Records:
         if stored is None or (stored.owner, stored.state) != (fence.owner, fence.state):
             return False
         record.updated = time.time()
-        self._put(record, stored.holds, msgspec.json.decode(stored.body) if stored.body else {})
+        self._put(record, stored.holds, _newer_fields(stored))
         return True
 
-    def _put(self, record: Record, holds: tuple[Hold, ...], old: Mapping[str, object]) -> None:
-        raw = {**old, **dict(zip(COLUMNS, _values(record), strict=True))}
+    def _put(self, record: Record, holds: tuple[Hold, ...], newer: Mapping[str, object]) -> None:
+        body = msgspec.json.encode({**_fields(record), **newer})
         claim = f"{record.namespace}/{record.name}"
-        new = Stored(msgspec.json.encode(raw), claim, holds, record.state, record.owner, record.updated)
+        new = Stored(body, claim, holds, record.state.value, record.owner, record.updated, newer=newer)
         self._change(self._set_claim, self._claims, record.uid, new)
 
     def mark(self, record: Record, fence: Fence) -> bool:
@@ -273,7 +282,7 @@ class Records:
         if stored is None or (stored.owner, stored.state) != (fence.owner, fence.state):
             return False
         record.updated = time.time()
-        new = stored._replace(state=record.state.value, owner=record.owner, updated=record.updated)
+        new = stored._replace(state=record.state.value, owner=record.owner, updated=record.updated, marked=True)
         self._change(self._set_claim, self._claims, fence.uid, new)
         return True
 
@@ -328,12 +337,20 @@ def _state_of(body: bytes) -> tuple[str, str, float]:
     return found.state, found.owner, found.updated
 
 
-def _values(record: Record) -> tuple[object, ...]:
-    """Returns the fields of a record in the order of ``COLUMNS``."""
-    return (
-        record.uid, record.namespace, record.name, record.state.value, record.boot_id, record.owner, record.doc,
-        printable(record.error), record.attempts, record.created, record.updated,
-    )  # fmt: skip
+def _fields(record: Record) -> dict[str, object]:
+    return {
+        "uid": record.uid, "namespace": record.namespace, "name": record.name, "state": record.state.value,
+        "boot_id": record.boot_id, "owner": record.owner, "doc": record.doc, "error": printable(record.error),
+        "attempts": record.attempts, "created": record.created, "updated": record.updated,
+    }  # fmt: skip
+
+
+def _newer_fields(stored: Stored) -> Mapping[str, object]:
+    """Returns the fields of a body that this version does not know."""
+    if stored.newer is not None:
+        return stored.newer
+    raw: dict[str, object] = msgspec.json.decode(stored.body)
+    return {key: value for key, value in raw.items() if key not in COLUMNS}
 
 
 def _row(uid: str, stored: Stored) -> Row:

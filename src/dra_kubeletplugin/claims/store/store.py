@@ -189,7 +189,7 @@ class RecordStore:
                 # Without the lock, appended lines could be those of a write that fails and is removed again.
                 with contextlib.ExitStack() as stack:
                     try:
-                        stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait))
+                        stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait, write=False))
                     except RecordsBusyError:
                         if journal.file is None:
                             raise

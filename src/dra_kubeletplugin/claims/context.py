@@ -1,0 +1,46 @@
+"""What the parts of the claim manager share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..base.settings import Settings
+from ..base.telemetry.metrics import Metrics
+from ..devices.inventory import Inventory
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..kube import KubeClient
+from .claim_files import ClaimFiles
+from .inflight import ClaimTasks
+from .record import InFlightRecords
+from .store.store import RecordStore
+from .transitions import Transitions
+
+
+@dataclass(frozen=True)
+class PluginContext:
+    """What a plugin has before it has a claim manager."""
+
+    driver: Driver
+    calls: Calls
+    client: KubeClient
+    inventory: Inventory
+    settings: Settings
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class ClaimContext:
+    """What all work on claims needs. ``changed`` is called when devices were taken or freed."""
+
+    driver: Driver
+    calls: Calls
+    settings: Settings
+    metrics: Metrics
+    store: RecordStore
+    files: ClaimFiles
+    transitions: Transitions
+    tasks: ClaimTasks
+    in_flight: InFlightRecords
+    changed: Callable[[], None]
