@@ -467,10 +467,9 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
             given += "first" in more  # with a CDI file: the second hop
             return do(*args, **more)
 
-        def counted(operations: Any, *, write: bool, synced: bool) -> Any:
-            if write:  # what looks at the records from time to time only reads
-                written.append(len(operations))
-            return transaction(operations, write=write, synced=synced)
+        def counted(operations: Any, *, sync: bool) -> Any:
+            written.append(len(operations))
+            return transaction(operations, sync=sync)
 
         monkeypatch.setattr(store, "do", counting)
         monkeypatch.setattr(store, "_transaction", counted)
@@ -481,7 +480,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
         busy = threading.Event()
         held = asyncio.create_task(store.run(lambda: busy.wait(60)))
         cls.block.set()
-        await until(lambda: given == 4)  # while the database is busy, all that comes waits for one transaction
+        await until(lambda: given == 4)  # while the record thread is busy, all that comes waits for one transaction
         busy.set()
         await asyncio.gather(held, preparing)
         assert written == [4, 4]

@@ -16,8 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/dra_kubeletplugin"
 MOST = 7
-LONG: Mapping[str, str] = dict.fromkeys(("Engine", "ClaimManager", "Reconciler", "Rollback"), "claims/ gets a context")
-"""Classes whose constructor may have more parameters, each with the reason."""
 TWICE: Mapping[str, str] = {
     "Device": "public in dra_kubeletplugin, for drivers, and in dra_kubeletplugin.metadata, for programs in containers, which import one"
 }
@@ -51,7 +49,7 @@ def parameters(node: ast.ClassDef) -> int:
 def faults(found: Sequence[tuple[Path, ast.ClassDef]], ring_packages: Sequence[frozenset[str]]) -> Iterator[str]:
     places: dict[tuple[int, str], list[str]] = defaultdict(list)
     for path, node in found:
-        if (count := parameters(node)) > MOST and node.name not in LONG:
+        if (count := parameters(node)) > MOST:
             yield f"{path}:{node.lineno}: the constructor of {node.name} has {count} parameters, more than {MOST}"
         for ring, packages in enumerate(ring_packages):
             if path.with_suffix("").parts[0] in packages:

@@ -256,7 +256,7 @@ class Records:
         self._put(record, tuple(record.holds()), {})
 
     def add_missing(self, other: Records, ended: Container[str]) -> None:
-        """Adds the claims of ``other`` that are missing here and have not ended, with their holds, whoever else holds a device."""
+        """Adds the claims of ``other`` that are missing here and have not ended, with their holds. A device may then have two holders."""
         for uid, stored in other._claims.items():
             if uid not in self._claims and uid not in ended:
                 self._change(self._set_claim, self._claims, uid, stored)
