@@ -47,7 +47,6 @@ check: $(STAMP) ## before a commit: lint, types, and within a minute the tests o
 
 test: $(STAMP) ## within 5 minutes: the tests that need no root, container, image or package index, and part of the crash tests
 	@$(PYTEST) -m "not ($(REST))" $(ARGS)
-	@echo "the tests that were left out: make test-rest; all tests: make test-all"
 
 test-rest: $(STAMP) ## the tests that `make test` leaves out
 	@$(PYTEST) -m "$(REST)" $(ARGS)

@@ -241,7 +241,7 @@ async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_th
         real = os.pwrite
 
         def full(fd: int, data: bytes, at: int) -> int:
-            if at and Path(f"/proc/self/fd/{fd}").readlink().name == "metadata.json":
+            if at and Path(f"/proc/self/fd/{fd}").readlink().name == f"{UID}_net.json":
                 if len(data) > 3:
                     return real(fd, bytes(data)[:3], at)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

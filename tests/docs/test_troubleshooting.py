@@ -32,13 +32,12 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, pods
+from tests.docs.symptoms import PRODUCERS, explained, shows, symptoms, told, unseen
+from tests.helpers import objects
 from tests.helpers.crash.record_stores import append_body, records_locked, set_format
 from tests.helpers.drivers import Sick, Toy, toy
 from tests.packaging.manifests.deployed import config_of
-
-from . import objects
-from .symptoms import PRODUCERS, explained, shows, symptoms, told, unseen
-from .test_driver_on_a_node import allocate, prepare_call, ref
+from tests.plugin.test_node import allocate, prepare_call, ref
 
 PREPARE = "FailedPrepareDynamicResources"
 
