@@ -63,7 +63,7 @@ PLUGIN = claims/test_device_status claims/test_killed_device_removed claims/test
   plugin/test_node plugin/test_node_processes plugin/test_node_readiness plugin/test_node_unreachable_server \
   resourceapi/test_newer_fields system/test_node_failure testing/test_controlplane
 plugin: $(STAMP) ## run the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
-	@DRA_KUBERNETES=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
+	@DRA_KUBERNETES_VERSION=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
 
 pauses: $(STAMP) ## run tests with random pauses: make pauses ARGS="tests/kube --pauses late,tasks,children"
 	@$(BIN)/python -m pytest -q -p tests.tools.pauses $(ARGS)
@@ -100,8 +100,8 @@ picture: $(STAMP) ## draw docs/demo.svg from the output of the demo on this mach
 	@$(BIN)/python docs/picture.py
 
 deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
-	@$(BIN)/dra deploy --shared deploy
-	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --base ../../../deploy/kustomize || exit; done
+	@$(BIN)/dra deploy --shared-dir deploy
+	@for values in drivers/*/deploy/values.yaml; do $(BIN)/dra deploy $$values --kustomize-base ../../../deploy/kustomize || exit; done
 
 drivers: $(STAMP) ## rewrite the files of drivers/ that are copies of the templates of `dra new`
 	@$(BIN)/python -m tests.tools.drivers

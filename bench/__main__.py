@@ -137,26 +137,26 @@ async def publications(api: Api, state: Path, python: str) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish", "scheduling"), default="all")
-    parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="folder on a real disk")
+    parser.add_argument("--state-dir", type=Path, default=ROOT / ".bench", help="folder on a real disk")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the plugin, with its dependencies")
     parser.add_argument("--rounds", type=int, default=latency.ROUNDS)
     args = parser.parse_args()
     if not shutil.which("openssl"):
         raise SystemExit("bench: needs openssl, to create the API server's certificate")
-    args.state.mkdir(exist_ok=True)
+    args.state_dir.mkdir(exist_ok=True)
     print(f"Measured on {machine(args.python)}.")
     print(
         f"API server: the local one, {ssl.OPENSSL_VERSION}, in its own process, {DELAY * 1000:g} ms added to each response."
     )
-    with tempfile.TemporaryDirectory(dir=args.state) as account:
+    with tempfile.TemporaryDirectory(dir=args.state_dir) as account:
         async with api_server(Path(account), DELAY) as api:
             if args.what in {"all", "latency"}:
-                await latencies(api, args.state, args.python, args.rounds)
+                await latencies(api, args.state_dir, args.python, args.rounds)
                 print(f"\n{GO}")
             if args.what in {"all", "memory"}:
-                await memories(api, args.state, args.python)
+                await memories(api, args.state_dir, args.python)
             if args.what in {"all", "publish"}:
-                await publications(api, args.state, args.python)
+                await publications(api, args.state_dir, args.python)
     if args.what in {"all", "scheduling"}:
         print(f"\n{SCHEDULING}\n", flush=True)
         # In its own process, like `dra dev`.

@@ -274,9 +274,9 @@ async def webhook(folder: Path, driver: str = "bench.drivers:Idle") -> AsyncIter
         driver,
         "--address",
         address,
-        "--tls-cert",
+        "--tls-cert-file",
         folder / "ca.crt",
-        "--tls-key",
+        "--tls-private-key-file",
         folder / "ca.key",
     ]
     process = await asyncio.create_subprocess_exec(
@@ -330,17 +330,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--sources", default="127.0.0.1", help="addresses of the clients, separated by commas")
     parser.add_argument("--kinds", default="", help="kinds of clients, separated by commas; all by default")
-    parser.add_argument("--state", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
+    parser.add_argument("--state-dir", type=Path, default=ROOT / ".bench", help="a folder on a real disk")
     args = parser.parse_args()
     if args.what == "attack":
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # writes to connections that the server closed
         kinds = tuple(filter(None, args.kinds.split(",")))
         print(json.dumps(asyncio.run(attack(args.url, args.seconds, CLIENTS, args.sources.split(","), kinds))))
         return
-    args.state.mkdir(exist_ok=True)
+    args.state_dir.mkdir(exist_ok=True)
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f}; {CLIENTS} clients, {args.seconds:g} s each")
-    if not asyncio.run(measure(args.state, args.seconds)):
+    if not asyncio.run(measure(args.state_dir, args.seconds)):
         raise SystemExit(1)
 
 

@@ -57,7 +57,7 @@ async def running(
 ) -> AsyncIterator[Process]:
     """Runs ``dra run target`` with a local cluster. :func:`allocate` creates claims."""
     loop = asyncio.get_running_loop()
-    async with LocalCluster(state=state, timers=timers or Timers(look=0.01)) as cluster:
+    async with LocalCluster(state=state, timers=timers or Timers(plugin_poll_interval=0.01)) as cluster:
         await cluster.apply(device_class("devices", driver))
         node = cluster.node
         environment = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "POD_UID"}}

@@ -35,10 +35,10 @@ QUICK = {
     "LOG_LEVEL": "info",
     "API_TIMEOUT": "2s",
     "CALL_TIMEOUT": "5s",
-    "SCAN_TIMEOUT": "1s",
+    "DISCOVERY_TIMEOUT": "1s",
     "HEALTH_INTERVAL": "500ms",
     "RESCAN_INTERVAL": "500ms",
-    "STOP_GRACE": "3s",
+    "SHUTDOWN_GRACE_PERIOD": "3s",
 }
 
 

@@ -174,7 +174,7 @@ _HOSTS = """# Described hosts
 Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
 A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
-`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --record` writes one of the machine that it runs on. Machines
+`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --describe-host` describes the machine that it runs on. Machines
 that come with the package go by name: {machines}.
 
 {head}

@@ -66,7 +66,7 @@ async def test_a_coroutine_goes_on_while_the_pod_starts(node, api, local_cluster
     loop.call_soon(here.append, "the loop of the test is free")
     pod, other = await asyncio.gather(node.run_pod.aio(), node.run_pod.aio("other"))
     assert here and node.env(pod)["FPGA"] != node.env(other)["FPGA"]
-    async with api.away():
+    async with api.outage():
         pass
     await node.delete_pod.aio()
 """
@@ -84,7 +84,7 @@ async def test_a_coroutine_in_the_loop_of_asyncio_or_trio(node, api):
         tasks.start_soon(meanwhile)
         pod = await node.run_pod.aio()
         assert here and node.env(pod)["FPGA"]
-    async with api.away():
+    async with api.outage():
         pass
     with anyio.move_on_after(0.1) as scope:
         await api.wait_event.aio("nothing", "Never", timeout=60)
@@ -170,9 +170,9 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             api.throttle(2)
             node.run_pod("one")
             api.cut_watch()
-            api.slow(0.01)
+            api.delay(0.01)
             api.drop("taints")
-            with api.away(), pytest.raises(Exception, match="503 the API server is down"):
+            with api.outage(), pytest.raises(Exception, match="503 the API server is down"):
                 api.get_all("Pod")
             node.run_pod("two")
 
@@ -197,7 +197,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
             assert node.env("pod") == node.env(api.get("Pod", "pod"))
             with pytest.raises(FaultError, match="no node has a pod ghost"):
                 node.oci("ghost")
-            for fault in (api.conflict, api.throttle, api.slow):
+            for fault in (api.conflict, api.throttle, api.delay):
                 with pytest.raises(FaultError, match="the value must be finite and at least 0"):
                     fault(-1)
 
@@ -287,7 +287,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
             assert (node.driver.name, local_cluster.nodes) == ("other.example.com", ["a", "b"])
             assert node.driver.settings.health_interval == 0.5
 
-        @pytest.mark.dra(timers=Timers(wipe=0.1))
+        @pytest.mark.dra(timers=Timers(slice_wipe_delay=0.1))
         def test_timers(node, api):
             node.stop()
             node.wait_published([])
@@ -412,7 +412,7 @@ def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) 
             api.wait_running("ghost")
 
         def test_faults(api):
-            api.slow(-1)
+            api.delay(-1)
 
         @pytest.mark.dra(nodes=["a", "a"])
         def test_nodes(api):

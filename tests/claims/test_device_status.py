@@ -111,7 +111,7 @@ async def test_a_report_waits_out_an_outage() -> None:
         await told(node, bool)
         meta = (await node.claim_of("pod"))["metadata"]
         key = ClaimKey("default", meta["name"], meta["uid"])
-        with node.cluster.api_away():
+        with node.cluster.api_outage():
             said = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
             assert await said is False, "it waits for a bounded time"
         await told(node, lambda d: d[0]["data"] == {"vlan": 9})

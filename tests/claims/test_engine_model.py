@@ -153,8 +153,8 @@ class Instance:
             kubelet_root=machine.root,
             cdi_root=machine.root / "cdi",
             call_timeout=60,
-            lock_wait=30,
-            reconcile_grace=0,
+            lock_timeout=30,
+            reconcile_grace_period=0,
         )
         self.driver.attach(Host(machine.root / "sys"), options)
         inventory = Inventory("node")

@@ -217,7 +217,7 @@ async def test_a_claim_that_lost_its_allocation_and_was_not_deleted_is_reclaimed
 ) -> None:
     api, driver = Api(), Plain()
     known = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api, reconcile_grace=0.3) as one:
+    async with room(tmp_path, driver, api, reconcile_grace_period=0.3) as one:
         await one.prepare(known)
         if status == "another device":
             api.allocate("a", "a", "d-1", DRIVER)
@@ -252,7 +252,7 @@ async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_t
 async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path, status: Any) -> None:
     """Its containers run on, and it unprepares them when it is back: only if it does not, reconciling does."""
     api, driver = Api(), Plain()
-    async with room(tmp_path, driver, api, reconcile_grace=0.2) as one:
+    async with room(tmp_path, driver, api, reconcile_grace_period=0.2) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
         api.ready = status

@@ -99,7 +99,7 @@ class Holding(Driver):
 
 
 async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardware() -> None:
-    async with node_with(Holding, stop_grace=0.1) as node:
+    async with node_with(Holding, shutdown_grace_period=0.1) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "h-0"}])
         call = asyncio.create_task(prepare_call(node, ref(found)))
         assert await asyncio.to_thread(Holding.inside.wait, 60)
@@ -133,7 +133,7 @@ async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leav
     tmp_path: Path,
 ) -> None:
     async with box(tmp_path) as b:
-        process = await b.start(STOP_GRACE="1s")
+        process = await b.start(SHUTDOWN_GRACE_PERIOD="1s")
         held = b.hold_prepare()
         await b.apply_pod("pod")
         await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])

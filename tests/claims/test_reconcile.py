@@ -108,7 +108,7 @@ async def test_a_grace_begins_anew_where_what_was_seen_is_over(
 ) -> None:
     """A claim may be prepared again between two looks; and a kubelet that starts first ends the containers that it missed."""
     api, driver = Api(), Plain()
-    async with room(tmp_path, driver, api, reconcile_grace=GRACE) as one:
+    async with room(tmp_path, driver, api, reconcile_grace_period=GRACE) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         released(api, "a")
         assert (await one.claims.reconciler.once()).waiting == ["a"]
@@ -143,7 +143,7 @@ async def test_a_kubelet_that_comes_amid_a_pass_has_its_time_too(tmp_path: Path)
 
 async def test_a_kubelet_that_was_restarted_is_heard_of(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asyncio.Event()
-    async with node_with(toy(), reconcile_grace=GRACE) as node:
+    async with node_with(toy(), reconcile_grace_period=GRACE) as node:
         reconciler = node.plugin.claims.reconciler
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(found))

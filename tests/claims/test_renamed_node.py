@@ -8,7 +8,7 @@ from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 
 async def test_a_device_that_was_prepared_under_the_old_name_is_not_given_out_under_the_new_one() -> None:
-    async with node_with(cls := toy(), reconcile_grace=600.0) as node:
+    async with node_with(cls := toy(), reconcile_grace_period=600.0) as node:
         old = await allocate(node, "old", [{"pool": "node-1", "device": "toy-0"}])
         old_uid = old["metadata"]["uid"]
         assert not (await prepare_call(node, ref(old))).claims[old_uid].error

@@ -389,7 +389,7 @@ async def test_readiness_and_the_claims_command_say_which_claim_why_how_often_an
         assert "Read-only file system" in shown
         assert "tried 1 time, next in " in shown
         assert main(["claims", *options, "-o", "json"]) == 0
-        assert '"nextTry": "20' in capsys.readouterr().out
+        assert '"nextAttempt": "20' in capsys.readouterr().out
         (finding,) = [finding async for finding in look(tmp_path, tmp_path / "cdi", None)]
         assert "cannot be rolled back and keeps its devices (tried 1 time, next in " in finding.text
 

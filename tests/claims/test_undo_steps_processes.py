@@ -313,7 +313,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
         await node.run_pod()
         found = await node.claim_of("pod")
         await node.stop()
-        with node.cluster.api_away():
+        with node.cluster.api_outage():
             from dra_kubeletplugin.plugin.node import Plugin
 
             plugin = Plugin(cls(), node.settings, node.cluster.config)
@@ -484,7 +484,7 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
 
 
 async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
-    async with node_with(toy(), reconcile_grace=0) as node:
+    async with node_with(toy(), reconcile_grace_period=0) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         node.cluster.api.faults.served = set()

@@ -102,11 +102,11 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
     [
         ([], "dra: a COMMAND is needed; see dra --help"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
-        (["reboot"], "dra: reboot happens to a cluster that runs: did you mean `dra dev reboot`?"),
+        (["reboot-node"], "dra: reboot-node happens to a cluster that runs: did you mean `dra dev reboot-node`?"),
         (["completion", "fsh"], "dra: shell: 'fsh' is not one of bash, zsh, fish, did you mean 'fish'?"),
         (["validate"], "dra: FILE is needed; see dra validate --help"),
-        (["dev", "slow"], "dra: SECONDS is needed; see dra dev slow --help"),
-        (["dev", "health", "card-0"], "dra: health is needed: healthy, unhealthy, unknown, reported; see dra dev health --help"),
+        (["dev", "api-delay"], "dra: SECONDS is needed; see dra dev api-delay --help"),
+        (["dev", "set-health", "card-0"], "dra: health is needed: healthy, unhealthy, unknown, reported; see dra dev set-health --help"),
         (["dev", "--nodes", "two"], "dra: --nodes: 'two' is no whole number; see dra dev --help"),
         (["new", "--kind"], "dra: --kind needs a value; see dra new --help"),
         (["schema", "a.py", "b.py"], "dra: 'b.py' is an unexpected argument; see dra schema --help"),
@@ -114,7 +114,7 @@ def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys:
         (["claims", "--yes"], "dra: --yes belongs to `dra claims forget UID` [DRA-E001]"),
         (["claims", "list", "uid"], "dra: a UID belongs to `dra claims forget UID` [DRA-E001]"),
         (["inspect", "--controller"], "dra: --controller needs a DRIVER [DRA-E001]"),
-        (["inspect", "--record", "-o", "json"], "dra: --output json: --record prints a described host, which is YAML as it is [DRA-E001]"),
+        (["inspect", "--describe-host", "-o", "json"], "dra: --output json: --describe-host prints a described host, which is YAML as it is [DRA-E001]"),
         (["validate", "x", "--driver-name", "y"], "dra: --driver-name is for one driver: use --driver once [DRA-E001]"),
         (["doctor", "--no-host", "--host-root", "/h"], "dra: --host-root is about this machine, which --no-host leaves out [DRA-E001]"),
         (["explain", "-f", "x", "--context", "y"], "dra: --context is for a cluster and cannot be combined with --file [DRA-E001]"),
@@ -140,7 +140,9 @@ def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() 
 
 
 @given(
-    st.permutations(["claims", "-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-wait 1s"])
+    st.permutations(
+        ["claims", "-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-timeout 1s"]
+    )
 )
 def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
     """The places (command, action, UID) keep theirs; what stands between or before them is free."""
@@ -153,7 +155,7 @@ def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
             below.add_parser(name, parents=[parser], add_help=False)
     found = top.parse_args(" ".join(ordered).split())
     assert (found.command, found.action, found.uid, found.yes) == ("claims", "forget", "uid-1", True)
-    assert (found.output, found.driver_name, found.lock_wait) == ("json", "x.example.com", "1s")
+    assert (found.output, found.driver_name, found.lock_timeout) == ("json", "x.example.com", "1s")
 
 
 @settings(max_examples=300)
@@ -172,7 +174,7 @@ def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
                 "-",
                 "",
                 "x",
-                "--state=a",
+                "--state-dir=a",
                 "-h",
                 "--version",
                 "\udcff",

@@ -84,46 +84,48 @@ def test_nobody_else_may_say_what_happens(dev: Dev) -> None:
 
 
 def test_a_function_is_unplugged_and_plugged_in_again(dev: Dev) -> None:
-    assert dev.verb("unplug", "--node", "node-1", "0000:17:00.0")["address"] == "0000:17:00.0"
+    assert dev.verb("unplug-function", "--node", "node-1", "0000:17:00.0")["address"] == "0000:17:00.0"
     until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
     assert len(dev.devices("node-2")) == 2
     assert "no PCI function '0000:17:00.0' on this host, only 0000:18:00.0" in dev.verb(
-        "unplug", "--node", "node-1", "0000:17:00.0"
+        "unplug-function", "--node", "node-1", "0000:17:00.0"
     )
-    dev.verb("plug", "--node", "node-1", "0000:17:00.0")
+    dev.verb("plug-function", "--node", "node-1", "0000:17:00.0")
     until(lambda: len(dev.devices()) == 2)
     assert (dev.state / "node-1/host/dev/fpga0").exists()
 
 
 def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: Dev, tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("? " * 100_000)
-    assert "nested too deeply" in dev.verb("plug", "--node", "node-1", str(tmp_path / "deep.yaml"))
+    assert "nested too deeply" in dev.verb("plug-function", "--node", "node-1", str(tmp_path / "deep.yaml"))
     assert dev.verb("status")["nodes"]
 
 
 def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(json.dumps(NEW))
-    dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))
+    dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))
     until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
-    assert "0000:19:00.0" in dev.verb("plug", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
-    assert "neither one that was unplugged" in dev.verb("plug", "--node", "node-2", "0000:99:00.0")
-    assert "0000:19:00.0 is already present" in dev.verb("plug", "--node", "node-2", "0000:19:00.0")
-    dev.verb("unplug", "--node", "node-2", "0000:19:00.0")
+    assert "0000:19:00.0" in dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
+    assert "neither one that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
+    assert "0000:19:00.0 is already present" in dev.verb("plug-function", "--node", "node-2", "0000:19:00.0")
+    dev.verb("unplug-function", "--node", "node-2", "0000:19:00.0")
     until(lambda: len(dev.devices("node-2")) == 2)
 
 
 def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: Dev) -> None:
     where = ("--node", "node-1", "pci-0000-17-00-0")
-    dev.verb("health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
+    dev.verb("set-health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
     until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
     assert "taints" not in dev.devices("node-2")["pci-0000-17-00-0"]
-    dev.verb("health", *where, "reported")
+    dev.verb("set-health", *where, "reported")
     until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
 
 
 def test_a_killed_driver_comes_back_and_its_slices_stay(dev: Dev) -> None:
     before = dev.driver()
-    assert "killed" in command("kill", "--state", str(dev.state), "--node", "node-1", "--down", "0").stdout
+    assert (
+        "killed" in command("kill-driver", "--state-dir", str(dev.state), "--node", "node-1", "--down-for", "0").stdout
+    )
     after = until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
     assert after["restarts"] == before["restarts"] + 1
     assert len(dev.devices()) == 2
@@ -139,7 +141,7 @@ def test_a_driver_that_dies_by_itself_is_started_again(dev: Dev) -> None:
 def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: Dev) -> None:
     pids = {p: dev.driver(p)["pid"] for p in ("node-1", "node-2")}
     names = dev.kubectl("get", "resourceslices", "-o", "name")
-    dev.verb("upgrade", "--node", "all")
+    dev.verb("upgrade-driver", "--node", "all")
     assert all(dev.driver(place)["pid"] != pid for place, pid in pids.items())
     assert dev.kubectl("get", "resourceslices", "-o", "name") == names
 
@@ -173,7 +175,7 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
 
     sysfs = dev.state / "node-1/host"
     boot, other, pid = Host(sysfs).boot_id(), Host(dev.state / "node-2/host").boot_id(), dev.driver()["pid"]
-    dev.verb("reboot", "--node", "node-1")
+    dev.verb("reboot-node", "--node", "node-1")
     assert Host(sysfs).boot_id() != boot
     assert Host(dev.state / "node-2/host").boot_id() == other
     assert (dev.driver()["phase"], dev.driver()["pid"] != pid) == ("ready", True)
@@ -181,27 +183,27 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
 
 
 def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: Dev) -> None:
-    dev.verb("restart-kubelet", "--node", "all", "--down", "0.05")
+    dev.verb("restart-kubelet", "--node", "all", "--down-for", "0.05")
     until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
     until(lambda: len(dev.devices()) == 2)
 
 
 def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
-    dev.verb("cut-watch")
+    dev.verb("cut-connections")
     dev.verb("drop-fields", "taints")
-    dev.verb("conflict", "1000")
-    dev.verb("slow", "0.01")
+    dev.verb("api-conflicts", "1000")
+    dev.verb("api-delay", "0.01")
     faults = dev.verb("status")["faults"]
     assert 0 < faults.pop("conflicts") <= 1000, "who writes meanwhile, a kubelet its lease say, has met some"
-    assert faults == {"droppedFields": ["taints"], "slow": 0.01}
+    assert faults == {"droppedFields": ["taints"], "delay": 0.01}
     dev.verb("drop-fields")
-    dev.verb("conflict", "0")
-    dev.verb("slow", "0")
-    dev.verb("serve", "v1beta1")
+    dev.verb("api-conflicts", "0")
+    dev.verb("api-delay", "0")
+    dev.verb("serve-versions", "v1beta1")
     assert "resource.k8s.io/v1beta1" in dev.kubectl("api-versions")
     assert "resource.k8s.io/v1\n" not in dev.kubectl("api-versions")
-    dev.verb("serve")
-    dev.verb("away", "0.1")
+    dev.verb("serve-versions")
+    dev.verb("api-outage", "0.1")
     assert dev.verb("status")["faults"] == {}
     until(lambda: len(dev.devices()) == 2)
 
@@ -210,19 +212,22 @@ def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
     ("args", "says"),
     [
         (["restart-kubelet"], "which node? Give --node with one of node-1, node-2, or all"),
-        (["kill", "--node", "node-3"], "no node 'node-3', only node-1, node-2: did you mean"),
-        (["kill", "--driver", "fpga.example.org", "--node", "all"], "did you mean fpga.example.com?"),
+        (["kill-driver", "--node", "node-3"], "no node 'node-3', only node-1, node-2: did you mean"),
+        (["kill-driver", "--driver", "fpga.example.org", "--node", "all"], "did you mean fpga.example.com?"),
         (["drop-fields", "taint"], "no field of slices 'taint'"),
-        (["health", "--node", "node-1", "pci-0000-17-00-1", "unhealthy"], "did you mean pci-0000-17-00-0?"),
-        (["health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"], "--effect sets the taint"),
-        (["plug", "--node", "node-1", "nowhere.yaml"], "nowhere.yaml is not a file"),
-        (["unplug", "--node", "node-1", "../../etc"], "no PCI function '../../etc'"),
-        (["write", "--node", "node-1", "../../../etc/passwd", "x"], "is not below"),
-        (["write", "--node", "node-1", "bus/nothing", "x"], "No such file"),
-        (["slow", "--", "-1"], "must be from 0 to"),
-        (["away", "1e9"], "must be from 0 to"),
-        (["throttle", "--", "-1"], "must be from 0 to"),
-        (["end", "nobody"], 'pods "nobody" not found'),
+        (["set-health", "--node", "node-1", "pci-0000-17-00-1", "unhealthy"], "did you mean pci-0000-17-00-0?"),
+        (
+            ["set-health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"],
+            "--effect sets the taint",
+        ),
+        (["plug-function", "--node", "node-1", "nowhere.yaml"], "nowhere.yaml is not a file"),
+        (["unplug-function", "--node", "node-1", "../../etc"], "no PCI function '../../etc'"),
+        (["write-sysfs", "--node", "node-1", "../../../etc/passwd", "x"], "is not below"),
+        (["write-sysfs", "--node", "node-1", "bus/nothing", "x"], "No such file"),
+        (["api-delay", "--", "-1"], "must be from 0 to"),
+        (["api-outage", "1e9"], "must be from 0 to"),
+        (["api-throttling", "--", "-1"], "must be from 0 to"),
+        (["exit-container", "nobody"], 'pods "nobody" not found'),
     ],
 )
 def test_a_verb_that_cannot_be_done_says_why(dev: Dev, args: list[str], says: str) -> None:
@@ -236,7 +241,7 @@ def test_a_verb_that_cannot_be_done_says_why(dev: Dev, args: list[str], says: st
         b"\n",
         b"{}\n",
         b'{"verb":"dance"}\n',
-        b'{"verb":"kill","down":"x"}\n',
+        b'{"verb":"kill-driver","down_for":"x"}\n',
         b'{"verb":"stop","x":1}\n',
         b"\xff" * 2_000_000,
     ],
@@ -255,14 +260,14 @@ def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
 
 def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: Dev) -> None:
     assert f"state       {dev.state}" in command("status", KUBECONFIG=dev.kubeconfig).stdout
-    done = command("status", "--state", "/nowhere")
+    done = command("status", "--state-dir", "/nowhere")
     assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
 
 
 def test_every_verb_is_offered_and_has_help() -> None:
     shown = "".join(command("--help").stdout.split())
     assert all(verb in shown for verb in VERBS)
-    assert "--effect" in command("health", "--help").stdout
+    assert "--effect" in command("set-health", "--help").stdout
     page = (ROOT / "docs/dev.md").read_text()
     assert all(f"`{verb}" in page for verb in VERBS)
 
@@ -279,10 +284,12 @@ def short() -> Iterator[Path]:
 
 @pytest.mark.full
 def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
-    with running(short, "--state", str(short / "s")) as dev:
+    with running(short, "--state-dir", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.told
         (node,) = dev.verb("status")["nodes"]
-        assert dev.verb("reboot") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, "this machine stays up"
+        assert dev.verb("reboot-node") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, (
+            "this machine stays up"
+        )
         env = {
             "NODE_NAME": node["name"],
             "KUBELET_ROOT": node["kubeletRoot"],
@@ -296,22 +303,24 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
         try:
             until(lambda: len(dev.devices()) == 8)
             until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
-            assert "kill and start a driver that you started yourself" in dev.verb("kill")
+            assert "kill and start a driver that you started yourself" in dev.verb("kill-driver")
         finally:
             driver.terminate()
             driver.wait(60)
         assert dev.verb("stop") == {}
         assert dev.process.wait(60) == 0
-    assert (short / "s/kubeconfig").exists(), "--state keeps it"
+    assert (short / "s/kubeconfig").exists(), "--state-dir keeps it"
 
 
 def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(short: Path) -> None:
     (short / "driver.py").write_text(DRIVER)
-    with running(short, GPU, str(short / "driver.py"), "--state", str(short / "s"), "--host", "virtual-machine") as dev:
+    with running(
+        short, GPU, str(short / "driver.py"), "--state-dir", str(short / "s"), "--host", "virtual-machine"
+    ) as dev:
         status = dev.verb("status")
         assert set(status["nodes"][0]["registered"]) == {"gpu.example.com", "fpga.example.com"}
-        assert "which driver?" in dev.verb("kill")
-        second = command("--state", str(short / "s"))
+        assert "which driver?" in dev.verb("kill-driver")
+        second = command("--state-dir", str(short / "s"))
         assert second.returncode == 2
         assert f"belongs to another `dra dev` that runs (process {dev.process.pid})" in second.stderr
         pids = [d["pid"] for d in status["drivers"]]
@@ -322,7 +331,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
 
 @pytest.mark.full
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
-    with running(short, "drivers/fabric_example", "--controller", "--state", str(short / "s")) as dev:
+    with running(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
         assert "--host gives" not in dev.told, "no machine would have what is of no node"
         until(
@@ -332,7 +341,7 @@ def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
             )
         )
         before = dev.driver("controller")["pid"]
-        dev.verb("kill", "--node", "controller", "--down", "0")
+        dev.verb("kill-driver", "--node", "controller", "--down-for", "0")
         until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
 
 
@@ -364,11 +373,11 @@ def _alive(pid: int) -> bool:
         (["--apply", "{nameless}"], "nameless:2: metadata.name: missing"),
         (["--apply", "{text}"], "text:1: text in place of an object"),
         (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
-        (["--api-cert", "/dev/null", "--api-key", "/dev/null"], "--api-cert /dev/null"),
+        (["--api-cert-file", "/dev/null", "--api-private-key-file", "/dev/null"], "--api-cert-file /dev/null"),
         (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
-        (["--state", "{deep/}" + "x" * 60], "the paths of the sockets in it"),
+        (["--state-dir", "{deep/}" + "x" * 60], "the paths of the sockets in it"),
         (["nowhere.py"], "nowhere.py is not a file"),
-        (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug'?"),
+        (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug-function'?"),
         (
             ["--nodes", "2", GPU, "--http-address", ":0"],
             "--http-address :0: 2 plugins, each driver on each node, cannot share one address",

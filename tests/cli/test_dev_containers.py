@@ -156,7 +156,7 @@ def test_a_rebooted_node_runs_its_pods_again(real: Dev) -> None:
     apply(real, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always"))
     reached(real, "server", "Running")
     before = main(real, "server")["containerID"]
-    real.verb("reboot")
+    real.verb("reboot-node")
     until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
     real.kubectl("delete", "pod", "server")
     until(lambda: claims_are_gone(real))
@@ -173,9 +173,9 @@ def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: 
     refused = simulated.kubectl("exec", "server", "--", "true", check=False)
     assert "containers are simulated here" in refused and "dra dev --containers" in refused
     assert main(simulated, "server")["containerID"].startswith("simulated://")
-    simulated.verb("end", "server", "--exit-code", "9")
+    simulated.verb("exit-container", "server", "--exit-code", "9")
     until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
-    assert "has no container 'x'" in simulated.verb("end", "server", "-c", "x")
+    assert "has no container 'x'" in simulated.verb("exit-container", "server", "-c", "x")
     simulated.kubectl("delete", "pod", "server")
 
 

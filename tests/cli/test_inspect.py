@@ -67,7 +67,7 @@ def test_the_controller_s_pools_can_be_looked_at_too(tmp_path: Path, capsys: pyt
 
 def test_a_driver_that_hangs_ends_the_command_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driver = written(tmp_path, "time.sleep(30)")
-    assert cli.main(["inspect", driver, "--host", "virtual-machine", "--scan-timeout", "100ms"]) == 2
+    assert cli.main(["inspect", driver, "--host", "virtual-machine", "--discovery-timeout", "100ms"]) == 2
     assert "pools() of D has not returned within 0.1s" in capsys.readouterr().err
 
 

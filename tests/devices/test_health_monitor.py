@@ -182,7 +182,7 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
         await node.run_pod()
         ((_, device),) = await node.plugin.claims.held()
         Vanishing.devices = lambda self: [d for d in _toys() if d.name != device]  # type: ignore[assignment, method-assign, return-value]
-        node.plugin.scan.request()
+        node.plugin.discovery.request()
         await reported(node, device, UNHEALTHY)
         await node.delete_pod()
         async with asyncio.timeout(30):
@@ -243,7 +243,7 @@ async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
     async with node_with(Tainting) as node:
         for bad in ([Taint(key="not valid!")], [Taint(key=f"k{i}") for i in range(17)], "nonsense"):
             Tainting.bad = bad
-            node.plugin.scan.request()
+            node.plugin.discovery.request()
 
             async def told() -> bool:
                 return any(n.startswith("toy-0 is not published: ") for n in await node.plugin.notes())

@@ -406,10 +406,10 @@ async def test_a_device_that_the_server_would_refuse_is_left_out_alone_and_named
     good = Device("good", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update(node([BAD[what], good], sets))
     assert published(inventory) == {"good": []}
-    assert list(inventory.left_out) == ["bad"]
-    assert inventory.left_out["bad"]
+    assert list(inventory.rejected) == ["bad"]
+    assert inventory.rejected["bad"]
     await inventory.update(node([Device("bad"), good], sets))
-    assert (set(published(inventory)), dict(inventory.left_out)) == ({"bad", "good"}, {})
+    assert (set(published(inventory)), dict(inventory.rejected)) == ({"bad", "good"}, {})
 
 
 @pytest.mark.parametrize(
@@ -427,13 +427,13 @@ async def test_an_invalid_counter_set_takes_its_users_with_it_and_nobody_else(ba
     await inventory.update(node([user, Device("free")], [bad, CounterSet("fine", {"x": 1})]))
     assert set(published(inventory)) == {"free"}
     assert [s["name"] for s in published_sets(inventory)] == ["fine"]
-    assert set(inventory.left_out) == {"user", f"counter set {bad.name}"}
+    assert set(inventory.rejected) == {"user", f"counter set {bad.name}"}
 
 
 async def test_a_counter_set_that_is_answered_twice_is_left_out() -> None:
     inventory = Inventory("node")
     await inventory.update(node([Device("free")], [CounterSet("s", {"x": 1}), CounterSet("s", {"x": 2})]))
-    assert (published_sets(inventory), list(inventory.left_out)) == ([], ["counter set s"])
+    assert (published_sets(inventory), list(inventory.rejected)) == ([], ["counter set s"])
 
 
 async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> None:
@@ -456,7 +456,7 @@ def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
 async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
     inventory = await stocked()
     await inventory.refuse({"a": "spec.devices[0].x: forbidden"})
-    assert (set(published(inventory)), list(inventory.left_out)) == ({"b"}, ["a"])
+    assert (set(published(inventory)), list(inventory.rejected)) == ({"b"}, ["a"])
     await inventory.update(node([Device("a"), Device("b")]))
     assert set(published(inventory)) == {"b"}
     await inventory.update(node([Device("a", {"x": 1}), Device("b")]))
@@ -471,12 +471,12 @@ async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() 
     assert not update.done()
     await inventory.refuse({"d7": "forbidden"})
     await update
-    assert "rejected by the API server" in inventory.left_out["d7"]
+    assert "rejected by the API server" in inventory.rejected["d7"]
     update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
     await asyncio.sleep(0)
     await inventory.clear_rejections()
     await update
-    assert not inventory.left_out
+    assert not inventory.rejected
 
 
 async def test_where_it_is_not_known_what_claims_hold_all_that_vanish_stay() -> None:
@@ -619,7 +619,7 @@ async def test_a_device_s_own_nodes_make_every_device_of_its_pool_say_its_own() 
 async def test_a_device_with_own_nodes_in_a_pool_of_this_node_is_left_out_alone() -> None:
     inventory = await stocked("a")
     await inventory.update(node([Device("a"), Device("b", nodes=Nodes.all())]))
-    assert (set(published(inventory)), list(inventory.left_out)) == ({"a"}, ["b"])
+    assert (set(published(inventory)), list(inventory.rejected)) == ({"a"}, ["b"])
 
 
 @pytest.mark.parametrize("answer", [None, [None], [Pool("p", [])] * 2, [Pool("p", [Device("a")] * 2)], [Pool("p", None)], [Pool(1, [])], [Pool("p", [], nodes=None)]])  # type: ignore[arg-type]  # fmt: skip
@@ -633,7 +633,7 @@ async def test_an_answer_that_is_no_list_of_pools_leaves_the_last_one_in_force(a
 async def test_a_pool_whose_name_is_refused_is_left_out_alone() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")]), Pool("Not_A_Name", [Device("b")])])
-    assert ([c.name for c in inventory.contents()], list(inventory.left_out)) == (["node"], ["pool Not_A_Name"])
+    assert ([c.name for c in inventory.contents()], list(inventory.rejected)) == (["node"], ["pool Not_A_Name"])
 
 
 async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published() -> None:
@@ -709,7 +709,7 @@ async def test_a_pool_whose_name_or_nodes_cannot_be_sent_hides_no_other(odd: Poo
     inventory = Inventory("", role=Role.CONTROLLER)
     await inventory.update([odd, Pool("good", [Device("d")], nodes=Nodes.all())])
     assert [c.name for c in inventory.contents()] == ["good"]
-    assert len(inventory.left_out) == 1
+    assert len(inventory.rejected) == 1
 
 
 async def test_the_name_of_a_pool_may_be_of_a_class_derived_from_text() -> None:

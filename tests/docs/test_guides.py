@@ -95,7 +95,11 @@ class Shell:
         ours = {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "TERM": "dumb"}
         ours["KUBECACHEDIR"] = str(tools / "cache")  # a cluster of before may have had the same port
         ours["PYTEST_ADDOPTS"] = "-p no:asyncio"  # a reader has pytest alone
-        theirs = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "DRA_KUBERNETES", "DRA_FEATURE_GATES"}}
+        theirs = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in {"KUBECONFIG", "DRA_KUBERNETES_VERSION", "DRA_FEATURE_GATES"}
+        }
         self.environment = theirs | ours
         self._cluster: subprocess.Popen[str] | None = None
         self._beside: list[subprocess.Popen[bytes]] = []

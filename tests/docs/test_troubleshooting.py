@@ -234,7 +234,9 @@ class Gone(Remote):
 async def remote_controller(
     cluster: LocalCluster, config: ApiConfig | None = None, driver: type[Driver] = Remote
 ) -> AsyncIterator[Controller]:
-    settings = ControllerSettings(driver_name=Remote.name, namespace="default", stop_grace=1.0, retry_period=0.1)
+    settings = ControllerSettings(
+        driver_name=Remote.name, namespace="default", shutdown_grace_period=1.0, retry_period=0.1
+    )
     async with Controller(make(driver, Role.CONTROLLER), settings, config or cluster.config).running() as running:
         yield running
 
@@ -447,7 +449,7 @@ async def not_registered() -> list[str]:
 @shows("Slices are not published or old")
 async def slices_old() -> list[str]:
     driver = toy()
-    async with node_with(driver) as node, node.api.away():
+    async with node_with(driver) as node, node.api.outage():
         driver.count = 3
         node.plugin.driver.changed()
         return await unready(node, "slices")
@@ -483,7 +485,7 @@ async def api_away() -> list[str]:
     driver = toy()
     async with node_with(driver) as node:
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        async with node.api.away():
+        async with node.api.outage():
             answer = await prepare_call(node, ref(claim))
             driver.count = 3
             node.plugin.driver.changed()
@@ -502,7 +504,7 @@ async def scan_faults() -> list[str]:
                 await asyncio.sleep(3600)
             return await super().devices()
 
-    async with node_with(Odd, scan_timeout=0.2, rescan_interval=0.5) as node:
+    async with node_with(Odd, discovery_timeout=0.2, rescan_interval=0.5) as node:
         Odd.fails = True
         node.plugin.driver.changed()
         seen = await unready(node, "the bus is gone")
@@ -558,7 +560,7 @@ async def one_record() -> list[str]:
 
 @shows("Records cannot be written")
 async def records_busy() -> list[str]:
-    async with node_with(toy(), lock_wait=0.3) as node:
+    async with node_with(toy(), lock_timeout=0.3) as node:
         with records_locked(node.settings.records_path):
             await node.apply_pod()
             seen = await told(node.cluster, "pod", PREPARE)

@@ -38,7 +38,7 @@ class Dev:
         """A verb's answer as JSON; its error as text."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(["dev", args[0], "--state", str(self.state), "-o", "json", *args[1:]])
+            code = cli.main(["dev", args[0], "--state-dir", str(self.state), "-o", "json", *args[1:]])
         assert (code == 0) is (err.getvalue() == "")
         return json.loads(out.getvalue()) if code == 0 else err.getvalue()
 

@@ -211,7 +211,7 @@ async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_
 
         original = cls.devices
         cls.devices = broken  # type: ignore[assignment]
-        node.plugin.scan.request()
+        node.plugin.discovery.request()
 
         async def told() -> bool:
             return any("the bus is gone" in f for f in await node.plugin.not_ready())

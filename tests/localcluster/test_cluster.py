@@ -25,7 +25,7 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 async def cluster() -> AsyncIterator[LocalCluster]:
     """Two nodes with two devices each, and a driver on both that is there throughout."""
     async with contextlib.AsyncExitStack() as stack:
-        timers = Timers(look=0.02, wipe=60, retry=0.05)
+        timers = Timers(plugin_poll_interval=0.02, slice_wipe_delay=60, pod_sync_backoff=0.05)
         made = await stack.enter_async_context(LocalCluster(NODES, timers=timers))
         for name in NODES:
             await stack.enter_async_context(FakePlugin(made.nodes[name].kubelet_root, DRIVER))

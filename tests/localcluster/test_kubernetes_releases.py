@@ -498,7 +498,7 @@ def test_what_cannot_be_had_is_said_in_a_sentence(release: str, gates: dict[str,
 
 
 def test_the_environment_says_the_release_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRA_KUBERNETES", "1.35")
+    monkeypatch.setenv("DRA_KUBERNETES_VERSION", "1.35")
     assert Features.of().release == "1.35"
     assert Features.of("1.37").release == "1.37"
 

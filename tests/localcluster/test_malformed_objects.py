@@ -136,7 +136,9 @@ def mutated(obj: JSON, path: Path, junk: Any) -> JSON:
 async def test_no_malformed_object_stops_a_component(seed: int) -> None:
     """Objects go past the API server's rules straight into its storage: a component must not depend on these."""
     choice = random.Random(seed)
-    async with LocalCluster(("node-1",), timers=Timers(look=0.02, retry=0.1, call=1)) as cluster:
+    async with LocalCluster(
+        ("node-1",), timers=Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, call_timeout=1)
+    ) as cluster:
         served = {kind: key for kind, key in _OF_KINDS.items() if key in BY_KEY}
         number = 0
         for obj in whole():

@@ -72,7 +72,7 @@ class Process:
             "KUBECONFIG": str(tmp_path / "kubeconfig"),
             "KUBELET_ROOT": str(tmp_path),
             "CDI_ROOT": str(tmp_path / "cdi"),
-            "STOP_GRACE": "500ms",
+            "SHUTDOWN_GRACE_PERIOD": "500ms",
             "PYTHONPATH": str(ROOT / "src"),
             **environment,
         }
@@ -244,7 +244,7 @@ async def test_a_stop_that_holds_the_event_loop_is_cut_with_a_line_that_names_it
 
 
 async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
-    p = Process(tmp_path, HOLDS_IN_STOP, STOP_GRACE="60s")
+    p = Process(tmp_path, HOLDS_IN_STOP, SHUTDOWN_GRACE_PERIOD="60s")
     process = await p.start("")
     await p.logged("serving the kubelet")
     process.terminate()
@@ -287,7 +287,7 @@ async def test_a_start_that_takes_too_long_is_a_failure_in_one_sentence(tmp_path
 
 
 async def test_the_sockets_come_up_while_devices_hangs_and_a_signal_ends_the_plugin(tmp_path: Path) -> None:
-    p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", SCAN_TIMEOUT="300ms")
+    p = Process(tmp_path, "def devices(self):\n    say('looking')\n    time.sleep(600)", DISCOVERY_TIMEOUT="300ms")
     process = await p.start("looking")
     await p.logged("serving the kubelet")
     await p.logged("the driver's devices() has not returned for")

@@ -124,7 +124,7 @@ async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_cla
     async with node_with(toy()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
-        with node.cluster.api_away():
+        with node.cluster.api_outage():
             answer = await prepare_call(node, ref(found), ("default", "other", "u-2"))
             assert len(answer.claims[found["metadata"]["uid"]].devices) == 1
             assert answer.claims["u-2"].error.startswith("API_UNAVAILABLE:")
@@ -295,7 +295,7 @@ async def test_slices_come_back_after_the_kubelet_wiped_them() -> None:
 
 
 async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
-    async with node_with(toy(), timers=Timers(wipe=0.2)) as node:
+    async with node_with(toy(), timers=Timers(slice_wipe_delay=0.2)) as node:
         await node.stop()
 
         async def gone() -> bool:
@@ -332,7 +332,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
         async def withheld() -> bool:
             found = node.cluster.slices()
-            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.left_out
+            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.rejected
 
         await node.cluster.wait("the slice without the device that nothing would keep away", withheld)
         status = await node.plugin.published(60)

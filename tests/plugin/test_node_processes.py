@@ -185,7 +185,7 @@ async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: P
 @pytest.mark.full
 async def test_a_call_longer_than_the_grace_is_left_and_undone_at_the_next_start(tmp_path: Path) -> None:
     async with box(tmp_path) as b:
-        process = await b.start(STOP_GRACE="300ms")
+        process = await b.start(SHUTDOWN_GRACE_PERIOD="300ms")
         held = b.hold_prepare()
         await b.apply_pod("pod")
         await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])

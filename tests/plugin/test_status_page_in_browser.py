@@ -126,7 +126,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
 
 
 def link(dev: Dev) -> str:
-    return str(dev.verb("page")["url"])
+    return str(dev.verb("print-link")["url"])
 
 
 def own_page(dev: Dev) -> str:
@@ -254,7 +254,7 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) ->
     browser.shows("live", "#state")
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
-    browser.shows("`dra dev page` prints another", "#groups")
+    browser.shows("`dra dev print-link` prints a new one", "#groups")
     until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
     assert browser.driver.get_cookies() == []
 
@@ -287,12 +287,12 @@ def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: B
 
     def away() -> None:
         while not seen.is_set():
-            dev.verb("away", "1")
+            dev.verb("api-outage", "1")
 
     with ThreadPoolExecutor(1) as aside:
         going = aside.submit(away)
         try:
-            browser.shows("the API server is away", "#state")
+            browser.shows("the API server is unavailable", "#state")
         finally:
             seen.set()
         going.result()
@@ -313,9 +313,9 @@ def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: Dev, browser: B
     apply(dev, tmp_path, pod("held", "one"))
     browser.shows("1 of 8 held", "#groups")
     browser.shows("prepared", "#groups")
-    dev.verb("health", "gpu-5", "unhealthy", "--message", "ECC <b>errors</b>")
+    dev.verb("set-health", "gpu-5", "unhealthy", "--message", "ECC <b>errors</b>")
     browser.shows("▲ ECC <b>errors</b>", "#groups")
-    dev.verb("health", "gpu-5", "reported")
+    dev.verb("set-health", "gpu-5", "reported")
     dev.kubectl("delete", "pod", "held", "--grace-period=1")
     browser.shows("0 of 8 held", "#groups")
     assert browser.errors() == []

@@ -81,7 +81,7 @@ async def serving(
     folder: Path, look: float = 10.0, readers: Sequence[ConfigReader] = (READER,)
 ) -> AsyncIterator[tuple[Webhook, Path]]:
     cert, key = certificate.write(folder, ["127.0.0.1"])
-    settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert_file=cert, tls_private_key_file=key)
     async with Webhook(readers, settings, look).running() as webhook:
         yield webhook, cert
 
@@ -260,15 +260,20 @@ async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
 
 
 async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
-    settings = WebhookSettings(driver_name=DRIVER, tls_cert=tmp_path / "none.crt", tls_key=tmp_path / "none.key")
+    settings = WebhookSettings(
+        driver_name=DRIVER, tls_cert_file=tmp_path / "none.crt", tls_private_key_file=tmp_path / "none.key"
+    )
     with pytest.raises(SettingsError) as e:
         async with Webhook([ConfigReader(DRIVER, [GpuConfig])], settings).running():
             pass
-    flags = {"--tls-cert (TLS_CERT)": settings.tls_cert, "--tls-key (TLS_KEY)": settings.tls_key}
+    flags = {
+        "--tls-cert-file (TLS_CERT_FILE)": settings.tls_cert_file,
+        "--tls-private-key-file (TLS_PRIVATE_KEY_FILE)": settings.tls_private_key_file,
+    }
     for fault, (flag, path) in zip(e.value.faults, flags.items(), strict=True):
         assert fault.startswith(f"{flag} {path} cannot be read: No such file or directory")
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
-    swapped = WebhookSettings(driver_name=DRIVER, tls_cert=key, tls_key=cert)
+    swapped = WebhookSettings(driver_name=DRIVER, tls_cert_file=key, tls_private_key_file=cert)
     with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
         async with Webhook([ConfigReader(DRIVER, [GpuConfig])], swapped).running():
             pass
@@ -436,9 +441,9 @@ def command(cert: Path, key: Path) -> list[str]:
         "drivers/gpu_example",
         "--address",
         "127.0.0.1:0",
-        "--tls-cert",
+        "--tls-cert-file",
         str(cert),
-        "--tls-key",
+        "--tls-private-key-file",
         str(key),
     ]
 

@@ -153,7 +153,7 @@ async def test_the_memory_of_a_webhook_comes_back_within_two_minutes(tmp_path: P
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dra_kubeletplugin", "webhook", author,
-        "--address", "127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key),
+        "--address", "127.0.0.1:0", "--tls-cert-file", str(cert), "--tls-private-key-file", str(key),
         cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr

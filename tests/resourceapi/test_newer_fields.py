@@ -47,11 +47,11 @@ async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_d
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert set(devices_of(specs)) == {"plain"}
         assert status.gates_off == {Gate.COMPATIBILITY}
-        assert "DRADeviceCompatibilityGroups is off" in status.left_out["mig"]
+        assert "DRADeviceCompatibilityGroups is off" in status.rejected["mig"]
     async with api(ON) as server:
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert devices_of(specs)["mig"]["consumesCounters"][0]["compatibilityGroups"] == ["mig"]
-        assert (status.gates_off, dict(status.left_out)) == (frozenset(), {})
+        assert (status.gates_off, dict(status.rejected)) == (frozenset(), {})
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.36", "1.37"])
@@ -81,13 +81,13 @@ async def test_a_pool_of_no_node_that_no_plugin_serves_is_not_published_where_on
     assert [c.name for c in inventory.contents()] == ["net"]
     await inventory.set_gates_off(frozenset({Gate.NODE_OPERATIONS}))
     assert inventory.contents() == []
-    assert "wait on their nodes for a plugin" in inventory.left_out["pool net"]
+    assert "wait on their nodes for a plugin" in inventory.rejected["pool net"]
 
 
 async def test_what_is_no_operation_is_a_fault_of_its_pool() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("d")], skip_node_operations=["NodePrepareResources"])])
-    assert "only be skipped together with NodeUnprepareResources" in inventory.left_out["pool node"]
+    assert "only be skipped together with NodeUnprepareResources" in inventory.rejected["pool node"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_newer_fields_survive_every_version_and_a_record() -> None:
 
 async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
     """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
-    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace=0.2) as node:
+    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace_period=0.2) as node:
         group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
         made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
         changed = {**made, "status": {**made["status"], "reservedFor": [group]}}

@@ -35,7 +35,9 @@ EVICTED = [
 @contextlib.asynccontextmanager
 async def two_nodes(folder: Path) -> AsyncIterator[tuple[Box, Box]]:
     """Each with the plugin as a process of its own, and with hardware of its own."""
-    timers = Timers(look=0.02, retry=0.1, wipe=30, away=600)  # a machine that is only busy loses no node
+    timers = Timers(
+        plugin_poll_interval=0.02, pod_sync_backoff=0.1, slice_wipe_delay=30, node_monitor_grace_period=600
+    )  # a machine that is only busy loses no node
     async with LocalCluster(("node-1", "node-2"), timers=timers) as cluster:
         await cluster.apply(pods.device_class("devices", DRIVER))
         boxes = []

@@ -47,14 +47,18 @@ OF_ALL = {
     "status.reservedFor": {ReasonKind.RESERVATION},
     "field is immutable": {ReasonKind.BY_HAND},
     "waiting for binding conditions": {ReasonKind.BINDING},
-    "failed to create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
-    "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_MADE},
+    "failed to create ResourceClaim": {
+        ReasonKind.ADMIN_LABEL,
+        ReasonKind.TEMPLATE_MISSING,
+        ReasonKind.CLAIM_NOT_CREATED,
+    },
+    "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_CREATED},
 }
 _UNTOLD = {
     ReasonKind.CLAIM_MISSING,
     ReasonKind.CLAIM_DELETED,
     ReasonKind.TEMPLATE_MISSING,
-    ReasonKind.CLAIM_NOT_MADE,
+    ReasonKind.CLAIM_NOT_CREATED,
     ReasonKind.ADMIN_LABEL,
 }
 

@@ -38,7 +38,7 @@ def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FabricManager:
 async def running(nodes: int = 1, binding_timeout: float = 600.0) -> AsyncIterator[AsyncApi]:
     """Starts a cluster with the driver's plugin on each node, and without its controller."""
     async with (
-        LocalCluster(nodes=NODES[:nodes], timers=Timers(binding=binding_timeout)) as cluster,
+        LocalCluster(nodes=NODES[:nodes], timers=Timers(binding_timeout=binding_timeout)) as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
         for name in NODES[:nodes]:

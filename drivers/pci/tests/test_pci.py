@@ -162,7 +162,7 @@ async def test_the_driver_runs_on_every_described_host_of_the_package(
     monkeypatch.setenv("PCI_UNSAFE", "1")
     async with node_with(Pci, host=name, local_cluster=False) as node:
         assert len(node.plugin.inventory) >= 5
-        assert not node.plugin.inventory.left_out
+        assert not node.plugin.inventory.rejected
         await node.run_pod()
         await node.delete_pod()
         assert not any((await node.leftovers()).values())

@@ -85,7 +85,7 @@ class ClusterWatcher:
         return tuple(why for k in self._kinds for why in k.unreadable.values())
 
     @property
-    def away(self) -> tuple[str, float]:
+    def unavailable(self) -> tuple[str, float]:
         """Why the API server cannot be reached now, and since when in unix seconds; empty and 0 if it responds."""
         faults = [k.reflector for k in self._kinds if k.reflector.fault and k.reflector.fault_status not in _REFUSED]
         if not faults:

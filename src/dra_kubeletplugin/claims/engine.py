@@ -321,9 +321,9 @@ class Engine:
     async def _wait_for_other(self, record: Record) -> None:
         """Waits while another living process works on the claim.
 
-        Raises :class:`ClaimBusyError` after ``lock_wait``.
+        Raises :class:`ClaimBusyError` after ``lock_timeout``.
         """
-        wait, process = self.context.settings.lock_wait, self.context.transitions.process
+        wait, process = self.context.settings.lock_timeout, self.context.transitions.process
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline:
             now = await self.context.store.get(record.uid)

@@ -69,7 +69,7 @@ class ClaimManager:
         self.tasks = ClaimTasks(metrics)
         self.files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir, specs.driver))
         self.store = RecordStore(
-            Journal(settings.records_path, specs, process, in_flight, boot_id, settings.lock_wait, metrics)
+            Journal(settings.records_path, specs, process, in_flight, boot_id, settings.lock_timeout, metrics)
         )
         transitions = Transitions(name, process, boot_id, self.tasks.prepares, settings.node_name)
         self.reports = DeviceStatusReporter(client, name, f"{name}/{settings.node_name}", metrics)

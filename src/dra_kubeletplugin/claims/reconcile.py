@@ -96,7 +96,7 @@ class Reconciler:
             if ask_server:
                 await self._claims(records, report)
             for action, uids in vars(report).items():
-                self.context.metrics.inc("reconciled_total", len(uids), action=action)
+                self.context.metrics.inc("reconcile_actions_total", len(uids), action=action)
             log.log(logging.INFO if report else logging.DEBUG, "reconciled: %s", report)
         self.last = report
         return report
@@ -156,7 +156,7 @@ class Reconciler:
                 self._gone_since.pop(key, None)
                 if record.uid in self._left_to_kubelet:
                     report.waiting.append(record.uid)
-            elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace:
+            elif now - self._gone_since.setdefault(key, now) < self.context.settings.reconcile_grace_period:
                 report.waiting.append(record.uid)
             else:
                 ended[record.uid] = record

@@ -65,7 +65,7 @@ def parser() -> Parser:
     claims.add_argument("uid", nargs="?", help="UID of the claim whose record is deleted")
     add_output(claims)
     claims.add_argument("--yes", action="store_true", help="forget without confirmation")
-    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_wait"))
+    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
     cleanup = commands.add_parser(
         "cleanup",
         help="remove the files and slices of an uninstalled driver from this node",
@@ -76,7 +76,7 @@ def parser() -> Parser:
     add_settings(
         cleanup,
         only=(
-            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_wait",
+            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_timeout",
         ),
     )  # fmt: skip
     inspect = commands.add_parser(
@@ -87,13 +87,15 @@ def parser() -> Parser:
     )
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help=DRIVER)
     inspect.add_argument("--host", metavar="HOST", help=HOST)
-    inspect.add_argument("--record", action="store_true", help="print only this machine's description for --host")
+    inspect.add_argument(
+        "--describe-host", action="store_true", help="print only this machine's description for --host"
+    )
     inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
     add_output(inspect)
     add_settings(
         inspect,
         only=(
-            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "scan_timeout", "list_attributes",
+            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "discovery_timeout", "list_attributes",
         ),
     )  # fmt: skip
     _add_parameters(commands)
@@ -184,7 +186,7 @@ def _add_doctor(commands: Any) -> None:
             only=(
                 "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root",
                 "api_timeout",
-                "scan_timeout", "start_timeout", "list_attributes",
+                "discovery_timeout", "start_timeout", "list_attributes",
             ),
         )  # fmt: skip
 
@@ -225,15 +227,15 @@ def _add_own_package(commands: Any) -> None:
     )  # fmt: skip
     deploy.add_argument(
         "--driver", metavar="DRIVER",
-        help=DRIVER + "; its options are validated, with --shared by the chart; by default the package of VALUES",
+        help=DRIVER + "; its options are validated, with --shared-dir by the chart; by default the package of VALUES",
     )  # fmt: skip
     deploy.add_argument("-C", "--directory", metavar="FOLDER", help="folder to write to, instead of that of VALUES")
     deploy.add_argument(
-        "--base", metavar="PLACE", default="",
+        "--kustomize-base", metavar="PLACE", default="",
         help="folder or URL of an existing `kustomize` base, as seen from FOLDER; no base is written then",
     )  # fmt: skip
     deploy.add_argument(
-        "--shared",
+        "--shared-dir",
         metavar="FOLDER",
         help="write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard",
     )
@@ -301,13 +303,15 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         help="API versions to serve in addition to the defaults, such as resource.k8s.io/v1beta1=true",
     )
     dev.add_argument(
-        "--state", metavar="DIR", help="folder for all files of the cluster; by default a temporary folder"
+        "--state-dir", metavar="DIR", help="folder for all files of the cluster; by default a temporary folder"
     )
     dev.add_argument("--api-address", metavar="HOST:PORT", default="127.0.0.1:0", help="address of the API server")
     dev.add_argument(
-        "--api-cert", metavar="FILE", help="certificate of the API server, with --api-key; by default a generated one"
+        "--api-cert-file",
+        metavar="FILE",
+        help="certificate of the API server, with --api-private-key-file; by default a generated one",
     )
-    dev.add_argument("--api-key", metavar="FILE", help="private key of the certificate")
+    dev.add_argument("--api-private-key-file", metavar="FILE", help="private key of the certificate")
     dev.add_argument(
         "--apply",
         metavar="FILE",

@@ -119,7 +119,7 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
         specs.remove(record.uid)
         specs.remove_note(record.uid)
         MetadataFiles(path.parent, driver).remove_all(record.uid)
-        forget(path, settings.lock_wait, record.uid)
+        forget(path, settings.lock_timeout, record.uid)
         put(Claims((_claim(driver, record),), ()), args.output, lambda _: ["forgotten"])
         return Exit.SUCCESS
     raise SettingsError(f"there is no record of claim {args.uid}: see `dra claims`")

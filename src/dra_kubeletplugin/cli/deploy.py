@@ -21,26 +21,26 @@ from .shell.style import Style
 
 def deploy(args: argparse.Namespace) -> int:
     """Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
-    if bool(args.values) == bool(args.shared):
-        raise SettingsError("give VALUES, a driver's values.yaml, or --shared FOLDER")
-    if args.shared:
+    if bool(args.values) == bool(args.shared_dir):
+        raise SettingsError("give VALUES, a driver's values.yaml, or --shared-dir FOLDER")
+    if args.shared_dir:
         refuse(
             args,
-            {"above": "-f", "directory": "--directory", "base": "--base"},
-            "is for one driver's VALUES and cannot be combined with --shared",
+            {"above": "-f", "directory": "--directory", "kustomize_base": "--kustomize-base"},
+            "is for one driver's VALUES and cannot be combined with --shared-dir",
         )
     source = load()
     try:
-        if args.shared:
-            write_shared(source, Path(args.shared), _given(args.driver) if args.driver else None)
+        if args.shared_dir:
+            write_shared(source, Path(args.shared_dir), _given(args.driver) if args.driver else None)
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
             out, warnings = Path(args.directory or paths[0].parent), list[str]()
-            if Path(args.base).is_absolute():
-                seen = os.path.relpath(args.base, out)
+            if Path(args.kustomize_base).is_absolute():
+                seen = os.path.relpath(args.kustomize_base, out)
                 raise SettingsError(
-                    f"--base {args.base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
+                    f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
                 )
             driver = _driver(args.driver, paths[0], warnings)
             values = values_of(source, paths, warnings, driver)
@@ -48,7 +48,7 @@ def deploy(args: argparse.Namespace) -> int:
                 warnings.append(
                     f"options: the driver's own, {join_names(unchecked)}, are not validated: add the driver with --driver"
                 )
-            write_driver(source, values, out, args.base)
+            write_driver(source, values, out, args.kustomize_base)
             for warning in warnings:
                 print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
     except SourceError as e:

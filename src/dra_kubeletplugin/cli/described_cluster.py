@@ -133,7 +133,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     with without_log("dra_kubeletplugin.devices.inventory"):
         inventory: Inventory = asyncio.run(look(driver, settings))
     where = f"on node {settings.node_name}" if role is Role.NODE else "by the controller"
-    notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.left_out.items()]
+    notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.rejected.items()]
     for pool in inventory.contents():
         contents = pack(pool.devices, pool.counter_sets, full=inventory.full)
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else dict(pool.nodes.of_slice(settings.node_name))

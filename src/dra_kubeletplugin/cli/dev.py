@@ -65,14 +65,15 @@ def _locked(state: Path | None) -> Iterator[None]:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (state / "lock").open("a+")
     except OSError as e:
-        raise SettingsError(f"--state {state} cannot be written: {e.strerror or e}") from None
+        raise SettingsError(f"--state-dir {state} cannot be written: {e.strerror or e}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
             raise SettingsError(
-                f"--state {state} belongs to another `dra dev` that runs (process {lock.read().strip() or 'unknown'}): give another folder"
+                f"--state-dir {state} belongs to another `dra dev` that runs (process {lock.read().strip() or 'unknown'}): "
+                "give another folder"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -168,7 +169,7 @@ def _why_none(host: NodeHost) -> str:
     if not host.description:
         return "The driver finds no devices on this machine; --host runs it on a described host."
     return (
-        f"The driver finds no devices on the described host {host.description}: add a function with `dra dev plug`, "
+        f"The driver finds no devices on the described host {host.description}: add a function with `dra dev plug-function`, "
         "or use another --host."
     )
 

@@ -21,7 +21,7 @@ from .shell.output import put
 def run_verb(args: argparse.Namespace) -> int:
     """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
     try:
-        response = control.ask(_state(args.state), _verb(args))
+        response = control.ask(_state(args.state_dir), _verb(args))
     except control.ControlError as e:
         print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
         return Exit.USAGE
@@ -30,8 +30,8 @@ def run_verb(args: argparse.Namespace) -> int:
 
 
 def _verb(args: argparse.Namespace) -> AnyVerb:
-    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state", "output"}}
-    if args.verb == "plug":
+    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state_dir", "output"}}
+    if args.verb == "plug-function":
         given["function"] = _function(args.function)
     try:
         found: AnyVerb = msgspec.convert(given, type=AnyVerb)
@@ -63,7 +63,7 @@ def _state(given: str | None) -> Path:
         return found[0]
     if not found:
         raise SettingsError(
-            "no `dra dev` of this user runs on this machine; if it was started with --state DIR, use the same --state here"
+            "no `dra dev` of this user runs on this machine; if it was started with --state-dir DIR, use the same --state-dir here"
         )
     listed = ", ".join(map(str, found))
-    raise SettingsError(f"{len(found)} clusters run: select one with --state or KUBECONFIG: {listed}")
+    raise SettingsError(f"{len(found)} clusters run: select one with --state-dir or KUBECONFIG: {listed}")

@@ -49,7 +49,7 @@ _FAILING_LIMIT = 1.5  # seconds for which a driver's methods may fail before it 
 
 
 class _HealthOverride(msgspec.Struct, frozen=True):
-    """The health of a device according to `dra dev health`."""
+    """The health of a device according to `dra dev set-health`."""
 
     healthy: bool | None
     message: str = ""
@@ -86,7 +86,7 @@ class _DriverProcess(Protocol):
     async def ready(self, timeout: float | None = None) -> None: ...
 
     @property
-    def scan(self) -> DeviceDiscovery: ...
+    def discovery(self) -> DeviceDiscovery: ...
 
     async def not_ready(self) -> list[str]: ...
 
@@ -108,7 +108,7 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
         if not why and health:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(health.first_call_done.wait(), _FAILING_LIMIT)
-        last_success = last_success if process.scan.fault else clock()
+        last_success = last_success if process.discovery.fault else clock()
         failed_for_good = (
             bool(why) and clock() - last_success > _FAILING_LIMIT
         )  # a slow machine may take longer, but a failing driver may not

@@ -26,7 +26,7 @@ from .shell.style import Style
 _FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer followed
 _REASONS = 50  # maximum number of pods that are explained
 _LIMITS = replace(PROBES, send_timeout=30, connections=32)
-_NO_KEY = "This page needs a link that was not used before: `dra dev page` prints a new one."
+_NO_KEY = "This page needs a link that was not used before: `dra dev print-link` prints a new one."
 
 
 class DevPage:

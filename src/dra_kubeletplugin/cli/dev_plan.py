@@ -9,6 +9,7 @@ import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..base.settings import ControllerSettings, Settings, load
@@ -82,10 +83,10 @@ def planned(args: argparse.Namespace) -> Plan:
     found = _ADDRESS.fullmatch(args.api_address)
     if not found or int(found[2]) > 65535:
         faults.append(f"--api-address {args.api_address!r} is not HOST:PORT")
-    state = Path(args.state).absolute() if args.state else None
+    state = Path(args.state_dir).absolute() if args.state_dir else None
     if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
         faults.append(
-            f"--state {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET}"
+            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET}"
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
@@ -146,9 +147,14 @@ def _drivers(args: argparse.Namespace) -> dict[str, type[Driver]]:
 
 def _loaded(target: str) -> type[Driver]:
     """Loads a driver. Raises :class:`SettingsError` for a misspelt verb, and :class:`DriverError`."""
-    if not Path(target).exists() and (verb := did_you_mean(target, VERBS)):
-        raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}")
-    return load_driver(target)
+    try:
+        return load_driver(target)
+    except DriverError:
+        # A module's name may resemble a verb (`driver`, `kill-driver`), so only a name without a module gets the hint.
+        known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
+        if not known and (verb := did_you_mean(target, VERBS, cutoff=0.4)):
+            raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}") from None
+        raise
 
 
 def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> list[str]:
@@ -176,16 +182,20 @@ def _images(given_images: list[str], faults: list[str]) -> dict[str, Path]:
 
 
 def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Path] | None:
-    if bool(args.api_cert) != bool(args.api_key):
-        faults.append("--api-cert and --api-key must be used together")
+    if bool(args.api_cert_file) != bool(args.api_private_key_file):
+        faults.append("--api-cert-file and --api-private-key-file must be used together")
         return None
-    if not args.api_cert:
+    if not args.api_cert_file:
         return None
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(args.api_cert, args.api_key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            args.api_cert_file, args.api_private_key_file
+        )
     except OSError as e:  # ssl.SSLError is one
-        faults.append(f"--api-cert {args.api_cert} with --api-key {args.api_key}: {e}")
-    return Path(args.api_cert), Path(args.api_key)
+        faults.append(
+            f"--api-cert-file {args.api_cert_file} with --api-private-key-file {args.api_private_key_file}: {e}"
+        )
+    return Path(args.api_cert_file), Path(args.api_private_key_file)
 
 
 def _program(

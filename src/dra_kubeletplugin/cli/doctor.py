@@ -139,8 +139,8 @@ def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, froze
         except DraError as e:  # a failing driver is a finding; the other checks continue
             driver_errors.append(f"{name}: {e.message}")
             continue
-        left_out = inventory.left_out
-        out[name] = frozenset(d.name for d in inventory if d.name not in left_out)
+        rejected = inventory.rejected
+        out[name] = frozenset(d.name for d in inventory if d.name not in rejected)
     return out, driver_errors
 
 

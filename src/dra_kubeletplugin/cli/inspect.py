@@ -99,16 +99,16 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
     async with contextlib.AsyncExitStack() as stack:
         await start_driver(stack, driver, calls, settings.start_timeout)
         try:
-            async with asyncio.timeout(settings.scan_timeout):
+            async with asyncio.timeout(settings.discovery_timeout):
                 found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{request_rescan(driver)}() of {type(driver).__name__} has not returned within {settings.scan_timeout:g}s: see what it "
-                "waits for, or raise --scan-timeout (SCAN_TIMEOUT)"
+                f"{request_rescan(driver)}() of {type(driver).__name__} has not returned within {settings.discovery_timeout:g}s: "
+                "see what it waits for, or raise --discovery-timeout (DISCOVERY_TIMEOUT)"
             ) from None
         with reading_result(getattr(driver, request_rescan(driver))):
             await inventory.update(found, method=request_rescan(driver))
-        if health is not None and (fault := await _health(driver, calls, inventory, settings.scan_timeout)):
+        if health is not None and (fault := await _health(driver, calls, inventory, settings.discovery_timeout)):
             health.append(fault)
     return inventory
 
@@ -139,7 +139,7 @@ def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
         for entry in pool.devices:
             device = json.loads(entry.encoded)
             lines.append(f"  {style.green(device.pop('name'))} {json.dumps(device) if device else ''}".rstrip())
-    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.left_out.items()]
+    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.rejected.items()]
     lines = lines or ["no devices"]
     for key, health in inventory.health():
         if health.healthy is False:
@@ -154,8 +154,8 @@ def inspect(args: argparse.Namespace) -> int:
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
         host = Host(root, settings.dev_root, lists=settings.list_attributes)
-        if args.record:
-            print(recording.text(recording.record(host), "Recorded with `dra inspect --record`."), end="")
+        if args.describe_host:
+            print(recording.text(recording.record(host), "Recorded with `dra inspect --describe-host`."), end="")
             return Exit.SUCCESS
         if not args.driver:
             found = Inspection((), {}, _functions(host, None), ())
@@ -167,7 +167,7 @@ def inspect(args: argparse.Namespace) -> int:
         ):  # each fault is shown beside its device
             progress(f"asking {args.driver} for its devices")
             inventory, node, faults = _query(args, settings, host, root)
-        found = Inspection(_pools(inventory, node), inventory.left_out, _functions(host, inventory), tuple(faults))
+        found = Inspection(_pools(inventory, node), inventory.rejected, _functions(host, inventory), tuple(faults))
 
         def lines(_: Inspection) -> Iterator[str]:
             yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
@@ -184,14 +184,16 @@ def _check(args: argparse.Namespace) -> None:
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
         refuse(args, of_driver, "needs a DRIVER")
-    if args.record:
+    if args.describe_host:
         refuse(
             args,
             {"driver": "DRIVER", "controller": "--controller"},
-            "cannot be combined with --record, which describes the machine",
+            "cannot be combined with --describe-host, which describes the machine",
         )
         if args.output != TEXT:
-            raise SettingsError(f"--output {args.output}: --record prints a described host, which is YAML as it is")
+            raise SettingsError(
+                f"--output {args.output}: --describe-host prints a described host, which is YAML as it is"
+            )
 
 
 def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
@@ -238,7 +240,7 @@ def _by_function(inventory: Inventory) -> dict[str, _Devices]:
         if not isinstance(of, str):
             continue
         found, name = out.setdefault(of, _Devices()), inventory.shown(*key)
-        if fault := inventory.left_out.get(name):
+        if fault := inventory.rejected.get(name):
             found.faults += [fault] if fault not in found.faults else []
         else:
             found.published.append(name)

@@ -23,7 +23,7 @@ class RecordedDevice:
 @dataclass(frozen=True)
 class RecordedClaim:
     """A record of this node. ``state`` is Preparing, Prepared, Unpreparing or Unreadable. ``error`` is the last fault, or why the record
-    cannot be read. ``attempts`` counts failed rollbacks; the next one is due at ``next_try``, which is empty if none is due. Times
+    cannot be read. ``attempts`` counts failed rollbacks; the next one is due at ``next_attempt``, which is empty if none is due. Times
     are RFC 3339, empty if they cannot be read. ``record`` is the whole stored record.
     """
 
@@ -39,7 +39,7 @@ class RecordedClaim:
     error: str
     rebuilt: bool
     record: JSON
-    next_try: str = ""
+    next_attempt: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class InspectedPool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``left_out`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
+    """``rejected`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
 
     pools: tuple[InspectedPool, ...]
-    left_out: Mapping[str, str]
+    rejected: Mapping[str, str]
     functions: tuple[Function, ...]
     faults: tuple[str, ...]
 

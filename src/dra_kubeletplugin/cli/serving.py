@@ -63,7 +63,7 @@ def serve(
         log.warning("an environment variable is ignored: %s", note)
     settings.check()
     need_files()
-    stop.grace = settings.stop_grace
+    stop.grace = settings.shutdown_grace_period
     process = build()
     try:
         code = asyncio.run(_until_signal(process, stop, beside))

@@ -168,7 +168,7 @@ class DeviceDiscovery:
             await asyncio.wait({look}, timeout=self._intervals.hang)
             if not look.done():
                 self._hangs = True
-                self._metrics.set("scan_hanging", 1)
+                self._metrics.set("discovery_hanging", 1)
                 log.error("discovery of devices hangs, so the last known devices stay published: %s", self.fault)
                 await asyncio.wait({look})
                 seconds = round(time.monotonic() - self._began, 3)
@@ -176,7 +176,7 @@ class DeviceDiscovery:
         finally:
             look.cancel()
             self._hangs = False
-            self._metrics.set("scan_hanging", 0)
+            self._metrics.set("discovery_hanging", 0)
         self._record_result(look)
         async with self._ended:
             self._rounds = (self._rounds[0], self._rounds[0])
@@ -197,7 +197,7 @@ class DeviceDiscovery:
             log.info(
                 "devices changed: %d, of which %d are not published",
                 len(self._inventory),
-                len(self._inventory.left_out),
+                len(self._inventory.rejected),
             )
         before, self.note = self.note, self._missing_bind_note()
         if self.note and self.note != before:
@@ -219,11 +219,11 @@ class DeviceDiscovery:
                 log.info("discovery of devices works again after failures: %d", self._failures)
             self._failures, self._failure = 0, ""
             self.last_success = time.time()
-            self._metrics.set("last_scan_timestamp_seconds", self.last_success)
+            self._metrics.set("discovery_last_success_timestamp_seconds", self.last_success)
             return
         text = error.message if isinstance(error, DraError) else describe(error)
         self._failures += 1
-        self._metrics.inc("scan_failures_total")
+        self._metrics.inc("discovery_failures_total")
         if text != self._failure:
             # The traceback of a driver's exception is in the log already; any other exception is a bug in the framework.
             exception = None if isinstance(error, DraError) else error

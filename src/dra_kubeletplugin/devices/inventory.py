@@ -73,8 +73,8 @@ class Inventory:
         self.known = False  # whether the driver ever returned its devices. Before, a missing device may still appear
         self.version = 0  # increases with every change of :meth:`contents`
         self.health_version = 0  # increases with every health report and every change of the devices
-        self._left_out_log = RejectedDevicesLog()
-        self.left_out: Mapping[str, str] = {}
+        self._rejected_log = RejectedDevicesLog()
+        self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
         self.rejected_reports = RejectedReports()  # errors in the driver's last health report
         self.depends_on_gates = False
@@ -150,7 +150,7 @@ class Inventory:
         return printable(name if pool == self.pool else f"{pool}/{name}")
 
     def contents(self) -> list[PoolContent]:
-        """Returns the pools as they should be in slices, without devices that the API server would reject (:attr:`left_out`)."""
+        """Returns the pools as they should be in slices, without devices that the API server would reject (:attr:`rejected`)."""
         states = (s for s in self._states.values() if s.name not in self.taken)
         found = (s.content(self._taints(s), self.gates_off) for s in states)
         return [content for content in found if content]
@@ -284,14 +284,14 @@ class Inventory:
             if state.name in self.taken:
                 out[f"pool {printable(state.name)}"] = self.taken[state.name]
                 continue
-            faults = dict(state.left_out)
+            faults = dict(state.rejected)
             if self.gates_off and not state.fault:
                 faults |= state.withheld(self._taints(state), self.gates_off)
             for name, fault in faults.items():
                 out[self.shown(state.name, name) if name else f"pool {printable(state.name)}"] = fault
-        self.left_out = out
+        self.rejected = out
         if not self.update_pending:
-            self._left_out_log.log(out)
+            self._rejected_log.log(out)
 
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""

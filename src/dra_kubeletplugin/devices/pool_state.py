@@ -93,7 +93,7 @@ class PoolState:
     gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
     sets: Mapping[str, ValidatedDevice] = field(default_factory=dict)
     refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
     """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
     made: dict[str, _EncodedEntry] = field(default_factory=dict, compare=False, repr=False)
     """Devices that are published otherwise than the driver described them, so that each is encoded once."""
@@ -125,7 +125,7 @@ class PoolState:
             return None
         sets = [j.json for j in self.sets.values() if not j.fault] if Gate.PARTITIONS not in off else []
         if not taints and not off and not self.gone:  # the usual case, kept fast for thousands of devices
-            plain = [e.validated.encoded_device(n) for n, e in self.entries.items() if n not in self.left_out]
+            plain = [e.validated.encoded_device(n) for n, e in self.entries.items() if n not in self.rejected]
             return PoolContent(self.name, self.nodes, self.per_device, plain, sets, options)
         found = [self._encoded(name, entry, taints, off) for name, entry in self._publishable()]
         sent = [f for f in found if not isinstance(f, str)]
@@ -175,7 +175,7 @@ class PoolState:
         """Yields the devices that can be published, in order; devices that vanished in use come last."""
         for entries in (self.entries, self.gone):
             for name, entry in entries.items():
-                if name not in self.left_out:
+                if name not in self.rejected:
                     yield name, entry
 
     def _taint(self, name: str, taints: Mapping[str, JSON]) -> JSON | None:
@@ -273,7 +273,7 @@ def checked(state: PoolState) -> PoolState:
             fault = f"rejected by the API server: {refused[name][1]}"
         if fault:
             out[name] = fault
-    return replace(state, refused=refused, left_out=out)
+    return replace(state, refused=refused, rejected=out)
 
 
 def _entry(device: Device, nodes: Nodes, per_device: bool, before: DeviceEntry | None) -> DeviceEntry:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 _LOOK = 0.1  # seconds between looks
 _KILLING = 20.0  # seconds for killed processes to end; only a device driver in the kernel can hold one longer
-_MARK = "DRA_GUARDED_BY"
+_MARK = "DRA_REAPER_ID"
 _NOW = b"now\n"
 # During exec a process shows no environment for some microseconds, so the shell looks twice in a row.
 _SCRIPT = """

@@ -84,7 +84,7 @@ class LocalCluster:
         runtimes: creates a node's runtime from its name, a directory of its own and the directories of CDI specs;
             simulated by default.
         features: the release to behave as, with its feature gates and API versions: ``Features.of("1.37", {"GateName": True})``.
-            By default those in DRA_KUBERNETES and DRA_FEATURE_GATES, else 1.36.
+            By default those in DRA_KUBERNETES_VERSION and DRA_FEATURE_GATES, else 1.36.
 
     Raises:
         SettingsError: the release or a gate in the environment does not exist.
@@ -134,8 +134,10 @@ class LocalCluster:
             manager, binder = (self._component(stack, f"system:kube-{c}") for c in ("controller-manager", "scheduler"))
             kubelets = {n: self._component(stack, f"system:node:{n}", "system:nodes") for n in self._names}
             supervisor = await stack.enter_async_context(Supervisor())
-            supervisor.start("controllers", ControllerManager(manager, self.features, self._timers.away).run)
-            scheduler = Scheduler(binder, self.features, self._timers.binding)
+            supervisor.start(
+                "controllers", ControllerManager(manager, self.features, self._timers.node_monitor_grace_period).run
+            )
+            scheduler = Scheduler(binder, self.features, self._timers.binding_timeout)
             supervisor.start("scheduler", scheduler.run)
             await scheduler.wait_ready()
             for name, client in kubelets.items():
@@ -353,7 +355,7 @@ class LocalCluster:
         await node.kubelet.rebooted()
 
     @contextlib.contextmanager
-    def api_away(self) -> Any:
+    def api_outage(self) -> Any:
         """Makes the API server unavailable inside the context."""
         self.api.faults.down = True
         self.api.drop_connections()

@@ -105,8 +105,8 @@ class Plugin:
             self._claims_changed,
             self.events,
         )
-        intervals = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
-        self.scan = DeviceDiscovery(
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
+        self.discovery = DeviceDiscovery(
             driver, self.calls, self.inventory, self.claims.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
@@ -116,7 +116,7 @@ class Plugin:
             self.metrics,
             Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
             TaintTimes(settings.plugin_dir / "taint-times.json", self.process.id),
-            self.scan.gates_off,
+            self.discovery.gates_off,
         )
         self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
@@ -141,7 +141,7 @@ class Plugin:
 
     def _request_rescan(self) -> None:
         self.health.request()
-        self.scan.request()
+        self.discovery.request()
 
     def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
         return self.claims.update_metadata(update)
@@ -151,7 +151,7 @@ class Plugin:
         self.publisher.kubelet_registered()
 
     def _claims_changed(self) -> None:
-        self.scan.claim_ended()
+        self.discovery.claim_ended()
 
     # --- lifespan -------------------------------------------------------------------------------
 
@@ -176,12 +176,12 @@ class Plugin:
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             await self.claims.open()
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
-                jobs = start_tasks(tasks, {"devices": self.scan.run})
+                jobs = start_tasks(tasks, {"devices": self.discovery.run})
                 try:
-                    if not await self.scan.first_look(self.settings.scan_timeout):
+                    if not await self.discovery.first_look(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
-                            request_rescan(self.driver), self.settings.scan_timeout,
+                            request_rescan(self.driver), self.settings.discovery_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
                     jobs += start_tasks(tasks, self._background())
@@ -192,7 +192,7 @@ class Plugin:
                     self.stopping = True
                     self._registrar.unlink()
                     self.registration.unregistered()
-                    await self.claims.stop(self.settings.stop_grace)
+                    await self.claims.stop(self.settings.shutdown_grace_period)
                     for job in jobs:
                         job.cancel()
 
@@ -273,7 +273,7 @@ class Plugin:
             async with asyncio.timeout(timeout):
                 return await self.publisher.current()
         except TimeoutError:
-            why = self.publisher.fault or self.scan.fault or "the API server has not responded yet"
+            why = self.publisher.fault or self.discovery.fault or "the API server has not responded yet"
             raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
@@ -281,7 +281,7 @@ class Plugin:
         if self.stopping:
             return ["stopping"]
         # the driver's fault first, because the others may be its effects
-        out = [self.scan.fault] if self.scan.fault else []
+        out = [self.discovery.fault] if self.discovery.fault else []
         if not self.serving:
             return [*out, "starting"]
         out += [s.fault for s in (self._dra, self._registrar) if s.fault]
@@ -294,8 +294,8 @@ class Plugin:
 
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
-        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
-        out += [self.scan.note] if self.scan.note else []
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
+        out += [self.discovery.note] if self.discovery.note else []
         out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
         out += self.inventory.rejected_reports.notes

@@ -58,7 +58,7 @@ class Webhook:
         self.readers = readers
         self._look = look
         self.settings = settings
-        self.certificate = Certificate(settings.tls_cert, settings.tls_key)
+        self.certificate = Certificate(settings.tls_cert_file, settings.tls_private_key_file)
         self.url = ""
         self.checks = ParameterChecks()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
@@ -215,14 +215,14 @@ class Certificate:
         return context
 
     def _shown(self) -> str:
-        return f"--tls-cert (TLS_CERT) {self._cert} with --tls-key (TLS_KEY) {self._key}"
+        return f"--tls-cert-file (TLS_CERT_FILE) {self._cert} with --tls-private-key-file (TLS_PRIVATE_KEY_FILE) {self._key}"
 
     def _faults(self) -> list[str]:
         """Which of the two files is none of its kind, and why; that they do not belong together where both are."""
         out = []
         files = (
-            ("--tls-cert (TLS_CERT)", self._cert, b"BEGIN CERTIFICATE", "certificate"),
-            ("--tls-key (TLS_KEY)", self._key, b"PRIVATE KEY", "private key"),
+            ("--tls-cert-file (TLS_CERT_FILE)", self._cert, b"BEGIN CERTIFICATE", "certificate"),
+            ("--tls-private-key-file (TLS_PRIVATE_KEY_FILE)", self._key, b"PRIVATE KEY", "private key"),
         )
         for flag, path, mark, kind in files:
             try:

@@ -17,7 +17,7 @@ from ..errors import SettingsError
 
 RELEASES = ("1.34", "1.35", "1.36", "1.37")
 DEFAULT = "1.36"
-VARIABLE = "DRA_KUBERNETES"
+VARIABLE = "DRA_KUBERNETES_VERSION"
 """The environment variable with the default release of a local cluster."""
 GATES_VARIABLE = "DRA_FEATURE_GATES"
 """The environment variable with gates that differ from the release, for local clusters. Explicit gates override it."""
@@ -140,7 +140,7 @@ class Features:
         """Returns a release with changed gates.
 
         Args:
-            release: e.g. ``1.36``; by default the environment variable ``DRA_KUBERNETES``, else 1.36.
+            release: e.g. ``1.36``; by default the environment variable ``DRA_KUBERNETES_VERSION``, else 1.36.
             gates: as Kubernetes' ``--feature-gates``; they override ``DRA_FEATURE_GATES``.
             runtime_config: as the API server's ``--runtime-config`` for resource.k8s.io: a version, or ``api/all``.
 

@@ -366,10 +366,10 @@ class AsyncApi:
         except ValueError as e:
             raise FaultError(str(e)) from None
 
-    def slow(self, seconds: float) -> None:
+    def delay(self, seconds: float) -> None:
         """Makes the server wait ``seconds`` before each response. 0 ends it."""
         __tracebackhide__ = True
-        self._local_cluster("slow").api.faults.delay = _amount("slow", seconds)
+        self._local_cluster("delay").api.faults.delay = _amount("delay", seconds)
 
     def cut_watch(self) -> None:
         """Ends every open watch, as a proxy with a time limit does."""
@@ -377,9 +377,9 @@ class AsyncApi:
         self._local_cluster("cut_watch").api.storage.cut_watches()
 
     @contextlib.asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
+    async def outage(self) -> AsyncIterator[None]:
         """Makes the server respond with 503 to every request inside the block, also to the cluster's own components."""
-        with self._local_cluster("away").api_away():
+        with self._local_cluster("outage").api_outage():
             yield
 
     def _local_cluster(self, fault: str) -> LocalCluster:

@@ -93,7 +93,7 @@ class InProcessDriver:
         faulty_seconds = 0.0  # counted in pauses: on a suspended machine the clock runs although nothing can progress
         while not ready.done():
             await asyncio.wait({ready}, timeout=_CHECK_INTERVAL)
-            faulty_seconds = faulty_seconds + _CHECK_INTERVAL if self.plugin.scan.fault else 0.0
+            faulty_seconds = faulty_seconds + _CHECK_INTERVAL if self.plugin.discovery.fault else 0.0
             if faulty_seconds > PATIENCE and not ready.done():
                 raise NotReadyError(f"the plugin is not ready: {'; '.join(await self.plugin.not_ready())}")
         await ready
@@ -118,7 +118,7 @@ class InProcessDriver:
         }
 
     async def rescan(self) -> None:
-        await self.plugin.scan.look()
+        await self.plugin.discovery.look()
         await self.plugin.published(READY)
 
     def check(self) -> None:

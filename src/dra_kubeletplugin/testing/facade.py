@@ -105,18 +105,18 @@ class Api(_Handle[AsyncApi]):
         __tracebackhide__ = True
         self._call(self.inner.serve, *versions)
 
-    def slow(self, seconds: float) -> None:
+    def delay(self, seconds: float) -> None:
         """Makes the server wait ``seconds`` before each response. 0 ends it."""
         __tracebackhide__ = True
-        self._call(self.inner.slow, seconds)
+        self._call(self.inner.delay, seconds)
 
     def cut_watch(self) -> None:
         """Ends every watch that is open, as a proxy with a time limit does."""
         self._call(self.inner.cut_watch)
 
-    def away(self) -> Scope[None]:
+    def outage(self) -> Scope[None]:
         """Makes the server respond with 503 to every request inside ``with`` or ``async with``."""
-        return Scope(self.thread, self.inner.away(), "an API server that is away")
+        return Scope(self.thread, self.inner.outage(), "an outage of the API server")
 
 
 class Kubelet(_Handle[LocalKubelet]):

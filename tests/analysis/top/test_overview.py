@@ -103,7 +103,9 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
     assert Counter((h.claim, r.pool, r.name) for r in found.devices for h in r.holders) == Counter(held)
     for row in found.devices:
         published_now = (row.pool, row.name) in published
-        assert row.use is (DeviceUse.GONE if not published_now else DeviceUse.HELD if row.holders else DeviceUse.FREE)
+        assert row.use is (
+            DeviceUse.VANISHED if not published_now else DeviceUse.HELD if row.holders else DeviceUse.FREE
+        )
 
 
 @given(before=SLICES, after=SLICES, first=CLAIMS, then=CLAIMS)
@@ -128,7 +130,7 @@ def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_fro
         "whole": DeviceUse.BLOCKED,
     }
     (counted,) = found.sets
-    assert (counted.node, counted.meters[0].taken, counted.meters[0].total, counted.meters[0].share) == (
+    assert (counted.node, counted.meters[0].used, counted.meters[0].total, counted.meters[0].share) == (
         "n1", "40Gi", "80Gi", 0.5,
     )  # fmt: skip
     admin = count_usage(slices, [claim("c", ("n1", "half-0"), adminAccess=True)])
@@ -140,7 +142,7 @@ def test_a_shared_device_shows_how_much_of_its_capacity_is_taken() -> None:
     device = {"name": "d", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
     claims = [claim(f"c{i}", ("n1", "d"), shareID=str(i), consumedCapacity={"memory": "20Gi"}) for i in range(3)]
     (row,) = count_usage([slice_of("n1", [device])], claims).devices
-    assert (row.use, row.meters[0].taken, row.meters[0].share) == (DeviceUse.SHARED, "60Gi", 0.75)
+    assert (row.use, row.meters[0].used, row.meters[0].share) == (DeviceUse.SHARED, "60Gi", 0.75)
     assert row.holders[0].amounts == {"memory": "20Gi"}
 
 
@@ -195,7 +197,10 @@ def test_a_held_device_is_not_gone_while_slices_of_its_pool_are_still_to_come() 
     uses = {d.name: d.use for d in count_usage([old, half], claims).devices}
     assert uses == {"d0": DeviceUse.FREE, "d1": DeviceUse.HELD}
     whole = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
-    assert {d.name: d.use for d in count_usage([whole], claims).devices} == {"d0": DeviceUse.FREE, "d1": DeviceUse.GONE}
+    assert {d.name: d.use for d in count_usage([whole], claims).devices} == {
+        "d0": DeviceUse.FREE,
+        "d1": DeviceUse.VANISHED,
+    }
 
 
 def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
@@ -220,7 +225,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
 
 
 def test_the_table_says_which_nodes_are_away() -> None:
-    found = Overview("cluster", nodes=(NodeRow("n1", away="not ready"), NodeRow("n2")))
+    found = Overview("cluster", nodes=(NodeRow("n1", unschedulable="not ready"), NodeRow("n2")))
     assert [line for line in table(found, Style(coloured=False)) if line.startswith("note")] == [
         "note: n1 is not ready"
     ]
@@ -255,7 +260,7 @@ def test_a_node_has_the_devices_that_reach_it_by_name_label_or_all() -> None:
     assert overview(snapshot, "n3").notes == ("there is no node n3",)
     whole = overview(snapshot)
     assert whole.count.devices == 6
-    assert [(n.name, n.devices, n.away) for n in whole.nodes] == [("n1", 2, ""), ("n2", 2, "cordoned")]
+    assert [(n.name, n.devices, n.unschedulable) for n in whole.nodes] == [("n1", 2, ""), ("n2", 2, "cordoned")]
 
 
 def test_pods_that_want_devices_and_do_not_run_wait_the_oldest_first() -> None:
@@ -274,7 +279,7 @@ def test_pods_that_want_devices_and_do_not_run_wait_the_oldest_first() -> None:
     snapshot = Snapshot.of(pods)
     old = snapshot.pods[1]["metadata"]["uid"]
     found = overview(snapshot, reasons={old: "because"}).waiting
-    assert [(p.name, p.wants, p.message, p.reason) for p in found] == [
+    assert [(p.name, p.requests, p.message, p.reason) for p in found] == [
         ("old", ("c",), "0/1 nodes are available", "because"),
         ("new", ("c",), "0/1 nodes are available", ""),
         ("there", ("c",), "0/1 nodes are available", ""),

@@ -84,8 +84,13 @@ def test_all_faults_are_told_at_once_each_naming_flag_and_variable(tmp_path: Pat
 
 def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as e:
-        load({"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "STOP_GRACE": "soon"})
-    assert [f.split()[0] for f in e.value.faults] == ["HTTP_ADDRESS", "LOG_FORMAT", "--log-level", "STOP_GRACE"]
+        load({"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "SHUTDOWN_GRACE_PERIOD": "soon"})
+    assert [f.split()[0] for f in e.value.faults] == [
+        "HTTP_ADDRESS",
+        "LOG_FORMAT",
+        "--log-level",
+        "SHUTDOWN_GRACE_PERIOD",
+    ]
 
 
 def test_choices_are_told_and_a_switch_is_on_or_off() -> None:
@@ -126,7 +131,7 @@ def test_a_flag_beats_the_environment() -> None:
     assert load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5
 
 
-DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "scan_timeout", "lock_wait", "rescan_interval", "health_interval", "reconcile_interval"]  # fmt: skip
+DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "discovery_timeout", "lock_timeout", "rescan_interval", "health_interval", "reconcile_interval"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DURATIONS)

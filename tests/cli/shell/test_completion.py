@@ -103,7 +103,7 @@ def at_hand(shell: str) -> None:
     [
         ("dra cont", "dra controller"),
         ("dra dev restart-k", "dra dev restart-kubelet"),
-        ("dra dev health gpu-0 unk", "dra dev health gpu-0 unknown"),
+        ("dra dev set-health gpu-0 unk", "dra dev set-health gpu-0 unknown"),
         ("dra run --cdi-r", "dra run --cdi-root"),
         ("dra claims -o js", "dra claims -o json"),
         ("dra simulate -o ya", "dra simulate -o yaml"),

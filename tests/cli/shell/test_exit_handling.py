@@ -104,10 +104,10 @@ FILES = {
     "older.yaml": CLAIM.replace("VERSION", "v1alpha1").replace("THERE", "older"),
 }
 LONG = {
-    "inspect": ["inspect", "hangs.py", "--host", "virtual-machine", "--scan-timeout", "1h"],
+    "inspect": ["inspect", "hangs.py", "--host", "virtual-machine", "--discovery-timeout", "1h"],
     "inspect, importing": ["inspect", "loads.py"],
     "simulate": ["simulate", "-f", "pod.yaml", "--host", "virtual-machine=3", "--driver", "hangs.py"],
-    "doctor": ["doctor", "--host", "--driver", "hangs.py", "--scan-timeout", "1h"],
+    "doctor": ["doctor", "--host", "--driver", "hangs.py", "--discovery-timeout", "1h"],
     "dev, importing": ["dev", "loads.py"],
     "validate, making": ["validate", "made.yaml", "--driver", "checks.py"],
     "validate, checking": ["validate", "checked.yaml", "--driver", "checks.py"],

@@ -232,7 +232,7 @@ async def test_an_api_server_that_is_away_is_shown_with_since_when_and_comes_bac
         await shows(app, pilot, "● live", lambda: head(app))
         cluster.api.faults.down = True
         cluster.api.drop_connections()
-        await shows(app, pilot, "the API server is away", lambda: head(app))
+        await shows(app, pilot, "the API server is unavailable", lambda: head(app))
         assert "(since " in head(app)
         assert "1 of 4 held" in "\n".join(lines(app)), "what was known is still shown"
         cluster.api.faults.down = False

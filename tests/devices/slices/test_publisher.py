@@ -112,7 +112,7 @@ async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() ->
             await asyncio.wait_for(publisher.published.wait(), 30)
             await until(lambda: not publisher.fault)
             assert server.devices() == ["a", "c"]
-            assert "rejected by the API server: attributes[x]: Forbidden" in inventory.left_out["bad"]
+            assert "rejected by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
             server.instead = lambda request: None
             await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
             await until(lambda: server.devices() == ["a", "bad", "c"])
@@ -261,10 +261,10 @@ async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
         server.instead = no_watch
         server.drop_connections()
         await until(lambda: "are not noticed" in publisher.fault)
-        assert b"\ndra_publish_fault 1.0\n" in publisher.metrics.text()
+        assert b"\ndra_publish_failing 1.0\n" in publisher.metrics.text()
         server.instead = lambda request: None
         await until(lambda: not publisher.fault)
-        assert b"\ndra_publish_fault 0.0\n" in publisher.metrics.text()
+        assert b"\ndra_publish_failing 0.0\n" in publisher.metrics.text()
 
 
 # --- what the inventory leaves out ------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
     async with api() as server, publishing(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)
         assert server.devices() == ["good"]
-        assert set(inventory.left_out) == {"bad", "counter set GPU_0"}
+        assert set(inventory.rejected) == {"bad", "counter set GPU_0"}
 
 
 @pytest.mark.parametrize("status", [403, 422])

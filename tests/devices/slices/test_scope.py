@@ -50,15 +50,15 @@ async def test_a_pool_that_a_controller_elsewhere_publishes_is_left_to_it_until_
             async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
                 await two.current()
                 assert published(server) == {"fabric": ["a"], "other": ["c"]}
-                assert "namespace 'one'" in second.left_out["pool fabric"]
-                assert "-l dra-kubeletplugin.dev/namespace=one" in second.left_out["pool fabric"]
+                assert "namespace 'one'" in second.rejected["pool fabric"]
+                assert "-l dra-kubeletplugin.dev/namespace=one" in second.rejected["pool fabric"]
                 assert [p.name for p in two.status.pools] == ["other"]
         async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
             await two.current()
             (left,) = (await client.list(SLICES, labels="dra-kubeletplugin.dev/namespace=one"))["items"]
             await client.delete(SLICES, left["metadata"]["name"])
             await until(lambda: published(server) == {"fabric": ["b"], "other": ["c"]})
-            assert not second.left_out
+            assert not second.rejected
 
 
 async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_them() -> None:
@@ -68,10 +68,10 @@ async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_the
         publishing(server, first, scope=ClusterScope(DRIVER, "one")) as one,
         publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two,
     ):
-        await until(lambda: len(first.left_out) + len(second.left_out) == 1)
+        await until(lambda: len(first.rejected) + len(second.rejected) == 1)
         await one.current()
         await two.current()
-        assert published(server) == {"fabric": ["b" if first.left_out else "a"]}
+        assert published(server) == {"fabric": ["b" if first.rejected else "a"]}
 
 
 async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
@@ -96,8 +96,8 @@ async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published(
         await publisher.current()
         assert sorted(published(server)) == ["node", "node/1"]
     refused = "a pool of node node must be named 'node', or begin with 'node/'"
-    assert all(refused in inventory.left_out[f"pool {n}"] for n in names[2:-1])
-    assert "a lowercase RFC 1123 subdomain must consist of" in inventory.left_out["pool No Name"]
+    assert all(refused in inventory.rejected[f"pool {n}"] for n in names[2:-1])
+    assert "a lowercase RFC 1123 subdomain must consist of" in inventory.rejected["pool No Name"]
 
 
 async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot_be_published() -> None:

@@ -60,8 +60,8 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         assert set().union(*seen) <= {"plain"}
         assert set(sent(server)) == {"plain"}
         assert status.gates_off == {Gate.PARTITIONS, Gate.TAINTS, Gate.BINDING}
-        assert set(status.left_out) == {"p0", "p1", "p2", "tainted", "bound"}
-        assert b'dra_gate_off{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
+        assert set(status.rejected) == {"p0", "p1", "p2", "tainted", "bound"}
+        assert b'dra_feature_gate_disabled{gate="DRADeviceTaints"} 1.0' in publisher.metrics.text()
         assert b"dra_devices_not_published 5.0" in publisher.metrics.text()
 
 
@@ -86,7 +86,7 @@ async def test_attributes_with_several_values_are_left_out_where_the_server_refu
         async with publishing(server, inventory) as publisher:
             status = await current(publisher)
         assert sent(server)["a"]["attributes"] == {"y": {"int": 3}}
-        assert (status.gates_off, dict(status.left_out)) == ({Gate.LISTS}, {})
+        assert (status.gates_off, dict(status.rejected)) == ({Gate.LISTS}, {})
 
 
 async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
@@ -97,10 +97,10 @@ async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_come
             await current(publisher)
             await inventory.set_health({"a": Health(False, "hot", taint=NOEXECUTE)}, at=1.0)
             await until(lambda: set(sent(server)) == {"b"})
-            await until(lambda: set(inventory.left_out) == {"a"})
+            await until(lambda: set(inventory.rejected) == {"a"})
             await inventory.set_health({}, at=2.0)
             await until(lambda: set(sent(server)) == {"a", "b"})
-            await until(lambda: inventory.left_out == {})
+            await until(lambda: inventory.rejected == {})
 
 
 async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none_asks_none() -> None:
@@ -269,7 +269,7 @@ async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate
         await node.restart()
         await until(lambda: devices_of(node).get(name) == ["gpu-0"])
         assert node.driver.gates_off == {Gate.PARTITIONS}
-        await until(lambda: not node.plugin.inventory.left_out)
+        await until(lambda: not node.plugin.inventory.rejected)
 
 
 class SplitAndOdd(Split):
@@ -289,7 +289,7 @@ async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fau
         node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await until(lambda: devices_of(node).get(name) == ["gpu-0"])
-        await until(lambda: not node.plugin.inventory.left_out)
+        await until(lambda: not node.plugin.inventory.rejected)
         assert "not published" not in caplog.text
         node.driver.odd = True
         node.driver.changed()
@@ -351,14 +351,14 @@ async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
         await node.plugin.published(60)
         node.driver.bad = False
         await asyncio.to_thread(node.driver.changed)
-        await until(lambda: not node.plugin.inventory.left_out)
+        await until(lambda: not node.plugin.inventory.rejected)
 
 
 async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.faults.down = True
         node.driver.bad = False
-        await node.plugin.scan.look()
+        await node.plugin.discovery.look()
         await until(lambda: "cannot publish" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)

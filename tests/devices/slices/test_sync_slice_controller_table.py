@@ -153,7 +153,7 @@ async def test_taints_dropped_by_the_server() -> None:
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["b", "c"], "what keeps pods away is kept away otherwise"
         assert r.inventory.gates_off == {Gate.TAINTS}
-        assert "DRADeviceTaints" in r.inventory.left_out["a"]
+        assert "DRADeviceTaints" in r.inventory.rejected["a"]
 
 
 async def test_consumable_capacity_dropped() -> None:
@@ -165,7 +165,7 @@ async def test_consumable_capacity_dropped() -> None:
         assert await r.reconcile() == ["POST"]
         (device,) = r.server.slices()[0]["spec"]["devices"]
         assert device == {"name": "a", "capacity": {"memory": {"value": "8Gi"}}}, "it goes to one claim, whole"
-        assert (r.inventory.gates_off, dict(r.inventory.left_out)) == ({Gate.SHARING}, {})
+        assert (r.inventory.gates_off, dict(r.inventory.rejected)) == ({Gate.SHARING}, {})
 
 
 async def test_remove_a_pool() -> None:
@@ -373,10 +373,10 @@ async def test_partitionable_devices_dropped_by_the_server() -> None:
         await r.answer(Pool("node", [*PARTS, Device("whole")], SETS))
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["whole"]
-        assert set(r.inventory.left_out) == {"part-0", "part-1", "part-2"}
+        assert set(r.inventory.rejected) == {"part-0", "part-1", "part-2"}
         r.server.faults.dropped.clear()
         assert await r.reconcile() == ["PUT", "POST"], "an upgraded server is asked again"
-        assert r.inventory.left_out == {}
+        assert r.inventory.rejected == {}
 
 
 async def test_binding_conditions_created() -> None:
@@ -393,7 +393,7 @@ async def test_binding_conditions_dropped_by_the_server() -> None:
         await r.answer([BINDING, Device("free")])
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["free"]
-        assert "binding conditions" in r.inventory.left_out["fabric"]
+        assert "binding conditions" in r.inventory.rejected["fabric"]
 
 
 # --- detected before sending ------------------------------------------------------------------------
@@ -404,7 +404,7 @@ async def test_detected_before_sending_duplicate_counter_set() -> None:
         await r.answer(Pool("node", [*PARTS, Device("whole")], [*SETS, *SETS]))
         await r.reconcile()
         assert r.shape()[0][3] == ["whole"]
-        assert set(r.inventory.left_out) == {"counter set gpu", "part-0", "part-1", "part-2"}
+        assert set(r.inventory.rejected) == {"counter set gpu", "part-0", "part-1", "part-2"}
 
 
 async def test_detected_before_sending_duplicate_device() -> None:

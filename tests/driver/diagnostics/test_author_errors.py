@@ -339,5 +339,5 @@ async def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time
     devices = {f"d{i}": Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)}
     sets = {f"card-{i}": CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)}
     stock = await updated_pool(PoolState("pool"), ParsedPool("pool", Nodes.this(), devices, sets, "", False, {}), {})
-    assert len(stock.left_out) == len(devices)
+    assert len(stock.rejected) == len(devices)
     assert 0 < len(sought) < 20

@@ -87,7 +87,7 @@ class Room:
 
     def __init__(self, folder: Path, driver: Driver, api: Api, boot: str, **options: Any) -> None:
         # Nobody who is only slow is given up.
-        options = {"call_timeout": 60, "lock_wait": 30, "reconcile_grace": 0, **options}
+        options = {"call_timeout": 60, "lock_timeout": 30, "reconcile_grace_period": 0, **options}
         self.settings = Settings(
             driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
         )

@@ -29,7 +29,7 @@ from tests.helpers.crash.faulty_proxy import Proxy
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "crash.example.com"
-TIMERS = Timers(look=0.02, retry=0.1, wipe=30)
+TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, slice_wipe_delay=30)
 Found = TypeVar("Found")
 WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
 
@@ -122,8 +122,8 @@ class Box:
             "SYSFS_ROOT": str(self.sysfs),
             "CRASH_HARDWARE": str(self.hardware),
             "RECONCILE_INTERVAL": "500ms",
-            "RECONCILE_GRACE": "1s",
-            "LOCK_WAIT": "2s",
+            "RECONCILE_GRACE_PERIOD": "1s",
+            "LOCK_TIMEOUT": "2s",
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             **environment,
         }
@@ -296,7 +296,7 @@ async def box(
     """
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
-            LocalCluster(timers=dataclasses.replace(TIMERS, call=call, retry=retry))
+            LocalCluster(timers=dataclasses.replace(TIMERS, call_timeout=call, pod_sync_backoff=retry))
         )
         await cluster.apply(pods.device_class("devices", DRIVER))
         proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None

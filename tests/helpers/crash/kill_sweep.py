@@ -176,8 +176,8 @@ class Node:
             "SYSFS_ROOT": str(self.folder / "sys"),
             "CRASH_HARDWARE": str(self.hardware),
             "RECONCILE_INTERVAL": "100ms",
-            "RECONCILE_GRACE": "1h",
-            "LOCK_WAIT": "5s",
+            "RECONCILE_GRACE_PERIOD": "1h",
+            "LOCK_TIMEOUT": "5s",
             **({"POD_UID": pod} if pod else {}),
             **more,
         }
@@ -277,7 +277,7 @@ async def _half(node: Node) -> None:
 
 async def reconcile(node: Node, step: int) -> None:
     """A claim that is gone from the API server, and that nobody unprepares."""
-    one = await node.start("reconcile", step, RECONCILE_GRACE="0s")
+    one = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
     if await one.serves() and (told := await one.prepare(node.a, node.b)) is not None:
         _well(told)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])
@@ -430,7 +430,7 @@ class Sweep:
 
 @contextlib.asynccontextmanager
 async def sweep() -> AsyncIterator[Sweep]:
-    async with forks() as made, LocalCluster(timers=Timers(look=0.05)) as cluster:
+    async with forks() as made, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
         await cluster.apply(device_class("devices", DRIVER))
         yield Sweep(made, cluster)
 

@@ -152,7 +152,7 @@ def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
 def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert cli.main(["inspect", "--host", "storage-host", "--record"]) == 0
+    assert cli.main(["inspect", "--host", "storage-host", "--describe-host"]) == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
     assert cli.main(["inspect", "--host", str(tmp_path / "again.yaml")]) == 0
     shown = capsys.readouterr().out

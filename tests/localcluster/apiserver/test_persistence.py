@@ -1,4 +1,4 @@
-"""Objects outlive the process that served them: what `--state` keeps, whole or cut off in the middle of a write."""
+"""Objects outlive the process that served them: what `--state-dir` keeps, whole or cut off in the middle of a write."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PREFIX = "simulated.dra-kubeletplugin.dev"
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(("node-1",), timers=Timers(retry=0.1)) as cluster:
+    async with LocalCluster(("node-1",), timers=Timers(pod_sync_backoff=0.1)) as cluster:
         yield cluster
 
 

@@ -16,7 +16,7 @@ from tests.helpers.objects import pod
 
 JSON = dict[str, Any]
 KEY = "node.kubernetes.io/"
-TIMERS = Timers(look=0.02, retry=0.05, away=1.0)
+TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.05, node_monitor_grace_period=1.0)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ JSON = dict[str, Any]
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(("node-1", "node-2"), timers=Timers(retry=0.1)) as cluster:
+    async with LocalCluster(("node-1", "node-2"), timers=Timers(pod_sync_backoff=0.1)) as cluster:
         yield cluster
 
 

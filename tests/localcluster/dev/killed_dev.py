@@ -84,7 +84,7 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
             os.dup2(out, 1)
             os.dup2(out, 2)
             killed_at(step, state, events)
-            os._exit(main(["dev", *arguments, "--state", str(state)]))
+            os._exit(main(["dev", *arguments, "--state-dir", str(state)]))
         ended: list[int] = []
 
         def over(child: int = child, ended: list[int] = ended) -> bool:

@@ -214,7 +214,7 @@ class Servant:
     """A plugin that is registered and has published, and whose records are ``faulty``."""
 
     def __init__(self) -> None:
-        self.scan = SimpleNamespace(fault="")
+        self.discovery = SimpleNamespace(fault="")
         self.faulty = True
 
     async def ready(self, timeout: float | None = None) -> None:

@@ -199,7 +199,7 @@ def test_a_cluster_that_does_not_come_up_leaves_no_folder(tmp_path: Path, wrong:
 def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
     ours, theirs = os.openpty()
     dev = subprocess.Popen(
-        [sys.executable, "-c", TERMINAL, GPU, "--state", str(short / "s")],
+        [sys.executable, "-c", TERMINAL, GPU, "--state-dir", str(short / "s")],
         cwd=ROOT, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
@@ -220,7 +220,15 @@ def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_mo
     (short / "driver.py").write_text(TALKATIVE)
     said = short / "said"
     ours, theirs = os.pipe()
-    argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", str(short / "driver.py"), "--state", str(short / "s")]
+    argv = [
+        sys.executable,
+        "-m",
+        "dra_kubeletplugin.cli",
+        "dev",
+        str(short / "driver.py"),
+        "--state-dir",
+        str(short / "s"),
+    ]
     dev = subprocess.Popen(
         argv, cwd=ROOT, env=environment(SAID=str(said)), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
     )

@@ -29,7 +29,7 @@ async def room(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
         return WHY if spec["process"]["args"] == ["nowhere"] else ""
 
     monkeypatch.setattr(simulated, "_unmountable", unstartable)
-    timers = Timers(retry=0.05, crash=0.2, mount=0.05, longest_mount=0.4)
+    timers = Timers(pod_sync_backoff=0.05, crash_loop_backoff=0.2, mount_backoff=0.05, mount_backoff_max=0.4)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
         yield Room(cluster)
 

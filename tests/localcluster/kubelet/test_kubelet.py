@@ -20,7 +20,7 @@ from tests.helpers.objects import DRIVER, claim, pod, slice_of
 
 JSON = dict[str, Any]
 OTHER = "other.example.com"
-TIMERS = Timers(look=0.02, wipe=0.4, retry=0.05, health=0.05)
+TIMERS = Timers(plugin_poll_interval=0.02, slice_wipe_delay=0.4, pod_sync_backoff=0.05, health_retry_delay=0.05)
 LAYOUTS = pytest.mark.parametrize("common", [False, True], ids=["two sockets", "one common socket"])
 
 
@@ -237,7 +237,7 @@ async def test_p1_a_pod_made_while_the_kubelet_is_down_starts_when_it_is_back(ro
         await room.runs()
 
 
-@pytest.mark.parametrize("room", [dataclasses.replace(TIMERS, call=0.5)], indirect=True, ids=["short calls"])
+@pytest.mark.parametrize("room", [dataclasses.replace(TIMERS, call_timeout=0.5)], indirect=True, ids=["short calls"])
 async def test_p2_a_pod_stays_pending_while_prepare_times_out(room: Room) -> None:
     async with room.plugin() as plugin:
         plugin.gate.clear()
@@ -425,7 +425,7 @@ async def test_s4_slices_go_when_a_plugin_stops_to_answer(room: Room) -> None:
 
 @LAYOUTS
 async def test_s5_slices_stay_as_they_are_when_a_plugin_restarts_quickly(common: bool) -> None:
-    async with LocalCluster(("node-1",), timers=Timers(look=0.02, wipe=60.0)) as cluster:
+    async with LocalCluster(("node-1",), timers=Timers(plugin_poll_interval=0.02, slice_wipe_delay=60.0)) as cluster:
         room = Room(cluster)
         async with room.plugin(common=common):
             await room.registered()

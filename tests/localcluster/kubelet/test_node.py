@@ -99,7 +99,7 @@ async def test_a_node_in_a_bad_state_takes_no_new_pods(cluster: LocalCluster, ki
     await cluster.wait("the taint to go", lambda: are(set()))
 
 
-QUICK = Timers(away=1.0)
+QUICK = Timers(node_monitor_grace_period=1.0)
 
 
 async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_until_it_is_back() -> None:

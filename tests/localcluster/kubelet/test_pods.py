@@ -24,7 +24,7 @@ JSON = dict[str, Any]
 
 @pytest.fixture
 async def room() -> AsyncIterator[Room]:
-    timers = Timers(look=0.02, wipe=60, retry=0.05, crash=0.2)
+    timers = Timers(plugin_poll_interval=0.02, slice_wipe_delay=60, pod_sync_backoff=0.05, crash_loop_backoff=0.2)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
         yield Room(cluster)
 
@@ -461,7 +461,7 @@ async def _attempt(room: Room, number: int) -> JSON:
 
 
 async def test_restarts_go_on_being_counted_when_the_cluster_comes_back_or_a_node_reboots(tmp_path: Path) -> None:
-    timers = Timers(look=0.02, retry=0.05, crash=0.05)
+    timers = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.05, crash_loop_backoff=0.05)
     async with LocalCluster(("node-1",), state=tmp_path, timers=timers) as cluster:
         room = Room(cluster)
         found = await bound(room, restartPolicy="Always")

@@ -22,7 +22,7 @@ ONCE = {**ASK, "failureThreshold": 1}
 
 @pytest.fixture
 async def room() -> AsyncIterator[Room]:
-    timers = Timers(look=0.02, wipe=60, retry=0.05, crash=0.2)
+    timers = Timers(plugin_poll_interval=0.02, slice_wipe_delay=60, pod_sync_backoff=0.05, crash_loop_backoff=0.2)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
         yield Room(cluster)
 

@@ -21,7 +21,7 @@ PENDING = "BindingConditionsPending: waiting for binding conditions for device o
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(nodes=("node-a", "node-b"), timers=Timers(binding=600.0)) as cluster:
+    async with LocalCluster(nodes=("node-a", "node-b"), timers=Timers(binding_timeout=600.0)) as cluster:
         yield cluster
 
 
@@ -162,7 +162,7 @@ async def test_after_a_failure_another_node_may_have_the_device_by_now(cluster: 
 
 
 async def test_who_is_not_ready_in_time_loses_the_allocation() -> None:
-    async with LocalCluster(nodes=("node-a",), timers=Timers(binding=1.0)) as cluster:
+    async with LocalCluster(nodes=("node-a",), timers=Timers(binding_timeout=1.0)) as cluster:
         await cluster.apply(pool("node-a", [bound("d0")]), *workload())
         await waiting(cluster)
 

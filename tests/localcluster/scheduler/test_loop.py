@@ -293,7 +293,7 @@ async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cl
 async def test_a_server_that_is_away_for_a_while_loses_no_pod(cluster: LocalCluster) -> None:
     await cluster.apply(*devices(8), *[claim(f"c{i}") for i in range(4)])
     await cluster.apply(*[pod(f"p{i}", claim=f"c{i}") for i in range(4)])
-    with cluster.api_away():
+    with cluster.api_outage():
         await asyncio.sleep(0.05)  # whatever is being written now is refused
     for i in range(4):
         assert await node_of(cluster, f"p{i}") == "node-a"

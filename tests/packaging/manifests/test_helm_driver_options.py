@@ -59,7 +59,7 @@ TEXTS = (
 def folder(tmp_path: Path) -> Path:
     """With the driver and its chart."""
     (tmp_path / "npu.py").write_text(DRIVER)
-    assert main(["deploy", "--shared", str(tmp_path / "build"), "--driver", str(tmp_path / "npu.py")]) == 0
+    assert main(["deploy", "--shared-dir", str(tmp_path / "build"), "--driver", str(tmp_path / "npu.py")]) == 0
     return tmp_path
 
 
@@ -90,7 +90,7 @@ def of_its_process(folder: Path) -> dict[str, list[str]]:
 def test_the_schema_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
     import jsonschema  # takes a second, which a run without this test saves
 
-    judge = jsonschema.Draft7Validator(schema(load_driver(str(folder / "npu.py")), ["STOP_GRACE"]))
+    judge = jsonschema.Draft7Validator(schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"]))
     taken = of_its_process(folder)
     texts = [t for t in TEXTS if not t.endswith("\n")]  # there Python's `$`, by which this judges, is not Go's
     assert {v: [t for t in texts if judge.is_valid({v: t})] for v in taken} == {
@@ -133,16 +133,16 @@ def test_each_way_to_use_the_chart_judges(folder: Path, command: str, options: d
 
 @pytest.mark.helm
 def test_options_of_the_framework_stay_beside_those_of_the_driver(folder: Path) -> None:
-    done = helm(folder, {"NPU_MODE": "safe", "STOP_GRACE": "5s"})
+    done = helm(folder, {"NPU_MODE": "safe", "SHUTDOWN_GRACE_PERIOD": "5s"})
     assert done.returncode == 0, done.stderr
-    assert {"NPU_MODE": "safe", "STOP_GRACE": "5s"} in [
+    assert {"NPU_MODE": "safe", "SHUTDOWN_GRACE_PERIOD": "5s"} in [
         d["data"] for d in yaml.safe_load_all(done.stdout) if d and d["kind"] == "ConfigMap"
     ]
 
 
 def test_a_driver_without_options_and_a_chart_for_every_driver_take_any_name(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(DRIVER.replace("    options = NpuOptions()\n", ""))
-    assert main(["deploy", "--shared", str(tmp_path), "--driver", str(tmp_path / "plain.py")]) == 0
+    assert main(["deploy", "--shared-dir", str(tmp_path), "--driver", str(tmp_path / "plain.py")]) == 0
     made = json.loads((tmp_path / "helm/dra-driver/values.schema.json").read_text())
     assert made == json.loads((CHART / "values.schema.json").read_text())
 
@@ -150,7 +150,7 @@ def test_a_driver_without_options_and_a_chart_for_every_driver_take_any_name(tmp
 def test_a_driver_that_cannot_be_loaded_is_told_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["deploy", "--shared", str(tmp_path / "build"), "--driver", str(tmp_path / "none.py")]) == 2
+    assert main(["deploy", "--shared-dir", str(tmp_path / "build"), "--driver", str(tmp_path / "none.py")]) == 2
     assert "none.py" in capsys.readouterr().err
     assert not (tmp_path / "build").exists()
 

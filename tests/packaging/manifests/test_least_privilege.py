@@ -132,7 +132,11 @@ async def controller(deployed: Deployed) -> AsyncIterator[Controller]:
     """As a pod of the Deployment runs it."""
     namespace, _ = deployed.account("Deployment")
     settings = ControllerSettings(
-        driver_name=NAME, namespace=namespace, sysfs_root=Path("/nonexistent"), retry_period=0.1, stop_grace=2.0
+        driver_name=NAME,
+        namespace=namespace,
+        sysfs_root=Path("/nonexistent"),
+        retry_period=0.1,
+        shutdown_grace_period=2.0,
     )
     config = await deployed.config("Deployment", await deployed.pod("Deployment"))
     async with Controller(make(Fabric, Role.CONTROLLER), settings, config).running() as running:
@@ -142,7 +146,7 @@ async def controller(deployed: Deployed) -> AsyncIterator[Controller]:
 
 async def look_again(running: Plugin | Controller) -> None:
     """Has the driver asked for its devices, and waits until they are published."""
-    await running.scan.look()
+    await running.discovery.look()
     async with asyncio.timeout(60):
         await running.publisher.current()
 

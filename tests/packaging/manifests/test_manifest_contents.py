@@ -152,7 +152,7 @@ def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
             "Deployment",
             "npu-webhook",
             options_of(WebhookSettings),
-            {"DRIVER_NAME", "TLS_CERT", "TLS_KEY"},
+            {"DRIVER_NAME", "TLS_CERT_FILE", "TLS_PRIVATE_KEY_FILE"},
         ),
     ],
 )

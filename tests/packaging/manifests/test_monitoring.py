@@ -115,8 +115,8 @@ def test_the_dashboard_asks_for_what_is_measured(title: str, expression: str) ->
 def test_the_dashboard_shows_every_metric_and_takes_its_place_from_variables() -> None:
     asked = " ".join(e for _, e in shown())
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in measured()} - {"up"}
-    # Who publishes and what was dropped are steps to dra_publish_fault and dra_gate_off, which are shown.
-    hidden = {"dra_scan_hanging", "dra_publisher", "dra_dropped_fields_total", "dra_records_damaged_total"}
+    # Who publishes and what was dropped are steps to dra_publish_failing and dra_feature_gate_disabled, which are shown.
+    hidden = {"dra_discovery_hanging", "dra_publisher", "dra_dropped_fields_total", "dra_records_damaged_total"}
     assert {f for f in families if f not in asked} == hidden
     board = dashboard()
     assert board["schemaVersion"] >= 39
@@ -226,7 +226,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             Broken.fail_unprepare = None
             await deleting
 
-            async with node.api.away():
+            async with node.api.outage():
                 Broken.report = {"toy-2": Health(False, "hot")}  # something to publish
                 await becomes(cluster, asked, "DraSlicesNotPublished")
                 await becomes(cluster, asked, "DraApiUnavailable")
@@ -234,7 +234,7 @@ async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tm
             await becomes(cluster, asked, "DraSlicesNotPublished", true=False)
 
             node.settings.records_path.write_bytes(b"nonsense" * 1000)
-            await becomes(cluster, asked, "DraRecordsSetAside")
+            await becomes(cluster, asked, "DraRecordsDamaged")
 
             await node.kubelet.stop()
             node.plugin.paths.registration.unlink()

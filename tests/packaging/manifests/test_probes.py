@@ -142,13 +142,15 @@ def test_a_slow_vendor_library_outlives_no_restart_and_a_hung_one_gets_none(work
     settings = Settings()
     startup = container(workload)["startupProbe"]
     waits = startup["periodSeconds"] * startup["failureThreshold"]
-    assert waits > settings.start_timeout + settings.scan_timeout + settings.lock_wait
+    assert waits > settings.start_timeout + settings.discovery_timeout + settings.lock_timeout
     assert startup["httpGet"]["path"] == container(workload)["livenessProbe"]["httpGet"]["path"] == "/healthz"
 
 
 @WORKLOADS
 def test_a_pod_is_killed_only_after_the_stop_has_had_its_time(workload: JSON) -> None:
-    assert workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= Settings().stop_grace + 10
+    assert (
+        workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= Settings().shutdown_grace_period + 10
+    )
 
 
 def test_on_the_nodes_network_no_two_pods_of_one_driver_want_one_port() -> None:

@@ -168,11 +168,20 @@ def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_p
 
 
 def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
-    assert main(["deploy", "--shared", str(tmp_path / "deploy")]) == 0
+    assert main(["deploy", "--shared-dir", str(tmp_path / "deploy")]) == 0
     for name in DRIVERS:
         values = f"drivers/{name}/deploy"
         assert (
-            main(["deploy", str(ROOT / values), "-C", str(tmp_path / values), "--base", "../../../deploy/kustomize"])
+            main(
+                [
+                    "deploy",
+                    str(ROOT / values),
+                    "-C",
+                    str(tmp_path / values),
+                    "--kustomize-base",
+                    "../../../deploy/kustomize",
+                ]
+            )
             == 0
         )
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
@@ -191,10 +200,12 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
 def test_options_of_one_driver_are_refused_beside_what_all_share(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["deploy", "--shared", str(tmp_path / "deploy"), "-C", str(tmp_path), "--base", "../x"]) == 2
+    assert (
+        main(["deploy", "--shared-dir", str(tmp_path / "deploy"), "-C", str(tmp_path), "--kustomize-base", "../x"]) == 2
+    )
     said = capsys.readouterr().err
     assert "--directory is for one driver's VALUES" in said
-    assert "--base is for one driver's VALUES" in said
+    assert "--kustomize-base is for one driver's VALUES" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -265,7 +276,10 @@ def test_no_overlay_patches_by_place() -> None:
         ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize removes"),
         ({"options": ["A"]}, "options: a list, not a mapping of names to values"),
         ({"features": ["probes"]}, "features: a list, not a mapping of names to values"),
-        ({"options": {"STOP_GRACE": "5x"}}, "options.STOP_GRACE: '5x' is not a duration; write it like 500ms, 45s"),
+        (
+            {"options": {"SHUTDOWN_GRACE_PERIOD": "5x"}},
+            "options.SHUTDOWN_GRACE_PERIOD: '5x' is not a duration; write it like 500ms, 45s",
+        ),
         (
             {"options": {"API_TIMEOUT": "1ms"}},
             "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
@@ -347,7 +361,7 @@ def test_wrong_values_are_told_in_a_sentence(
 ) -> None:
     text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
     (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # a number to Kubernetes, a text to PyYAML
-    assert main(["deploy", str(tmp_path), "--base", "../x"]) == 2
+    assert main(["deploy", str(tmp_path), "--kustomize-base", "../x"]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert not (tmp_path / "kustomization.yaml").exists()
@@ -384,12 +398,17 @@ def test_what_is_wrong_is_told_with_the_file_that_says_so_last(
 def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"STOP_GRAC": "5s", "NPU_MODE": "x"}}))
+    (tmp_path / "values.yaml").write_text(
+        yaml.safe_dump(LEAST | {"options": {"SHUTDOWN_GRACE_PERIO": "5s", "NPU_MODE": "x"}})
+    )
     assert main(["deploy", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "options.STOP_GRAC: no option of the framework, did you mean 'STOP_GRACE'?" in said
-    assert "options: the driver's own, NPU_MODE, STOP_GRAC, are not validated: add the driver with --driver" in said
-    assert "STOP_GRAC=5s" in (tmp_path / "kustomization.yaml").read_text()
+    assert "options.SHUTDOWN_GRACE_PERIO: no option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in said
+    assert (
+        "options: the driver's own, NPU_MODE, SHUTDOWN_GRACE_PERIO, are not validated: add the driver with --driver"
+        in said
+    )
+    assert "SHUTDOWN_GRACE_PERIO=5s" in (tmp_path / "kustomization.yaml").read_text()
 
 
 NPU = """
@@ -421,7 +440,7 @@ class Npu(Driver):
     [
         ({"NPU_MODE": "fsat"}, "values.yaml:6: options.NPU_MODE: 'fsat' is not one of fast, safe, did you mean 'fast'?"),
         ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: no option of Npu or the framework, did you mean 'NPU_MODE'?"),
-        ({"STOP_GRAC": "5s"}, "options.STOP_GRAC: no option of Npu or the framework, did you mean 'STOP_GRACE'?"),
+        ({"SHUTDOWN_GRACE_PERIO": "5s"}, "options.SHUTDOWN_GRACE_PERIO: no option of Npu or the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?"),
         ({"HTTPS_PROXY": "x"}, "options.HTTPS_PROXY: no option of Npu or the framework: set variables for other programs in pods.all.env"),
         ({"NPU_COUNT": "9"}, "values.yaml:5: options: the options of Npu: npu_count is 9: give 8 at most"),
         ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is no text: write it in quotes, "3"'),
@@ -439,7 +458,9 @@ def test_a_driver_s_own_options_are_judged_by_the_driver(
     values.write_text(yaml.safe_dump(LEAST | {"options": options}, sort_keys=False))
     assert main(["deploy", str(values), *given]) == 2
     assert says in capsys.readouterr().err
-    values.write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "STOP_GRACE": "5s"}}))
+    values.write_text(
+        yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "SHUTDOWN_GRACE_PERIOD": "5s"}})
+    )
     assert main(["deploy", str(values), *given]) == 0
     assert capsys.readouterr().err == ""
     assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
@@ -495,7 +516,7 @@ def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
-    assert main(["deploy", str(tmp_path), "--base", str(tmp_path / "shared/kustomize")]) == 2
+    assert main(["deploy", str(tmp_path), "--kustomize-base", str(tmp_path / "shared/kustomize")]) == 2
     assert f"use shared/kustomize, which is relative to {tmp_path}" in capsys.readouterr().err
 
 

@@ -128,7 +128,7 @@ class Process:
     async def start(self) -> None:
         inner = container(self.deployment)
         env = {e["name"]: e["value"] for e in inner["env"]} | self.options
-        for name, value in (("TLS_CERT", "tls.crt"), ("TLS_KEY", "tls.key")):
+        for name, value in (("TLS_CERT_FILE", "tls.crt"), ("TLS_PRIVATE_KEY_FILE", "tls.key")):
             assert env[name] == f"/etc/webhook/tls/{value}"
             env[name] = str(self.folder / value)
         env["WEBHOOK_ADDRESS"] = "127.0.0.1:0"
@@ -143,7 +143,7 @@ class Process:
                 assert line, self.log
                 self.log.append(line)
                 if "serving admission reviews at " in line:
-                    self.url = line.partition("serving admission reviews at ")[2].split()[0]
+                    self.url = line.partition("serving admission reviews at ")[2].split('"')[0]  # of a JSON string
 
     async def stop(self) -> None:
         if self.process and self.process.returncode is None:

@@ -107,7 +107,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 
 def settings(**changed: Any) -> ControllerSettings:
     # As long as in production, so that a slow machine loses no lead; at a stop it is given back, so nobody waits for its end.
-    given = {"retry_period": 0.1, "stop_grace": 2.0} | changed
+    given = {"retry_period": 0.1, "shutdown_grace_period": 2.0} | changed
     return ControllerSettings(driver_name=NAME, namespace="default", sysfs_root=Path("/nonexistent"), **given)
 
 
@@ -298,7 +298,7 @@ async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: Loc
     ):
         async with controlled(cluster, driver, lease_duration=2.0, renew_deadline=1.0) as controller:
             await controller.ready(60)
-            with cluster.api_away():
+            with cluster.api_outage():
                 await asyncio.sleep(30)
 
 
@@ -320,7 +320,7 @@ async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> N
 async def test_a_stop_lets_a_bind_end_and_says_how_it_went(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.gate.clear()
-    async with controlled(cluster, driver, stop_grace=60.0) as controller:
+    async with controlled(cluster, driver, shutdown_grace_period=60.0) as controller:
         await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.under_way)
@@ -333,7 +333,7 @@ async def test_a_stop_lets_a_bind_end_and_says_how_it_went(cluster: LocalCluster
 async def test_a_stop_does_not_wait_for_a_bind_that_hangs(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.gate.clear()
-    async with controlled(cluster, driver, stop_grace=0.2) as controller:
+    async with controlled(cluster, driver, shutdown_grace_period=0.2) as controller:
         await controller.ready(60)
         await cluster.apply(*claim_and_pod())
         await until(cluster, "bind", lambda: driver.under_way)

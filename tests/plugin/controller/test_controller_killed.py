@@ -48,7 +48,7 @@ class Controllers:
             "LEASE_DURATION": f"{lasts}s",
             "RENEW_DEADLINE": f"{lasts - 1}s",
             "RETRY_PERIOD": "100ms",
-            "STOP_GRACE": "2s",
+            "SHUTDOWN_GRACE_PERIOD": "2s",
         }
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(

@@ -15,7 +15,7 @@ SCALE = 1 / 40  # the plugin answers after 40 s, and the kubelet gives up after 
 async def test_the_pod_runs_after_one_prepare(seconds: float) -> None:
     cls = toy()
     cls.delay = seconds * SCALE
-    async with node_with(cls, timers=Timers(call=45 * SCALE), call_timeout=40 * SCALE) as node:
+    async with node_with(cls, timers=Timers(call_timeout=45 * SCALE), call_timeout=40 * SCALE) as node:
         await node.run_pod()
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
         assert cls.calls == [("prepare", uid)]

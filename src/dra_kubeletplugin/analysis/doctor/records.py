@@ -121,7 +121,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
 
 
 def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
-    todo = "the driver unprepares it after its grace (RECONCILE_GRACE); if this stays, see its log"
+    todo = "the driver unprepares it after its grace (RECONCILE_GRACE_PERIOD); if this stays, see its log"
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)

@@ -43,7 +43,7 @@ def _of_pod(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
         if view.snapshot.nodes and not any(n["metadata"]["name"] == pod.node for n in view.snapshot.nodes):
             text = f"the pod was placed on {pod.node}, which does not exist: it is not known whether the pod runs"
             change = "Kubernetes deletes the pod soon after its node; its owner creates another"
-            yield Reason(ReasonKind.NODE_GONE, text, change)
+            yield Reason(ReasonKind.NODE_MISSING, text, change)
         for claim in _claims(view, pod):
             if not is_allocated(claim):
                 text = (
@@ -165,11 +165,11 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: JSON) -> Reason:
         return _unlabelled(pod, f"template {name}")
     if refused:
         return Reason(
-            ReasonKind.CLAIM_NOT_MADE, f"no claim was made from template {name}: {refused}", "what the message names"
+            ReasonKind.CLAIM_NOT_CREATED, f"no claim was made from template {name}: {refused}", "what the message names"
         )
     text = f"no claim has been made from template {name} yet"
     return Reason(
-        ReasonKind.CLAIM_NOT_MADE,
+        ReasonKind.CLAIM_NOT_CREATED,
         text,
         "the claim controller (kube-controller-manager) creates it: see whether it runs",
     )

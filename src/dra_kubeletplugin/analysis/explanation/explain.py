@@ -141,7 +141,7 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
     if is_finished(pod.pod):
         return replace(known, state=ExplanationState.ENDED, summary=f"it has ended: {phase}")
     reasons = tuple(cluster_reasons.reasons(view, pod))
-    lost = any(r.kind is ReasonKind.NODE_GONE for r in reasons)
+    lost = any(r.kind is ReasonKind.NODE_MISSING for r in reasons)
     if phase == "Running" and not pod.terminating and not lost:
         return replace(known, state=ExplanationState.RUNS, summary=f"it runs on {pod.node}")
     if pod.node:

@@ -36,7 +36,8 @@ class Group:
 
 
 _USES = {
-    u: i for i, u in enumerate((DeviceUse.GONE, DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.BLOCKED, DeviceUse.FREE))
+    u: i
+    for i, u in enumerate((DeviceUse.VANISHED, DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.BLOCKED, DeviceUse.FREE))
 }
 _PARTS = re.compile(r"[0-9][0-9a-f]*|[a-z]+|[^0-9a-z]+")
 
@@ -77,7 +78,7 @@ def _holder(row: DeviceRow) -> str:
 _ORDERS: Mapping[Order, Callable[[DeviceRow], object]] = {
     Order.NAME: lambda r: (),
     Order.USE: lambda r: _USES[r.use],
-    Order.HEALTH: lambda r: r.health not in BAD and r.use is not DeviceUse.GONE,
+    Order.HEALTH: lambda r: r.health not in BAD and r.use is not DeviceUse.VANISHED,
     Order.HOLDER: _holder,
 }
 
@@ -108,7 +109,7 @@ def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
 def matching_pods(pods: Iterable[PodRow], text: str) -> list[PodRow]:
     words = [w for w in text.lower().split() if not w.startswith("!")]
     return [
-        p for p in pods if all(w in f"{p.namespace}/{p.name} {' '.join(p.wants)} {p.reason}".lower() for w in words)
+        p for p in pods if all(w in f"{p.namespace}/{p.name} {' '.join(p.requests)} {p.reason}".lower() for w in words)
     ]
 
 
@@ -124,8 +125,10 @@ def arranged(
         members = sorted(
             groups[title], key=lambda r: (_ORDERS[order](r), r.node, r.driver, natural(r.name)), reverse=backwards
         )
-        held = sum(1 for r in members if r.use in {DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.GONE})
-        out.append(Group(title, members, held, sum(1 for r in members if r.health in BAD or r.use is DeviceUse.GONE)))
+        held = sum(1 for r in members if r.use in {DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.VANISHED})
+        out.append(
+            Group(title, members, held, sum(1 for r in members if r.health in BAD or r.use is DeviceUse.VANISHED))
+        )
     return out
 
 

@@ -67,10 +67,10 @@ class LiveOverview:
             found = overview(self.follower.snapshot(), self._node, self.reasons.lines, self._counter)
             self._made = replace(found, notes=(*found.notes, *self.follower.notes), at=time.time())
             self._of, self._next = versions, now + EVERY
-        away, since = self.follower.away
-        if bool(away) is not bool(self._made.away):
-            text = f"{printable(away)} (since {time.strftime('%H:%M:%S', time.localtime(since))})" if away else ""
-            self._made = replace(self._made, away=text)
+        fault, since = self.follower.unavailable
+        if bool(fault) is not bool(self._made.unavailable):
+            text = f"{printable(fault)} (since {time.strftime('%H:%M:%S', time.localtime(since))})" if fault else ""
+            self._made = replace(self._made, unavailable=text)
         return self._made
 
 

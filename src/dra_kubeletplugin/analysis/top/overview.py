@@ -64,10 +64,10 @@ def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collect
         number[device.node] = number.get(device.node, 0) + 1
         held[device.node] = held.get(device.node, 0) + (device.use in {DeviceUse.HELD, DeviceUse.SHARED})
     for name in names:
-        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _away(by_name.get(name) or {}))
+        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _unschedulable(by_name.get(name) or {}))
 
 
-def _away(node: Mapping[str, Any]) -> str:
+def _unschedulable(node: Mapping[str, Any]) -> str:
     spec = node.get("spec") or {}
     states = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
     states += ["cordoned"] if spec.get("unschedulable") else []
@@ -83,11 +83,11 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
         meta = obj["metadata"]
         try:
             pod = pod_info.read(obj)
-            wants = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
+            requests = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
         except _MALFORMED as e:
             notes.append(f"pod {meta['namespace']}/{meta['name']} cannot be read, and is left out: {describe(e)}")
             continue
-        if not wants or pod.terminating or (node and pod.node and pod.node != node):
+        if not requests or pod.terminating or (node and pod.node and pod.node != node):
             continue
         yield PodRow(
             namespace=pod.namespace,
@@ -95,7 +95,7 @@ def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: l
             uid=pod.uid,
             node=pod.node,
             since=str(meta.get("creationTimestamp") or ""),
-            wants=tuple(wants),
+            requests=tuple(requests),
             message=_message(obj),
             reason=reasons.get(pod.uid, ""),
         )

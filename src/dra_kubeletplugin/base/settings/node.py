@@ -126,24 +126,24 @@ class Settings:
         60.0,
         "Time limit of the driver's start(); the plugin ends if it is exceeded.",
     )
-    scan_timeout: float = duration(
-        "--scan-timeout",
-        "SCAN_TIMEOUT",
+    discovery_timeout: float = duration(
+        "--discovery-timeout",
+        "DISCOVERY_TIMEOUT",
         10.0,
         "Time after which a running devices() of the driver is reported as hanging, and the start no longer waits for it.",
     )
-    stop_grace: float = duration(
-        "--stop-grace",
-        "STOP_GRACE",
+    shutdown_grace_period: float = duration(
+        "--shutdown-grace-period",
+        "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Time that calls in flight may take after SIGTERM; at least 10s below the pod's terminationGracePeriodSeconds, because a "
         "hanging stop is cut 5s later.",
         least=0,
         to=Audience.ALL,
     )
-    lock_wait: float = duration(
-        "--lock-wait",
-        "LOCK_WAIT",
+    lock_timeout: float = duration(
+        "--lock-timeout",
+        "LOCK_TIMEOUT",
         10.0,
         "Longest wait for another instance that locks the records or works on a claim.",
         to=Audience.NODE,
@@ -165,9 +165,9 @@ class Settings:
         "Interval between reconcile passes, which compare records, CDI specs and the API server's claims.",
         to=Audience.NODE,
     )
-    reconcile_grace: float = duration(
-        "--reconcile-grace",
-        "RECONCILE_GRACE",
+    reconcile_grace_period: float = duration(
+        "--reconcile-grace-period",
+        "RECONCILE_GRACE_PERIOD",
         120.0,
         "Time for which a claim must be missing from the API server before the plugin unprepares it.",
         least=0,

@@ -83,17 +83,17 @@ class WebhookSettings(Settings):
         read_address,
         to=Audience.WEBHOOK,
     )
-    tls_cert: Path = option(
-        "--tls-cert",
-        "TLS_CERT",
+    tls_cert_file: Path = option(
+        "--tls-cert-file",
+        "TLS_CERT_FILE",
         Path("/etc/webhook/tls/tls.crt"),
         "Certificate of the webhook with its intermediate certificates, in PEM; read again when the file changes.",
         Path,
         to=Audience.WEBHOOK,
     )
-    tls_key: Path = option(
-        "--tls-key",
-        "TLS_KEY",
+    tls_private_key_file: Path = option(
+        "--tls-private-key-file",
+        "TLS_PRIVATE_KEY_FILE",
         Path("/etc/webhook/tls/tls.key"),
         "Private key of the certificate, in PEM.",
         Path,

@@ -21,10 +21,10 @@ def device(row: DeviceRow, sets: Iterable[CounterRow]) -> Iterator[str]:
     for h in row.holders:
         yield from _titled(f"claim {h.claim}", _holder(h))
     yield from _titled("capacity", _pairs(row.capacity))
-    yield from _titled("shared capacity", (f"{m.name}: {m.taken} of {m.total} taken" for m in row.meters))
+    yield from _titled("shared capacity", (f"{m.name}: {m.used} of {m.total} used" for m in row.meters))
     drawn = [s for s in sets if s.driver == row.driver and s.pool == row.pool and s.name in row.sets]
     for s in drawn:
-        yield from _titled(f"draws from {s.name}", (f"{m.name}: {m.taken} of {m.total} taken" for m in s.meters))
+        yield from _titled(f"draws from {s.name}", (f"{m.name}: {m.used} of {m.total} used" for m in s.meters))
     yield from _titled("attributes", _pairs(row.attributes))
 
 

@@ -12,13 +12,19 @@ from ...analysis.top.arranging import Group
 from ...resourceapi.usage.rows import BAD, CounterRow, DeviceRow, DeviceUse, HealthRow, Meter, PodRow
 from .plain import age, health, holder
 
-SIGNS = {DeviceUse.FREE: "○", DeviceUse.HELD: "●", DeviceUse.SHARED: "◐", DeviceUse.BLOCKED: "◌", DeviceUse.GONE: "✕"}
+SIGNS = {
+    DeviceUse.FREE: "○",
+    DeviceUse.HELD: "●",
+    DeviceUse.SHARED: "◐",
+    DeviceUse.BLOCKED: "◌",
+    DeviceUse.VANISHED: "✕",
+}
 STYLES = {
     DeviceUse.FREE: "green",
     DeviceUse.HELD: "cyan",
     DeviceUse.SHARED: "cyan",
     DeviceUse.BLOCKED: "yellow",
-    DeviceUse.GONE: "bold red",
+    DeviceUse.VANISHED: "bold red",
 }
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 10
@@ -99,7 +105,7 @@ def device_line(row: DeviceRow, widths: Widths) -> Text:
     text = Text("    ")
     text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
     text.append(_cell(row.name, widths.name))
-    bad = row.health in BAD or row.use is DeviceUse.GONE or any(h.conditions for h in row.holders)
+    bad = row.health in BAD or row.use is DeviceUse.VANISHED or any(h.conditions for h in row.holders)
     style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is HealthRow.HEALTHY else "dim"
     text.append(_cell(health(row), widths.health), style=style)
     text.append(_cell(holder(row), widths.holder))
@@ -122,7 +128,7 @@ def set_line(row: CounterRow) -> Text:
 
 def _meter(text: Text, meter: Meter) -> None:
     text.append(f"{meter.name} ", style="dim").append("▕").append(bar(meter.share, 8), style=colour(meter.share))
-    text.append(f"▏{meter.taken}/{meter.total}  ", style="dim")
+    text.append(f"▏{meter.used}/{meter.total}  ", style="dim")
 
 
 def pod_line(row: PodRow, now: float) -> Text:

@@ -10,8 +10,8 @@ from ...resourceapi.usage.rows import DeviceRow, DeviceUse, HealthRow
 
 def health(row: DeviceRow) -> str:
     """Describes a device's health; the worst condition wins."""
-    if row.use is DeviceUse.GONE:
-        return "✕ gone"
+    if row.use is DeviceUse.VANISHED:
+        return "✕ vanished"
     if row.taints:
         more = f" +{len(row.taints) - 1}" if len(row.taints) > 1 else ""
         return f"▲ {row.taints[0].partition('/')[2] or row.taints[0]}{more}"

@@ -172,8 +172,8 @@ class Top(App[None]):
         head = Text.assemble(
             ("dra top ", "bold"), f"{on_one_line(found.title)} ", (f"{on_one_line(self._where)}  ", "dim")
         )
-        if found.away:
-            head.append(f"✕ the API server is away: {on_one_line(found.away)}", style="bold red")
+        if found.unavailable:
+            head.append(f"✕ the API server is unavailable: {on_one_line(found.unavailable)}", style="bold red")
         elif self.paused:
             head.append(f"‖ paused at {time.strftime('%H:%M:%S', time.localtime(found.at))}", style="bold yellow")
         else:
@@ -188,7 +188,7 @@ class Top(App[None]):
         if filtered:
             head.append(f"   {len(rows)} match {filtered!r}", style="yellow")
         self.query_one("#head", Static).update(head)
-        notes = [f"▲ {n.name} is {n.away}" for n in found.nodes if n.away][:2]
+        notes = [f"▲ {n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable][:2]
         notes = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *notes]
         self.query_one("#notes", Static).update(Text("\n".join(map(on_one_line, notes))))
         self.query_one("#notes").display = bool(notes)
@@ -222,7 +222,7 @@ class Top(App[None]):
             case DeviceRow() as row:
                 self.push_screen(Sheet(row.id, [*details.device(row, self.shown.sets if self.shown else ())]))
             case CounterRow() as found:
-                notes = [f"{m.name}: {m.taken} of {m.total} taken" for m in found.meters]
+                notes = [f"{m.name}: {m.used} of {m.total} used" for m in found.meters]
                 self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", notes))
             case PodRow() as pod:
                 self.run_worker(self._explain(pod), exclusive=True, exit_on_error=False)

@@ -23,7 +23,7 @@ def table(found: Overview, style: Style) -> Iterator[str]:
     yield from _aligned([_HEAD, *map(_cells, rows)], style)
     if found.sets:
         cells = [
-            (s.node, s.name, m.name, f"{m.taken}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
+            (s.node, s.name, m.name, f"{m.used}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
         ]
         yield ""
         yield from _aligned([("NODE", "COUNTER SET", "COUNTER", "TAKEN", "SHARE"), *cells], style)
@@ -32,8 +32,8 @@ def table(found: Overview, style: Style) -> Iterator[str]:
         yield from _aligned([
             ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.message) for p in pods),
         ], style)  # fmt: skip
-    away = (f"{n.name} is {n.away}" for n in found.nodes if n.away)
-    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *away))
+    unschedulable = (f"{n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable)
+    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *unschedulable))
 
 
 def _cells(r: DeviceRow) -> tuple[str, ...]:

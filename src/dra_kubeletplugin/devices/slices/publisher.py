@@ -84,10 +84,10 @@ class Publisher:
         self._published_at = 0.0
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
-        metrics.measure("devices_not_published", lambda: float(len(inventory.left_out)))
+        metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(leadership.leads()))
         # measured, because the watch may fail although no write failed
-        metrics.measure("publish_fault", lambda: float(bool(self.fault)))
+        metrics.measure("publish_failing", lambda: float(bool(self.fault)))
 
     @property
     def fault(self) -> str:
@@ -105,7 +105,7 @@ class Publisher:
         """The state of publication now."""
         return PublisherStatus(
             pools=self._pools,
-            left_out=dict(self.inventory.left_out),
+            rejected=dict(self.inventory.rejected),
             gates_off=self.inventory.gates_off,
             dropped=frozenset(self._syncer.dropped),
             fault=self.fault,
@@ -261,7 +261,7 @@ class Publisher:
             log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
-                self.metrics.set("gate_off", int(gate in off), gate=gate.value)
+                self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
             self._reported_off = off
             self._on_gates_off(off)
 

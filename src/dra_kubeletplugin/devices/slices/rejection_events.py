@@ -38,10 +38,10 @@ class RejectionEvents:
                 self._written = set()
 
     def _texts(self) -> Iterator[str]:
-        left_out = sorted(self._inventory.left_out.items())
-        for name, reason in left_out[:_MOST]:
+        rejected = sorted(self._inventory.rejected.items())
+        for name, reason in rejected[:_MOST]:
             yield f"{name} is not published: {reason}"
-        if len(left_out) > _MOST:
+        if len(rejected) > _MOST:
             yield "more devices are not published: see the readiness of the driver's plugin, /readyz"
 
     async def _write_events(self, texts: list[str]) -> bool:

@@ -26,7 +26,7 @@ class PublisherStatus:
 
     Attributes:
         pools: the published pools.
-        left_out: pools, devices and counter sets that are not published, each with the reason.
+        rejected: pools, devices and counter sets that are not published, each with the reason.
         gates_off: feature gates that the API server has off.
         dropped: other fields that it dropped.
         fault: why slices are not, or may not stay, as wanted; empty if there is no fault.
@@ -36,7 +36,7 @@ class PublisherStatus:
     """
 
     pools: Sequence[PoolStatus] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    rejected: Mapping[str, str] = field(default_factory=dict)
     gates_off: frozenset[Gate] = frozenset()
     dropped: frozenset[str] = frozenset()
     fault: str = ""

@@ -120,7 +120,7 @@ def ask(folder: Path, verb: AnyVerb) -> VerbResult:
 
 
 def running(root: Path) -> list[Path]:
-    """Returns the state directories below ``root`` of this user in which a ``dra dev`` without --state is running."""
+    """Returns the state directories below ``root`` of this user in which a ``dra dev`` without --state-dir is running."""
     found = []
     for path in sorted(root.glob(f"dra-*/{NAME}")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

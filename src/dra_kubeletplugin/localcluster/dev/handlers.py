@@ -17,26 +17,26 @@ from .hosts import HostError
 from .verbs import (
     ALL,
     AnyVerb,
-    Away,
-    Conflict,
-    CutWatch,
+    ApiConflicts,
+    ApiDelay,
+    ApiOutage,
+    ApiThrottling,
+    CutConnections,
     DropFields,
-    End,
-    Kill,
-    Page,
-    Plug,
-    Reboot,
+    ExitContainer,
+    KillDriver,
+    PlugFunction,
+    PrintLink,
+    RebootNode,
     RestartKubelet,
     ServeVersions,
     SetHealth,
-    Slow,
     Status,
     Stop,
-    Throttle,
-    Unplug,
-    Upgrade,
+    UnplugFunction,
+    UpgradeDriver,
     VerbResult,
-    Write,
+    WriteSysfs,
 )
 
 JSON = dict[str, Any]
@@ -53,21 +53,29 @@ async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
     match verb:
         case Status():
             return await _status(on)
-        case Page():
+        case PrintLink():
             if not (link := on.link()):
                 raise EnvironmentRefused("this cluster has no page")
             return VerbResult(text=link, data={"url": link})
-        case Plug() | Unplug() | Write():
+        case PlugFunction() | UnplugFunction() | WriteSysfs():
             return _hardware(on, verb)
         case SetHealth():
             return await _health(on, verb)
-        case RestartKubelet() | Reboot():
+        case RestartKubelet() | RebootNode():
             return await _node(on, verb)
-        case Kill() | Upgrade():
+        case KillDriver() | UpgradeDriver():
             return await _driver(on, verb)
-        case CutWatch() | DropFields() | ServeVersions() | Conflict() | Throttle() | Slow() | Away():
+        case (
+            CutConnections()
+            | DropFields()
+            | ServeVersions()
+            | ApiConflicts()
+            | ApiThrottling()
+            | ApiDelay()
+            | ApiOutage()
+        ):
             return await _server(on, verb)
-        case End():
+        case ExitContainer():
             return await _end(on, verb)
         case Stop():
             on.stop_requested.set()
@@ -104,12 +112,12 @@ async def _status(on: DevEnvironment) -> VerbResult:
         drivers.append(entry)
     faults = on.cluster.api.faults
     on_purpose: JSON = {
-        "away": faults.down,
-        "slow": faults.delay,
+        "outage": faults.down,
+        "delay": faults.delay,
         "conflicts": faults.conflicts,
         "throttled": faults.throttle,
         "droppedFields": sorted(faults.dropped),
-        "served": sorted(faults.served) if faults.served is not None else [],
+        "servedVersions": sorted(faults.served) if faults.served is not None else [],
     }
     data = {
         "state": str(on.cluster.state),
@@ -140,19 +148,19 @@ def _shown(data: JSON) -> str:
     return "\n".join(lines)
 
 
-def _hardware(on: DevEnvironment, verb: Plug | Unplug | Write) -> VerbResult:
+def _hardware(on: DevEnvironment, verb: PlugFunction | UnplugFunction | WriteSysfs) -> VerbResult:
     node = on.node(verb.node).name
     host = on.hosts[node]
     match verb:
-        case Plug():
+        case PlugFunction():
             address = host.plug(verb.function)
             return VerbResult(text=f"{address} is plugged into {node}", data={"node": node, "address": address})
-        case Unplug():
+        case UnplugFunction():
             host.unplug(verb.address)
             return VerbResult(
                 text=f"{verb.address} is unplugged from {node}", data={"node": node, "address": verb.address}
             )
-        case Write():
+        case WriteSysfs():
             host.write(verb.path, verb.text)
             return VerbResult(text=f"{host.sysfs / verb.path} is written", data={"node": node, "path": verb.path})
 
@@ -180,20 +188,20 @@ async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
     return VerbResult(text=f"{verb.device} is {result} from the driver's next report on", data=data)
 
 
-async def _node(on: DevEnvironment, verb: RestartKubelet | Reboot) -> VerbResult:
+async def _node(on: DevEnvironment, verb: RestartKubelet | RebootNode) -> VerbResult:
     nodes = on.nodes(verb.node)
     for node in nodes:
         match verb:
             case RestartKubelet():
                 await node.kubelet.stop()
-                await asyncio.sleep(_seconds("--down", verb.down))
+                await asyncio.sleep(_seconds("--down-for", verb.down_for))
                 await node.kubelet.restart()
-            case Reboot():
+            case RebootNode():
                 await on.reboot(node.name)
     done = "its kubelet is back" if isinstance(verb, RestartKubelet) else "it is up again"
     data: dict[str, Any] = {"nodes": [n.name for n in nodes]}
     text = [f"{n.name}: {done}" for n in nodes]
-    if isinstance(verb, Reboot) and (same := [n.name for n in nodes if not on.hosts[n.name].description]):
+    if isinstance(verb, RebootNode) and (same := [n.name for n in nodes if not on.hosts[n.name].description]):
         data["sameBootId"] = same
         text.append(
             "this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot"
@@ -201,25 +209,26 @@ async def _node(on: DevEnvironment, verb: RestartKubelet | Reboot) -> VerbResult
     return VerbResult(text="\n".join(text), data=data)
 
 
-async def _driver(on: DevEnvironment, verb: Kill | Upgrade) -> VerbResult:
+async def _driver(on: DevEnvironment, verb: KillDriver | UpgradeDriver) -> VerbResult:
     processes = on.processes(verb.driver, verb.node)
     for process in processes:
         match verb:
-            case Kill():
-                await process.kill(_seconds("--down", verb.down))
-            case Upgrade():
+            case KillDriver():
+                await process.kill(_seconds("--down-for", verb.down_for))
+            case UpgradeDriver():
                 await process.upgrade(on.timeout)
-    done = f"killed, and started again in {verb.down:g} s" if isinstance(verb, Kill) else "upgraded"
+    done = f"killed, and started again in {verb.down_for:g} s" if isinstance(verb, KillDriver) else "upgraded"
     data = {"drivers": [{"driver": p.program.driver, "place": p.place, "pid": p.pid} for p in processes]}
     return VerbResult(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
 
 
 async def _server(
-    on: DevEnvironment, verb: CutWatch | DropFields | ServeVersions | Conflict | Throttle | Slow | Away
+    on: DevEnvironment,
+    verb: CutConnections | DropFields | ServeVersions | ApiConflicts | ApiThrottling | ApiDelay | ApiOutage,
 ) -> VerbResult:
     faults = on.cluster.api.faults
     match verb:
-        case CutWatch():
+        case CutConnections():
             on.cluster.api.drop_connections()
             return VerbResult(text="all connections to the API server are cut")
         case DropFields():
@@ -231,30 +240,30 @@ async def _server(
             _fault(faults.serve, verb.versions)
             on.cluster.api.drop_connections()  # ends watches of a version that is not served any more
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
-        case Conflict():
+        case ApiConflicts():
             faults.conflicts = _count(verb.count)
             text = (
                 f"the next {verb.count} updates meet a conflict"
                 if verb.count != 1
                 else "the next update meets a conflict"
             )
-        case Throttle():
+        case ApiThrottling():
             faults.throttle = _count(verb.count)
             text = (
                 f"the next {verb.count} requests are throttled" if verb.count != 1 else "the next request is throttled"
             )
-        case Slow():
+        case ApiDelay():
             faults.delay = _seconds("SECONDS", verb.seconds)
             text = f"the API server responds after {verb.seconds:g} s"
-        case Away():
+        case ApiOutage():
             seconds = _seconds("SECONDS", verb.seconds)
-            with on.cluster.api_away():
+            with on.cluster.api_outage():
                 await asyncio.sleep(seconds)
-            text = f"the API server was away for {seconds:g} s, and is back"
+            text = f"the API server was unavailable for {seconds:g} s and responds again"
     return VerbResult(text=text)
 
 
-async def _end(on: DevEnvironment, verb: End) -> VerbResult:
+async def _end(on: DevEnvironment, verb: ExitContainer) -> VerbResult:
     try:
         pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
     except ApiError as e:

@@ -21,11 +21,11 @@ class Status(Verb, frozen=True, kw_only=True, tag="status"):
     """Shows nodes, drivers, directories and active faults."""
 
 
-class Page(Verb, frozen=True, kw_only=True, tag="page"):
+class PrintLink(Verb, frozen=True, kw_only=True, tag="print-link"):
     """Creates a new link to the page that shows the cluster; the link is valid once."""
 
 
-class Plug(Verb, frozen=True, kw_only=True, tag="plug"):
+class PlugFunction(Verb, frozen=True, kw_only=True, tag="plug-function"):
     """Adds a PCI function.
 
     Args:
@@ -36,12 +36,12 @@ class Plug(Verb, frozen=True, kw_only=True, tag="plug"):
     node: str = ""
 
 
-class Unplug(Verb, frozen=True, kw_only=True, tag="unplug"):
+class UnplugFunction(Verb, frozen=True, kw_only=True, tag="unplug-function"):
     address: str
     node: str = ""
 
 
-class Write(Verb, frozen=True, kw_only=True, tag="write"):
+class WriteSysfs(Verb, frozen=True, kw_only=True, tag="write-sysfs"):
     """Writes to a file of a described host's sysfs, with the same effect as in the kernel."""
 
     path: str
@@ -49,7 +49,7 @@ class Write(Verb, frozen=True, kw_only=True, tag="write"):
     node: str = ""
 
 
-class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
+class SetHealth(Verb, frozen=True, kw_only=True, tag="set-health"):
     """Overrides the result of the driver's ``health()`` for a device; ``reported`` removes the override."""
 
     device: str
@@ -61,34 +61,34 @@ class SetHealth(Verb, frozen=True, kw_only=True, tag="health"):
 
 
 class RestartKubelet(Verb, frozen=True, kw_only=True, tag="restart-kubelet"):
-    """Stops and starts the kubelet. ``down``: seconds between stop and start."""
+    """Stops and starts the kubelet. ``down_for``: seconds between stop and start."""
 
     node: str = ""
-    down: float = 0.0
+    down_for: float = 0.0
 
 
-class Reboot(Verb, frozen=True, kw_only=True, tag="reboot"):
+class RebootNode(Verb, frozen=True, kw_only=True, tag="reboot-node"):
     """Kills the node's containers and drivers like a power failure, then starts kubelet and drivers."""
 
     node: str = ""
 
 
-class Kill(Verb, frozen=True, kw_only=True, tag="kill"):
-    """Sends SIGKILL to a driver, which is started again after ``down`` seconds."""
+class KillDriver(Verb, frozen=True, kw_only=True, tag="kill-driver"):
+    """Sends SIGKILL to a driver, which is started again after ``down_for`` seconds."""
 
     driver: str = ""
     node: str = ""
-    down: float = 1.0
+    down_for: float = 1.0
 
 
-class Upgrade(Verb, frozen=True, kw_only=True, tag="upgrade"):
+class UpgradeDriver(Verb, frozen=True, kw_only=True, tag="upgrade-driver"):
     """Starts a new instance next to the old one, which is stopped when the new one is ready."""
 
     driver: str = ""
     node: str = ""
 
 
-class CutWatch(Verb, frozen=True, kw_only=True, tag="cut-watch"):
+class CutConnections(Verb, frozen=True, kw_only=True, tag="cut-connections"):
     """Breaks all connections to the API server."""
 
 
@@ -98,37 +98,37 @@ class DropFields(Verb, frozen=True, kw_only=True, tag="drop-fields"):
     fields: list[str] = []
 
 
-class ServeVersions(Verb, frozen=True, kw_only=True, tag="serve"):
+class ServeVersions(Verb, frozen=True, kw_only=True, tag="serve-versions"):
     """Sets the versions of resource.k8s.io that the API server serves. An empty list restores all."""
 
     versions: list[str] = []
 
 
-class Conflict(Verb, frozen=True, kw_only=True, tag="conflict"):
+class ApiConflicts(Verb, frozen=True, kw_only=True, tag="api-conflicts"):
     """Makes the API server reject the next ``count`` updates with 409."""
 
     count: int = 1
 
 
-class Throttle(Verb, frozen=True, kw_only=True, tag="throttle"):
+class ApiThrottling(Verb, frozen=True, kw_only=True, tag="api-throttling"):
     """Makes the API server reject the next ``count`` requests with 429."""
 
     count: int = 1
 
 
-class Slow(Verb, frozen=True, kw_only=True, tag="slow"):
+class ApiDelay(Verb, frozen=True, kw_only=True, tag="api-delay"):
     """Delays each response of the API server by ``seconds``; 0 ends the delay."""
 
     seconds: float
 
 
-class Away(Verb, frozen=True, kw_only=True, tag="away"):
+class ApiOutage(Verb, frozen=True, kw_only=True, tag="api-outage"):
     """Makes the API server unavailable for ``seconds``."""
 
     seconds: float
 
 
-class End(Verb, frozen=True, kw_only=True, tag="end"):
+class ExitContainer(Verb, frozen=True, kw_only=True, tag="exit-container"):
     """Ends a simulated container as if its process had exited."""
 
     pod: str
@@ -142,8 +142,8 @@ class Stop(Verb, frozen=True, kw_only=True, tag="stop"):
 
 
 AnyVerb = (
-    Status | Page | Plug | Unplug | Write | SetHealth | RestartKubelet | Reboot | Kill | Upgrade | CutWatch | DropFields | ServeVersions
-    | Conflict | Throttle | Slow | Away | End | Stop
+    Status | PrintLink | PlugFunction | UnplugFunction | WriteSysfs | SetHealth | RestartKubelet | RebootNode | KillDriver | UpgradeDriver
+    | CutConnections | DropFields | ServeVersions | ApiConflicts | ApiThrottling | ApiDelay | ApiOutage | ExitContainer | Stop
 )  # fmt: skip
 
 
@@ -158,26 +158,26 @@ class VerbResult(msgspec.Struct, frozen=True, kw_only=True):
 __all__ = [
     "ALL",
     "AnyVerb",
-    "Away",
-    "Conflict",
-    "CutWatch",
+    "ApiConflicts",
+    "ApiDelay",
+    "ApiOutage",
+    "ApiThrottling",
+    "CutConnections",
     "DropFields",
-    "End",
+    "ExitContainer",
     "HealthWord",
-    "Kill",
-    "Page",
-    "Plug",
-    "Reboot",
+    "KillDriver",
+    "PlugFunction",
+    "PrintLink",
+    "RebootNode",
     "RestartKubelet",
     "ServeVersions",
     "SetHealth",
-    "Slow",
     "Status",
     "Stop",
-    "Throttle",
-    "Unplug",
-    "Upgrade",
+    "UnplugFunction",
+    "UpgradeDriver",
     "Verb",
     "VerbResult",
-    "Write",
+    "WriteSysfs",
 ]  # fmt: skip

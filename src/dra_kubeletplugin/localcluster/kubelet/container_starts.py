@@ -164,7 +164,7 @@ class ContainerStarter:
         if not restarts(pod, container, role, created.exit_code):
             return None
         state.seen.waiting[name] = WaitingContainer("RunContainerError", created.message)
-        return self.parts.timers.retry
+        return self.parts.timers.pod_sync_backoff
 
     def _sandbox(self, pod: JSON) -> Sandbox:
         meta, spec = pod["metadata"], pod["spec"]
@@ -214,7 +214,7 @@ class ContainerStarter:
         """Seconds that an ended container still has to wait. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        remaining = self._remaining(pause, self.parts.timers.crash if steady else pause.next)
+        remaining = self._remaining(pause, self.parts.timers.crash_loop_backoff if steady else pause.next)
         if remaining <= 0:
             return 0.0
         meta = pod["metadata"]
@@ -232,7 +232,9 @@ class ContainerStarter:
         now = asyncio.get_running_loop().time()
         if pause.until == 0:
             pause.until = now + seconds
-            pause.next = min(self.parts.timers.longest_crash, seconds * 2 or self.parts.timers.crash)
+            pause.next = min(
+                self.parts.timers.crash_loop_backoff_max, seconds * 2 or self.parts.timers.crash_loop_backoff
+            )
         if (remaining := pause.until - now) > 0:
             return remaining
         pause.until = 0.0
@@ -244,15 +246,15 @@ class ContainerStarter:
         state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
         state.seen.waiting[name] = WaitingContainer("InvalidImageName", text)
         # The name stays invalid until the pod's image changes, and that change triggers a sync
-        return self.parts.timers.longest_crash
+        return self.parts.timers.crash_loop_backoff_max
 
     def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:
-        pause = state.pulls.setdefault(image, Pause(next=self.parts.timers.crash))
+        pause = state.pulls.setdefault(image, Pause(next=self.parts.timers.crash_loop_backoff))
         text = f'Failed to pull image "{image}": {why}'
         self.parts.events.warn(state.pod, "Pod", "Failed", text)
         self.parts.events.warn(state.pod, "Pod", "Failed", "Error: ErrImagePull")
         state.seen.waiting[name] = WaitingContainer("ErrImagePull", why)
-        return min(self.parts.timers.retry, self._remaining(pause, pause.next))
+        return min(self.parts.timers.pod_sync_backoff, self._remaining(pause, pause.next))
 
     def _pull_paused(self, state: PodState, name: str, image: str) -> float:
         pause = state.pulls.get(image)
@@ -275,7 +277,7 @@ class ContainerStarter:
     def _report_waiting(self, state: PodState, name: str, reason: str, text: str) -> float:
         state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
         state.seen.waiting[name] = WaitingContainer(reason, text)
-        return self.parts.timers.retry
+        return self.parts.timers.pod_sync_backoff
 
 
 __all__ = ["ContainerStarter"]

@@ -69,12 +69,16 @@ class LocalKubelet:
         self._create_parts()
 
     def _create_parts(self) -> None:
-        self.health = HealthMonitor(self._health_changed, self.behavior, self.timers.health)
+        self.health = HealthMonitor(self._health_changed, self.behavior, self.timers.health_retry_delay)
         self.plugins = PluginWatcher(
-            self.root / "plugins_registry", self.timers.look, self.supported, self._plugin_gone, self._plugin_new
+            self.root / "plugins_registry",
+            self.timers.plugin_poll_interval,
+            self.supported,
+            self._plugin_gone,
+            self._plugin_new,
         )
         self.manager = ClaimManager(
-            self.plugins, self.root / "dra_manager_state", self.timers.call, self.behavior, self._named_claims
+            self.plugins, self.root / "dra_manager_state", self.timers.call_timeout, self.behavior, self._named_claims
         )
         self.informers = Informers(
             self.client, {PODS: f"spec.nodeName={self.name}", NODES: f"metadata.name={self.name}"}
@@ -84,7 +88,7 @@ class LocalKubelet:
             self.root / "pod-resources" / "kubelet.sock", self.manager, lambda: self.informers.all(PODS)
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
-        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.retry, 8 * self.timers.retry))
+        self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.pod_sync_backoff, 8 * self.timers.pod_sync_backoff))
         # Keys are driver names; the empty key stands for all drivers
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
         self._logged: dict[str, str] = {}
@@ -138,7 +142,7 @@ class LocalKubelet:
                 tasks.create_task(self.plugins.run())
                 tasks.create_task(self.health.run())
                 tasks.create_task(self.probes.run())
-                tasks.create_task(renew_lease(self.client, self.name, self.timers.away / 5))
+                tasks.create_task(renew_lease(self.client, self.name, self.timers.node_monitor_grace_period / 5))
                 await self.informers.run(tasks)
                 await self.informers.wait_synced()
                 await self.pod_resources.start()
@@ -163,7 +167,7 @@ class LocalKubelet:
 
     def _plugin_gone(self, driver: str) -> None:
         self.health.forget(driver)
-        self._wipes.add_after(driver, self.timers.wipe)
+        self._wipes.add_after(driver, self.timers.slice_wipe_delay)
 
     async def _wipe(self, driver: str) -> None:
         """Wipes the slices of a driver that is not connected. An empty ``driver`` stands for all drivers that are not connected."""

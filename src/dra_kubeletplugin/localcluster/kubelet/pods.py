@@ -184,7 +184,7 @@ class PodSync:
                 except MountError as e:
                     self.parts.events.warn(pod, "Pod", "FailedMount", str(e))
                 timers = self.parts.timers
-                remaining = pause.next = min(timers.longest_mount, pause.next * 2 or timers.mount)
+                remaining = pause.next = min(timers.mount_backoff_max, pause.next * 2 or timers.mount_backoff)
                 pause.until = asyncio.get_running_loop().time() + remaining
             pauses.append(remaining)
         if pauses and not self.parts.runtime.statuses(state.uid):

@@ -82,8 +82,8 @@ class Controller:
         calls = BindCalls(driver, self.calls, self.client, self.inventory, self.reports)
         self.binder = Binder(calls, self.records, conditions, self.metrics, lambda: self.elector.leads, pauses)
         self.watch = ClaimWatch(self.client, name, self._claim_changed)
-        intervals = Intervals(interval=settings.rescan_interval, hang=settings.scan_timeout)
-        self.scan = DeviceDiscovery(
+        intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
+        self.discovery = DeviceDiscovery(
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, intervals
         )
         self.publisher = Publisher(
@@ -93,7 +93,7 @@ class Controller:
             self.metrics,
             Leadership(lambda: self.elector.leads),
             TaintTimes(),
-            self.scan.gates_off,
+            self.discovery.gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False
@@ -101,12 +101,12 @@ class Controller:
         self.http_url = ""
 
     def _request_rescan(self) -> None:
-        self.scan.request()
+        self.discovery.request()
 
     def _claim_changed(self, uid: str) -> None:
         if self.driver.binds:
             self.binder.changed(uid)
-        self.scan.claim_ended()
+        self.discovery.claim_ended()
 
     # --- lifespan -------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Controller:
                 finally:
                     self.stopping = True
                     if self.elector.leader.is_set():
-                        await self.binder.stop(self.settings.stop_grace)
+                        await self.binder.stop(self.settings.shutdown_grace_period)
                     for job in jobs:
                         job.cancel()
 
@@ -171,9 +171,9 @@ class Controller:
         time.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.scan_timeout):
+            async with asyncio.timeout(self.settings.discovery_timeout):
                 await self.watch.synced.wait()
-        await self.scan.run()
+        await self.discovery.run()
 
     async def _release(self) -> None:
         """Releases the Lease, unless a method of the driver still runs: the next leader must not work at the same time."""
@@ -210,7 +210,7 @@ class Controller:
             return [self.elector.fault]
         if not self.elector.leader.is_set():
             return [] if self.elector.holder else ["no replica leads yet"]
-        out = [f for f in (self.scan.fault, self.watch.fault, self.binder.fault) if f]
+        out = [f for f in (self.discovery.fault, self.watch.fault, self.binder.fault) if f]
         out += self.publisher.not_ready()
         return out
 
@@ -218,8 +218,8 @@ class Controller:
         """Returns facts for the operator that do not affect readiness."""
         if not self.elector.leader.is_set():
             return [f"on standby: {self.elector.holder or 'no replica'} leads"]
-        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.left_out.items()]
-        out += [self.scan.note] if self.scan.note else []
+        out = [f"{printable(name)} is not published: {reason}" for name, reason in self.inventory.rejected.items()]
+        out += [self.discovery.note] if self.discovery.note else []
         out += [f"claim {printable(name)}: {reason}" for name, reason in self.binder.faults.items()]
         out += [f"record {name} cannot be read: {reason}" for name, reason in self.records.unreadable.items()]
         return out + ([self.reports.fault] if self.reports.fault else [])

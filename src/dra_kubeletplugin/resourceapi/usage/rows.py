@@ -12,7 +12,7 @@ class DeviceUse(StrEnum):
     HELD = "held"
     SHARED = "shared"  # held, and other claims may use a part of it too
     BLOCKED = "blocked"  # not held, but other partitions hold the counters that it needs (KEP-4815)
-    GONE = "gone"  # held by a claim, but in no slice any more
+    VANISHED = "vanished"  # held by a claim, but in no slice any more
 
 
 class HealthRow(StrEnum):
@@ -28,7 +28,7 @@ class Meter:
     """How much of a counter or of a shared capacity is used. ``share`` is between 0 and 1, or above 1 if overcommitted."""
 
     name: str
-    taken: str
+    used: str
     total: str
     share: float
 
@@ -101,12 +101,12 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. ``away`` says why no new pods are scheduled to it; empty if no reason is known."""
+    """A node. ``unschedulable`` says why no new pods are scheduled to it; empty if no reason is known."""
 
     name: str
     devices: int = 0
     held: int = 0
-    away: str = ""
+    unschedulable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class PodRow:
     uid: str
     node: str
     since: str
-    wants: tuple[str, ...]
+    requests: tuple[str, ...]
     message: str = ""
     reason: str = ""
 
@@ -136,7 +136,7 @@ class Count:
     held: int = 0
     blocked: int = 0
     bad: int = 0
-    """Devices that are tainted, unhealthy or gone."""
+    """Devices that are tainted, unhealthy or vanished."""
     waiting: int | None = 0
     """Pods; None if they were not requested."""
 
@@ -147,7 +147,7 @@ class Overview:
 
     Args:
         title: the object that it describes, such as a cluster.
-        away: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
+        unavailable: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
         gaps: objects that may not be read, each with the consequence.
         notes: other remarks for the user.
     """
@@ -160,7 +160,7 @@ class Overview:
     count: Count = field(default_factory=Count)
     gaps: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    away: str = ""
+    unavailable: str = ""
     at: float = 0.0
 
 
@@ -174,6 +174,6 @@ def counted(devices: tuple[DeviceRow, ...], waiting: int | None = 0) -> Count:
         free=uses.count(DeviceUse.FREE),
         held=len(uses) - uses.count(DeviceUse.FREE) - uses.count(DeviceUse.BLOCKED),
         blocked=uses.count(DeviceUse.BLOCKED),
-        bad=sum(1 for d in devices if d.health in BAD or d.use is DeviceUse.GONE),
+        bad=sum(1 for d in devices if d.health in BAD or d.use is DeviceUse.VANISHED),
         waiting=waiting,
     )

@@ -314,7 +314,7 @@ def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) ->
 
 def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
     """The row of a device that only claims mention: gone, unless its pool's slices are still incomplete."""
-    use, message = DeviceUse.GONE, "it is no longer in a slice"
+    use, message = DeviceUse.VANISHED, "it is no longer in a slice"
     if key[:2] in incomplete_pools:
         use, message = DeviceUse.HELD, "not in the slices of its pool that are published so far"
     return DeviceRow("", *key, use, HealthRow.UNREPORTED, holders=tuple(holders), message=message)
