@@ -47,7 +47,6 @@ check: $(STAMP) ## before a commit: lint, types, and within a minute the tests o
 
 test: $(STAMP) ## within 5 minutes: the tests that need no root, container, image or package index, and part of the crash tests
 	@$(PYTEST) -m "not ($(REST))" $(ARGS)
-	@echo "the tests that were left out: make test-rest; all tests: make test-all"
 
 test-rest: $(STAMP) ## the tests that `make test` leaves out
 	@$(PYTEST) -m "$(REST)" $(ARGS)
@@ -56,13 +55,13 @@ test-all: $(STAMP) ## every test, within 20 minutes
 	@$(PYTEST) $(ARGS)
 
 # Tests of the plugin's publisher, engine, health, events and controller with an API server and a kubelet.
-PLUGIN = claims/test_device_status claims/test_killed_device_removed claims/test_remote_devices_in_containers \
+PLUGIN = claims/test_device_status claims/test_claims_killed_and_device_removed claims/test_remote_devices_in_containers \
   claims/test_undo_steps_processes devices/slices/test_publisher devices/slices/test_publisher_quantities \
   devices/slices/test_scope devices/slices/test_status_and_gates devices/slices/test_sync_slice_controller_table \
-  devices/test_health_monitor devices/test_inventory_removed_devices host/fake/test_device_nodes \
+  devices/test_health_monitor devices/test_inventory_removed_devices host/fake/test_fake_device_nodes \
   kube/test_discovery_served_versions plugin/controller/binding/test_binder_faults plugin/controller/test_controller \
   plugin/test_node plugin/test_node_processes plugin/test_node_readiness plugin/test_node_unreachable_server \
-  resourceapi/test_newer_fields system/test_node_failure testing/test_controlplane
+  resourceapi/test_resourceapi_newer_fields system/test_node_failure testing/test_controlplane
 plugin: $(STAMP) ## run the plugin's tests with the local cluster as another release: make plugin RELEASE=1.34
 	@DRA_KUBERNETES_VERSION=$(RELEASE) $(PYTEST) $(PLUGIN:%=tests/%.py) $(ARGS)
 

@@ -17,8 +17,16 @@ _FOLDER = pytest.StashKey[Path]()
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 # Configuration of the machine or of the developer that our commands, kubectl, helm or child processes would read.
 _HIDDEN = ("KUBECONFIG", "NODE_NAME", "POD_UID", "DRIVER_NAME", "LANG", "LANGUAGE", "PYTHONDONTWRITEBYTECODE")
-# The reasons why `make test` leaves a test out, in the order in which the summary names them.
-_REASONS = ("image", "podman", "runc", "mounts", "netns", "index", "full")
+# Why `make test` leaves a test out, by the marker. A test with several markers is counted by the first one here.
+_REASONS = {
+    "image": "build images",
+    "podman": "need podman",
+    "runc": "need runc",
+    "mounts": "mount file systems",
+    "netns": "need network namespaces",
+    "index": "need a package index",
+    "full": "take long or are further cases",
+}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,11 +87,11 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Counts the tests that were left out by marker."""
+    """Counts the tests that were left out by marker, and names the command that runs them."""
     counts = config.stash[_LEFT_OUT]
-    listed = ", ".join(f"{counts[r]} {r}" for r in _REASONS if counts[r])
+    listed = ", ".join(f"{counts[marker]} {reason} ({marker})" for marker, reason in _REASONS.items() if counts[marker])
     if listed and config.option.markexpr:
-        terminalreporter.write_line(f"left out by marker (pyproject.toml says what each means): {listed}")
+        terminalreporter.write_line(f"left out {counts.total()} tests, which `make test-rest` runs: {listed}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -92,7 +92,7 @@ async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later(nob
         await node.run_pod()
 
         async def noted() -> bool:
-            return any("cannot be reported" in n for n in await node.plugin.notes())
+            return any("cannot write device status" in n for n in await node.plugin.notes())
 
         await node.cluster.wait("the fault to be noted", noted)
         assert await node.plugin.not_ready() == []

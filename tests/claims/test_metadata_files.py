@@ -256,7 +256,7 @@ def test_whatever_dies_between_two_file_operations_nothing_is_left_and_nothing_m
         later.clean(lambda token: False)
         assert place.all() == [], number
         if not fired:
-            assert number > 5
+            assert number >= 3, "a file for each of two requests, and the spec"
             return
     raise AssertionError("more calls than thought")
 

@@ -30,7 +30,7 @@ from dra_kubeletplugin.errors import (
 )
 from dra_kubeletplugin.metadata.document import Document, decode, encode, is_whole
 from tests.helpers.crash.claim_manager import Api, Room, room, until
-from tests.helpers.crash.one_update import POINTS, UID, Net, claim, path
+from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
 
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
 
@@ -96,7 +96,7 @@ async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_s
 
         for number in (50, 59) if "room" in point else (50, 5):  # the file grows, and shrinks
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.helpers.crash.one_update", str(tmp_path), str(number)),
+                *(sys.executable, "-m", "tests.helpers.crash.metadata_update_process", str(tmp_path), str(number)),
                 env={**os.environ, "KILL_AT": point},
                 cwd=Path(__file__).parents[2],
             )
@@ -241,7 +241,7 @@ async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_th
         real = os.pwrite
 
         def full(fd: int, data: bytes, at: int) -> int:
-            if at and Path(f"/proc/self/fd/{fd}").readlink().name == "metadata.json":
+            if at and Path(f"/proc/self/fd/{fd}").readlink().name == f"{UID}_net.json":
                 if len(data) > 3:
                     return real(fd, bytes(data)[:3], at)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -63,7 +63,7 @@ def test_the_demo_runs_a_real_container_where_runc_is() -> None:
             ["run", "drivers/pci", "--node-name", "n", "--kubelet-root", "/nowhere-at-all"],
             "has no folder plugins_registry",
         ),
-        (["claims", "--kubelet-root", "/nowhere-at-all"], "no record database below"),
+        (["claims", "--kubelet-root", "/nowhere-at-all"], "no record journal below"),
         (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
     ],
 )

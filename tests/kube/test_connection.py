@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.kube.connection import KEEPALIVE, Connection, Lines
 from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
-from tests.helpers.fake_stream import Wire
+from tests.helpers.fake_transport import Wire
 
 MIB = 1024 * 1024
 

@@ -15,8 +15,7 @@ from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.crash.record_stores import append_body
 from tests.helpers.drivers import Sick, toy
-
-from .publishing import api, until
+from tests.helpers.publisher import api, until
 
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:

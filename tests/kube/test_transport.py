@@ -17,7 +17,7 @@ from dra_kubeletplugin.kube import transport as module
 from dra_kubeletplugin.kube.connection import Connection
 from dra_kubeletplugin.kube.tls import Tls
 from dra_kubeletplugin.kube.transport import Transport, split_server
-from tests.helpers.fake_stream import Wire
+from tests.helpers.fake_transport import Wire
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

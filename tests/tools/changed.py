@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _SECONDS = 48.0  # from the begin of `make check` until the last test may start
-_LEAST = 400.0  # seconds for tests where lint and types took long, as without a cache
+_LEAST = 20.0  # seconds for tests where lint and types took long, as without a cache
 _FILES = 25  # test files in one run: each worker imports them all
 _BEGUN = "MAKE_CHECK_BEGUN"  # the environment variable with the time at which `make check` began
 _ENDS = pytest.StashKey[float]()

@@ -1,6 +1,6 @@
 """`make pauses`: tests with pauses put at random where a busy machine puts them, to find those that count on being quick.
 
-``make pauses ARGS="tests/localcluster/test_kubernetes_releases.py --pauses late,children --seed 7"``. A test that fails here read something at a time that
+``make pauses ARGS="tests/localcluster/test_localcluster_kubernetes_releases.py --pauses late,children --seed 7"``. A test that fails here read something at a time that
 it did not wait for, or the code below it did. What was a fault of a test alone is mended there: wait for the thing that is asserted.
 
 Kinds of pauses:

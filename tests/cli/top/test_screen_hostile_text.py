@@ -10,7 +10,7 @@ from dra_kubeletplugin.analysis import Snapshot, explain
 from dra_kubeletplugin.analysis.explanation.explain import Explanation
 from dra_kubeletplugin.analysis.top.overview import overview
 from dra_kubeletplugin.resourceapi.usage.rows import Overview, PodRow
-from tests.cli.test_hostile_text import cluster, hostile, is_clean
+from tests.cli.test_cli_hostile_text import cluster, hostile, is_clean
 
 pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-kubeletplugin[top]'")
 from textual.pilot import Pilot

@@ -89,7 +89,7 @@ async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(
 def test_a_prepare_syncs_once_and_an_unprepare_never(tmp_path: Path) -> None:
     """Counted by the kernel's eyes, around an engine in a process of its own."""
     trace = tmp_path / "trace"
-    script = ROOT / "tests/helpers/crash/one_claim.py"
+    script = ROOT / "tests/helpers/crash/claim_process.py"
     command = ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync,sync_file_range,msync,write", "-o", str(trace)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     done = subprocess.run(

@@ -26,7 +26,7 @@ from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
-from tests.cli.test_hostile_text import HOSTILE, Server, cluster, is_clean
+from tests.cli.test_cli_hostile_text import HOSTILE, Server, cluster, is_clean
 from tests.helpers.raw_server import Peer, answer
 
 JSON = dict[str, Any]
