@@ -346,7 +346,7 @@ def test_options_of_the_driver_that_are_wrong_are_one_sentence(author: pytest.Py
     author.makepyfile("import pytest\n@pytest.mark.dra(options={'slots': 1})\ndef test_it(node): pass")
     result = run(author)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["options: Fpga has no option 'slots': it declares none*"])
+    result.stdout.fnmatch_lines(["options: Fpga has no option 'slots': it declares no options*"])
 
 
 def test_nothing_heavy_is_imported_before_a_fixture_is_used(author: pytest.Pytester) -> None:
@@ -466,11 +466,11 @@ def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(autho
     result.stdout.fnmatch_lines_random(
         [
             "@pytest.mark.dra: driver: drivr.py is not a file: *did you mean 'driver.py'?*",
-            "@pytest.mark.dra(driver=3): give a class, or as `dra run` takes it",
+            "@pytest.mark.dra(driver=3): use a class, or as `dra run` takes it",
             "@pytest.mark.dra(nodes='node-1'): use a list of names",
             "@pytest.mark.dra: host nope: neither a file nor one of *",
             "@pytest.mark.dra(environment): A is 1, not text",
-            "@pytest.mark.dra(timers=3): give dra_kubeletplugin.testing.Timers(...)",
+            "@pytest.mark.dra(timers=3): use dra_kubeletplugin.testing.Timers(...)",
         ]
     )
     assert "Traceback" not in result.stdout.str()

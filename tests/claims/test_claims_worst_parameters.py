@@ -44,7 +44,9 @@ async def test_no_step_of_the_event_loop_is_long(tmp_path: Path, kind: type[wors
 async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path) -> None:
     """In steps of the event loop, each short: whoever is busy beside it has no part in this."""
     api = worst_claims_process.Server()
-    api.encoded = {f"c{i}": worst_claims_process.encoded(worst_parameters.Plain, "near names", f"c{i}", 1) for i in range(20)}
+    api.encoded = {
+        f"c{i}": worst_claims_process.encoded(worst_parameters.Plain, "near names", f"c{i}", 1) for i in range(20)
+    }
     small = worst_parameters.entries(worst_parameters.Plain, "right numbers", 1, 300)
     good = worst_parameters.allocated(worst_parameters.claim(small, "good"), small)
     api.encoded["good"] = json.dumps(good).encode()

@@ -25,7 +25,15 @@ from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_not
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
-from tests.claims.test_claims_names_and_paths import LONGEST_LABEL, LONGEST_NAME, POD_CLAIM, UID, WithMetadata, allocate, files_of
+from tests.claims.test_claims_names_and_paths import (
+    LONGEST_LABEL,
+    LONGEST_NAME,
+    POD_CLAIM,
+    UID,
+    WithMetadata,
+    allocate,
+    files_of,
+)
 from tests.helpers.crash.claim_manager import Api, Room, room, until
 from tests.helpers.crash.file_faults import FileFaults
 from tests.helpers.crash.record_stores import DRIVER

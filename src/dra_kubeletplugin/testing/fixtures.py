@@ -134,12 +134,12 @@ def _check_types(arguments: Mapping[str, Any]) -> None:
     }
     for name, (types, wanted) in kinds.items():
         if name in arguments and not isinstance(arguments[name], types):
-            _fail(f"@pytest.mark.dra({name}={arguments[name]!r}): give {wanted}")
+            _fail(f"@pytest.mark.dra({name}={arguments[name]!r}): use {wanted}")
     if timers := arguments.get("timers"):
         from ..localcluster.kubelet import Timers
 
         if not isinstance(timers, Timers):
-            _fail(f"@pytest.mark.dra(timers={timers!r}): give dra_kubeletplugin.testing.Timers(...)")
+            _fail(f"@pytest.mark.dra(timers={timers!r}): use dra_kubeletplugin.testing.Timers(...)")
     for name, value in arguments.get("environment", {}).items():
         if not isinstance(value, str):
             _fail(f"@pytest.mark.dra(environment): {name} is {value!r}, not text")

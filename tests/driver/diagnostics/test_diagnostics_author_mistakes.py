@@ -15,7 +15,17 @@ from dra_kubeletplugin import Driver, cli
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.errors import DraError, NotReadyError
 from dra_kubeletplugin.testing import DriverNode, PodError, node_with
-from tests.helpers.author_mistakes import CLASSES, DEVICES, FILES, HEALTH, PARAMETERS, PREPARE, UNPUBLISHED, Mistake, told
+from tests.helpers.author_mistakes import (
+    CLASSES,
+    DEVICES,
+    FILES,
+    HEALTH,
+    PARAMETERS,
+    PREPARE,
+    UNPUBLISHED,
+    Mistake,
+    told,
+)
 
 # Python's own word on an `await` that is missing; it has the author's line.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

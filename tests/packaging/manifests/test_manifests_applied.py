@@ -14,7 +14,18 @@ import yaml
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from tests.packaging.manifests.rendering import ALL, DRIVERS, JSON, ROOT, SOURCE, helmed, kustomized, plain, values_of, with_features
+from tests.packaging.manifests.rendering import (
+    ALL,
+    DRIVERS,
+    JSON,
+    ROOT,
+    SOURCE,
+    helmed,
+    kustomized,
+    plain,
+    values_of,
+    with_features,
+)
 
 CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.packaging.manifests.values import merged
-from tests.packaging.manifests.rendering import ALL, DRIVERS, JSON, SOURCE, container, one, plain, values_of, with_features
+from tests.packaging.manifests.rendering import (
+    ALL,
+    DRIVERS,
+    JSON,
+    SOURCE,
+    container,
+    one,
+    plain,
+    values_of,
+    with_features,
+)
 
 TYPES = json.loads((Path(__file__).parent / "release_fields.json").read_text())
 """Of the official clients, whose models come from each release's OpenAPI: see tests/tools/release_fields.py."""

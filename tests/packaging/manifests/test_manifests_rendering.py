@@ -16,7 +16,25 @@ from dra_kubeletplugin.packaging.manifests.replacements import places
 from dra_kubeletplugin.packaging.manifests.source import Distribution, Manifest, SourceError
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.packaging.manifests.values_validation import faults
-from tests.packaging.manifests.rendering import ALL, CHART, DRIVERS, JSON, LEAST, NEEDS, ROOT, SOURCE, built, by_id, container, helmed, kustomized, one, plain, values_of, with_features
+from tests.packaging.manifests.rendering import (
+    ALL,
+    CHART,
+    DRIVERS,
+    JSON,
+    LEAST,
+    NEEDS,
+    ROOT,
+    SOURCE,
+    built,
+    by_id,
+    container,
+    helmed,
+    kustomized,
+    one,
+    plain,
+    values_of,
+    with_features,
+)
 
 FEATURES = tuple(SOURCE.features)
 FIELDS: JSON = {

@@ -27,7 +27,17 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.scheduling.cel.expressions import Budget
-from tests.packaging.manifests.rendering import ALL, JSON, ROOT, container, helmed, kustomized, one, plain, with_features
+from tests.packaging.manifests.rendering import (
+    ALL,
+    JSON,
+    ROOT,
+    container,
+    helmed,
+    kustomized,
+    one,
+    plain,
+    with_features,
+)
 from tests.packaging.manifests.test_manifests_applied import TIMEOUT, run
 
 DRIVER = "gpu.example.com"
