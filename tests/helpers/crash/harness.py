@@ -288,7 +288,7 @@ class Box:
 
 @contextlib.asynccontextmanager
 async def box(
-    folder: Path, *, proxied: bool = False, call: float = TIMERS.call, retry: float = TIMERS.retry
+    folder: Path, *, proxied: bool = False, call: float = TIMERS.call_timeout, retry: float = TIMERS.pod_sync_backoff
 ) -> AsyncIterator[Box]:
     """Socket paths are short, so the cluster keeps its own folder below /tmp.
 
