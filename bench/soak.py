@@ -23,7 +23,7 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.kube.resource import PODS
-from tests.helpers.crash.harness import Box, box, small_cdi
+from tests.helpers.crash.harness import NodeHarness, node_harness, small_cdi_folder
 from tests.helpers.crash.random_faults import Faults
 
 _CALL = 45.0  # seconds until the kubelet cancels a call; the plugin responds within CALL_TIMEOUT, unless it is stopped
@@ -80,8 +80,8 @@ async def kills(
     done = Done()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        async with box(Path(folder), proxied=faults, call=_CALL) as b, contextlib.AsyncExitStack() as stack:
-            if faults and not stack.enter_context(small_cdi(b)) and progress:
+        async with node_harness(Path(folder), proxied=faults, call=_CALL) as b, contextlib.AsyncExitStack() as stack:
+            if faults and not stack.enter_context(small_cdi_folder(b)) and progress:
                 print("no permission to mount: the driver's process simulates a full CDI folder", flush=True)
             storm = Faults(b, random.Random(rng.random()))
             stack.push_async_callback(storm.clear)
@@ -108,7 +108,7 @@ async def kills(
     return done
 
 
-async def _come_and_go(b: Box, rng: random.Random, done: Done) -> None:
+async def _come_and_go(b: NodeHarness, rng: random.Random, done: Done) -> None:
     alive = _undeleted(b)
     for name in rng.sample(alive, min(len(alive), max(rng.randint(0, 3), len(alive) - _PODS))):
         await b.cluster.client.delete(PODS, name, "default")
@@ -117,7 +117,7 @@ async def _come_and_go(b: Box, rng: random.Random, done: Done) -> None:
         await b.apply_pod(f"p{done.pods}", count=rng.randint(1, 2))
 
 
-async def _moment(b: Box, rng: random.Random) -> None:
+async def _moment(b: NodeHarness, rng: random.Random) -> None:
     """Waits for a random moment, or in half of all cases until a prepare or unprepare is in progress."""
     if rng.random() < 0.5:
         with contextlib.suppress(TimeoutError):
@@ -128,7 +128,7 @@ async def _moment(b: Box, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0, 0.25))
 
 
-async def _replace(b: Box, rng: random.Random, n: int, *, rolling: bool) -> None:
+async def _replace(b: NodeHarness, rng: random.Random, n: int, *, rolling: bool) -> None:
     """Replaces an instance by the next one. Faults of the environment must not stop an instance or prevent its start."""
     old, new = f"plugin-{n}", f"plugin-{n + 1}"
     if rolling:
@@ -144,7 +144,7 @@ async def _replace(b: Box, rng: random.Random, n: int, *, rolling: bool) -> None
     b.check()
 
 
-def _ended(b: Box, code: int) -> str:
+def _ended(b: NodeHarness, code: int) -> str:
     return f"the plugin ended with {code}: {b.log.read_text()[-3000:]}"
 
 
@@ -152,12 +152,12 @@ def _uid(n: int) -> str:
     return f"00000000-0000-4000-8000-{n:012d}"
 
 
-def _undeleted(b: Box) -> list[str]:
+def _undeleted(b: NodeHarness) -> list[str]:
     pods = b.cluster.api.storage.list("pods")
     return [p["metadata"]["name"] for p in pods if not p["metadata"].get("deletionTimestamp")]
 
 
-async def _settle(b: Box, done: Done) -> None:
+async def _settle(b: NodeHarness, done: Done) -> None:
     """Waits until nothing changes any more. Checks that all records agree and that every pod runs that can."""
     began = time.monotonic()
     why = ""
@@ -181,7 +181,7 @@ async def _settle(b: Box, done: Done) -> None:
     _measure(b, done)
 
 
-def _moving(b: Box) -> list[str]:
+def _moving(b: NodeHarness) -> list[str]:
     """Returns what has not ended: pods that are being deleted, and pods that could run and do not."""
     pods = b.cluster.api.storage.list("pods")
     out = [f"{p['metadata']['name']} is not gone" for p in pods if p["metadata"].get("deletionTimestamp")]
@@ -205,7 +205,7 @@ def _devices(claim: Any) -> list[Any]:
     return found
 
 
-def _measure(b: Box, done: Done) -> None:
+def _measure(b: NodeHarness, done: Done) -> None:
     """Checks that every call got a response before the kubelet cancelled it, unless the plugin was killed."""
     assert not b.gave_up, b.gave_up
     done.answers, done.longest_answer = len(b.answers), max(b.answers, default=0.0)

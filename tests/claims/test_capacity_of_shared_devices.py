@@ -23,7 +23,7 @@ from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.claims.store.records import OverdrawnByError
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, Stocked, in_memory
+from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply, memory_database
 
 pytestmark = pytest.mark.gates("DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -43,10 +43,10 @@ LINES = [Device(f"line-{i}", capacity={"lanes": "8"}, allow_multiple_allocations
 DEVICES = {d.name: d for d in [*PARTITIONS, *LINES, partition("x-shared", "x", 2, 1), Device("plain")]}
 
 
-def stock(memory: int, engines: int, lanes: int) -> Stocked:
+def stock(memory: int, engines: int, lanes: int) -> PoolSupply:
     cards = {card: {"memory": f"{10 * memory}Gi", "engines": str(engines)} for card in ("x", "y")}
     lines = {d.name: Device(d.name, capacity={"lanes": str(lanes)}, allow_multiple_allocations=True) for d in LINES}
-    return Stocked([*(DEVICES | lines).values()], cards)
+    return PoolSupply([*(DEVICES | lines).values()], cards)
 
 
 def entry(name: str, share: str = "", lanes: str = "", **more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Guard(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.db = in_memory()
+        self.db = memory_database()
         self.numbers = itertools.count()
         self.claims: dict[str, list[dict[str, Any]]] = {}  # what holds something, by UID
         self.stocks = [stock(7, 7, 8), stock(7, 7, 8)]
@@ -251,7 +251,7 @@ test_the_guard_against_a_model_in_more_examples = pytest.mark.full(LongGuard.Tes
 def guard(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
     process = InstanceLock(tmp_path / "processes")
     process.acquire()
-    yield in_memory(), Transitions(DRIVER, process, BOOT, lambda uid: False)
+    yield memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
     process.release()
 
 
@@ -325,7 +325,7 @@ def test_amounts_are_exact_however_large_and_small(limit: str, held: list[str], 
     device = Device("d", capacity={"c": limit}, allow_multiple_allocations=True)
     takes = [takes_json({}, {"c": Quantity(a)}) for a in [asked, *held]]
     wanted, *others = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(takes)]
-    found = shortage([wanted], others, Stocked([device]))
+    found = shortage([wanted], others, PoolSupply([device]))
     numbers = [Fraction(Quantity(a).value) for a in [asked, *held]]
     assert (found is not None) == (numbers[0] > 0 and sum(numbers) > Fraction(Quantity(limit).value))
 

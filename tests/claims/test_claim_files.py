@@ -17,8 +17,8 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
-from tests.helpers.crash.claim_manager import Api, room, until
-from tests.helpers.crash.record_stores import DRIVER, with_file
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -64,10 +64,10 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.mounts
 async def test_a_full_tmpfs_fails_the_claim_leaves_no_part_of_a_file_and_heals(tmp_path: Path, small: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     first, second = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b")))
     driver = Plain()
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         assert not isinstance(await one.prepare(first), DraError)
         filler = small / "filler"
         filler.write_bytes(b"x" * 40_000)  # some pages are left, and a file of 30 KiB would be cut
@@ -128,12 +128,12 @@ CHANGES = [cut, emptied, of_another, longer, huge, fifo, zeros, nowhere]
 async def test_a_repetition_writes_the_file_again_unless_its_content_is_right(
     tmp_path: Path, which: Which, change: Callable[[Path], None]
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         first = await one.prepare(ref)
         path = which(tmp_path, "a")
-        await until(path.exists)
+        await wait_until(path.exists)
         right = path.read_bytes()
         for ask in (lambda: one.prepare(ref), one.claims.reconciler.once):
             change(path)
@@ -156,16 +156,16 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
 ) -> None:
     from dra_kubeletplugin import Device
 
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", device, DRIVER, **({"shareID": share} if share else {}))
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         await one.inventory.update([Pool("node", [Device(device)])])
         answer = await one.prepare(ref)
         assert not isinstance(answer, DraError)
         before = (await one.claims.store.all())[0]
         one.settings.records_path.write_bytes(b"garbage" * 999)
     one.settings.records_path.write_bytes(b"garbage" * 999)
-    async with room(tmp_path, Plain(), api) as after:
+    async with running_manager(tmp_path, Plain(), api) as after:
         await after.inventory.update([Pool("node", [Device(device)])])
         (record,) = await after.claims.store.all()
         assert record.devices == before.devices
@@ -184,16 +184,16 @@ async def test_a_copy_of_another_claim_s_file_tells_nothing_and_goes_without_tou
         async def unprepare(self, claim: PreparedClaim) -> None:
             undone.append(claim.uid)
 
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Noting(), api) as one:
+    async with running_manager(tmp_path, Noting(), api) as one:
         await one.prepare(ref)
         for which in (path_of, note_of):
-            await until(which(tmp_path, "a").exists)
+            await wait_until(which(tmp_path, "a").exists)
             which(tmp_path, "copy").write_bytes(which(tmp_path, "a").read_bytes())
             os.utime(which(tmp_path, "copy"), (1, 1))
     one.settings.records_path.write_bytes(b"")
-    async with room(tmp_path, Noting(), api) as after:
+    async with running_manager(tmp_path, Noting(), api) as after:
         assert await after.records() == {"a": "Prepared"}
         await after.claims.reconciler.once()
         for which in (path_of, note_of):
@@ -215,11 +215,11 @@ async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_to
     def fails(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Noting(), api) as one:
+    async with running_manager(tmp_path, Noting(), api) as one:
         await one.prepare(ref)
-        await until(note_of(tmp_path, "a").exists)
+        await wait_until(note_of(tmp_path, "a").exists)
         await one.claims.store.do(lambda records: records.forget("a"))
         with monkeypatch.context() as patch:
             patch.setattr(ClaimSpecs, "note", fails)
@@ -270,16 +270,16 @@ ODD: list[Callable[[Path], None]] = [
 async def test_an_odd_file_ends_nothing_and_the_other_claims_are_known(
     tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b"))]
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         for ref in refs:
             await one.prepare(ref)
-            await until(note_of(tmp_path, ref.uid).exists)
+            await wait_until(note_of(tmp_path, ref.uid).exists)
     change(which(tmp_path, "a"))
     if repair:
         one.settings.records_path.write_bytes(b"")
-    async with room(tmp_path, Plain(), api) as after:
+    async with running_manager(tmp_path, Plain(), api) as after:
         assert (await after.records())["b"] == "Prepared"
         await after.claims.reconciler.once()
         assert not isinstance(await after.prepare(refs[1]), DraError)
@@ -288,12 +288,12 @@ async def test_an_odd_file_ends_nothing_and_the_other_claims_are_known(
 
 
 async def test_odd_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         await one.prepare(ref)
         prefix = path_of(tmp_path, "").name.removesuffix(".json")
-        await until(note_of(tmp_path, "a").exists)
+        await wait_until(note_of(tmp_path, "a").exists)
         whole = note_of(tmp_path, "a").read_bytes()
         for name in (b"\xff\xfe", b"", b"a\nb", b"\xed\xa0\x80", b"x" * 150):
             for which in (path_of, note_of):
@@ -305,7 +305,7 @@ async def test_odd_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
         (tmp_path / "cdi" / f".{prefix}z.tmp-9-00000000").mkdir()
         await one.claims.reconciler.once()
     one.settings.records_path.write_bytes(b"")
-    async with room(tmp_path, Plain(), api) as after:
+    async with running_manager(tmp_path, Plain(), api) as after:
         assert (await after.records())["a"] == "Prepared"
         assert await after.claims.faults() == []
         report = await after.claims.reconciler.once()
@@ -314,9 +314,9 @@ async def test_odd_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_uid_that_no_file_can_have_fails_its_own_claim_only(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     refs = [api.allocate("a", "a", "d-0", DRIVER), api.allocate("n", "n\0n", "d-1", DRIVER)]
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         answers = await one.claims.prepare(refs)
         assert not isinstance(answers["a"], DraError)
         assert isinstance(answers["n\0n"], DraError)
@@ -326,7 +326,7 @@ async def test_a_uid_that_no_file_can_have_fails_its_own_claim_only(tmp_path: Pa
 
 @pytest.mark.parametrize("days", [-3650, 3650])
 async def test_an_orphan_goes_also_where_the_clock_has_jumped(tmp_path: Path, days: int) -> None:
-    async with room(tmp_path, Plain()) as one:
+    async with running_manager(tmp_path, Plain()) as one:
         (tmp_path / "cdi").mkdir(exist_ok=True)
         orphan = path_of(tmp_path, "orphan")
         orphan.write_text("{}")
@@ -340,7 +340,7 @@ async def test_an_orphan_goes_also_where_the_clock_has_jumped(tmp_path: Path, da
 async def test_what_a_writer_left_that_died_goes_also_one_that_was_process_1_elsewhere(
     tmp_path: Path, token: str
 ) -> None:
-    async with room(tmp_path, Plain()) as one, room(tmp_path, Plain()) as other:
+    async with running_manager(tmp_path, Plain()) as one, running_manager(tmp_path, Plain()) as other:
         (tmp_path / "cdi").mkdir(exist_ok=True)
         name = "." + path_of(tmp_path, "u").name.removesuffix(".json")
         left = tmp_path / "cdi" / f"{name}.tmp-{token}"
@@ -353,23 +353,23 @@ async def test_what_a_writer_left_that_died_goes_also_one_that_was_process_1_els
 
 
 async def test_a_file_that_appears_while_its_claim_ends_is_no_lost_record(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         await one.prepare(ref)
         await one.unprepare(ref)
 
         async def gone() -> bool:
             return not await one.records() and not path_of(tmp_path, "a").exists()
 
-        await until(gone)
-        async with room(tmp_path, Plain(), api) as other:
+        await wait_until(gone)
+        async with running_manager(tmp_path, Plain(), api) as other:
             assert await other.records() == {}
             assert other.claims.store.journal.report == []
 
 
 def test_the_record_of_a_file_is_the_record_that_it_was_written_for(tmp_path: Path) -> None:
-    record = with_file(tmp_path, "u", "d-0", undo=[{"step": "release", "data": {"device": "d-0"}}])
+    record = make_record_with_file(tmp_path, "u", "d-0", undo=[{"step": "release", "data": {"device": "d-0"}}])
     found = record_of(ClaimSpecs(tmp_path / "cdi", DRIVER), "u")
     assert found
     assert (found.devices, found.steps, found.name, found.boot_id) == (

@@ -12,8 +12,8 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
-from tests.helpers.crash.claim_manager import Api, room, until
-from tests.helpers.crash.record_stores import DRIVER, with_file
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
 
 
 class Plain(Driver):
@@ -57,14 +57,14 @@ def meanwhile(
 async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, later = Api(), Plain()
+    api, later = FakeApiServer(), Plain()
     ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
-    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
         done = meanwhile(monkeypatch, old.claims.files, "note", lambda: new.unprepare(ref))
         await old.prepare(ref)
         await done.wait()
         assert not old.claims.files.specs.note_path("a").exists()
-    async with room(tmp_path, later, api) as third:
+    async with running_manager(tmp_path, later, api) as third:
         assert await third.records() == {}
         assert not isinstance(await third.prepare(other), Exception)
         assert later.prepared == ["b"]
@@ -75,9 +75,9 @@ async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
 async def test_files_that_are_mended_while_another_instance_unprepares_the_claim_do_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, step: str
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
         await old.prepare(ref)
         old.claims.files.specs.path("a").unlink()
         done = meanwhile(monkeypatch, old.claims.files, step, lambda: new.unprepare(ref))
@@ -86,7 +86,7 @@ async def test_files_that_are_mended_while_another_instance_unprepares_the_claim
         else:
             await old.claims.reconciler.once(ask_server=False)
         await done.wait()
-        await until(lambda: not old.claims.tasks.uids)
+        await wait_until(lambda: not old.claims.tasks.uids)
         assert await new.records() == {}
         assert list(old.settings.cdi_root.iterdir()) == []
 
@@ -94,9 +94,9 @@ async def test_files_that_are_mended_while_another_instance_unprepares_the_claim
 async def test_an_unprepare_of_what_is_not_known_leaves_what_another_instance_prepares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
+    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
         done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
         assert await old.unprepare(ref) == ()
         await done.wait()
@@ -107,10 +107,10 @@ async def test_an_unprepare_of_what_is_not_known_leaves_what_another_instance_pr
 async def test_what_looks_like_an_orphan_stays_where_another_instance_prepares_its_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as old, room(tmp_path, Plain(), api) as new:
-        with_file(tmp_path, "a", "d-0")
+    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
+        make_record_with_file(tmp_path, "a", "d-0")
         done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
         await old.claims.engine.rollback.remove_orphan("a")
         await done.wait()

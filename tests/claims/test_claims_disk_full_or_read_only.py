@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 pytestmark = pytest.mark.mounts
@@ -62,7 +62,7 @@ async def error_of(node: Any, call: Any, claim: Any) -> str:
 @pytest.mark.parametrize("records", ["records well", "records full"])
 @pytest.mark.parametrize("fault", [full, read_only])
 async def test_claims_fail_alone_with_the_folder_s_name_and_heal(fault: Any, records: str) -> None:
-    async with node_with(cls := toy(), reconcile_interval=0.2) as node, contextlib.AsyncExitStack() as stack:
+    async with node_with(cls := make_toy_class(), reconcile_interval=0.2) as node, contextlib.AsyncExitStack() as stack:
         await node.stop()
         cdi, plugin_dir = node.settings.cdi_root, node.settings.plugin_dir
         stack.enter_context(own_disk(cdi, "64k"))

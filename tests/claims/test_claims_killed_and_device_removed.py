@@ -12,7 +12,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.devices.inventory import GONE
-from tests.helpers.crash.harness import DRIVER, Box, box
+from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
 
 pytestmark = [
     pytest.mark.crash,
@@ -23,24 +23,24 @@ UNPREPARED = [f"unprepare: {p}" for p in ("after record", "after CDI file", "bef
 ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
 
 
-def vanished(b: Box) -> list[str]:
+def vanished(b: NodeHarness) -> list[str]:
     """Devices that are published with the taint of those that vanished in use."""
     slices: list[Any] = b.cluster.slices()
     found = [d for s in slices for d in s["spec"].get("devices") or ()]
     return [d["name"] for d in found if GONE.key in {t["key"] for t in d.get("taints") or ()}]
 
 
-def published(b: Box) -> set[str]:
+def published(b: NodeHarness) -> set[str]:
     return {d["name"] for s in b.cluster.slices() for d in s["spec"].get("devices") or ()}
 
 
-async def start_without_the_device(b: Box) -> None:
+async def start_without_the_device(b: NodeHarness) -> None:
     (b.faults / "device-gone").touch()
     await b.start(RESCAN_INTERVAL="1s")
     await b.until("the other devices to be published", lambda: {"c-0", "c-1", "c-2"} <= published(b))
 
 
-async def end(b: Box) -> None:
+async def end(b: NodeHarness) -> None:
     await b.cluster.delete_pod("pod")
     await b.until("everything to be free", b.is_empty)
     await b.until("the device to be published no more", lambda: published(b) == {"c-0", "c-1", "c-2"})
@@ -50,7 +50,7 @@ async def end(b: Box) -> None:
 async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_claim_was_committed(
     tmp_path: Path, point: str
 ) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod", selector=ONLY_C_3)
         await b.died()
@@ -72,7 +72,7 @@ async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_c
 async def test_killed_in_unprepare_the_device_is_published_as_vanished_until_that_is_done(
     tmp_path: Path, point: str
 ) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod", selector=ONLY_C_3)
         await b.cluster.wait_running("pod")

@@ -12,14 +12,14 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from bench.soak import kills
 from tests.helpers.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
-from tests.helpers.crash.harness import box
+from tests.helpers.crash.harness import node_harness
 
 pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("point", PREPARE_POINTS)
 async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_path: Path, point: str) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
@@ -37,7 +37,7 @@ async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_pat
 async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_free(tmp_path: Path, point: str) -> None:
     from dra_kubeletplugin.kube.resource import PODS
 
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
@@ -52,7 +52,7 @@ async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_fre
 
 @pytest.mark.parametrize("point", UNPREPARE_POINTS)
 async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: Path, point: str) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")

@@ -14,7 +14,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.errors import ClaimError, DraError
 from dra_kubeletplugin.metadata.paths import in_container
-from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 
 UID = "0b6a0c1e-0000-4000-8000-000000000001"
@@ -33,20 +33,22 @@ class WithMetadata(Driver):
     async def unprepare(self, claim: PreparedClaim) -> None: ...
 
 
-def allocate(api: Api, name: str = "c", uid: str = UID, request: str = "r", **annotations: str) -> ClaimIdentity:
+def allocate(
+    api: FakeApiServer, name: str = "c", uid: str = UID, request: str = "r", **annotations: str
+) -> ClaimIdentity:
     """A claim in the namespace with the longest name, which got device d-0."""
     api.allocate(name, uid, "d-0", DRIVER, request=request)
     api.claims[name]["metadata"] |= {"namespace": LONGEST_LABEL, "annotations": annotations}
     return ClaimIdentity(LONGEST_LABEL, name, uid)
 
 
-def files_of(one: Room) -> list[Path]:
+def files_of(one: RunningManager) -> list[Path]:
     """Everything below the folders in which claims have files."""
     tops = (one.settings.cdi_root, one.settings.plugin_dir / "dra-device-metadata")
     return sorted(p for top in tops if top.exists() for p in top.rglob("*"))
 
 
-def container_path(one: Room) -> str:
+def container_path(one: RunningManager) -> str:
     """Where the only metadata file is mounted in containers."""
     (spec,) = one.settings.cdi_root.glob("*.json")
     (device,) = (d for d in json.loads(spec.read_text())["devices"] if "_" in d["name"])
@@ -55,10 +57,10 @@ def container_path(one: Room) -> str:
 
 async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_path: Path) -> None:
     """A folder named by namespace and claim would need 317 bytes, and a file name has 255."""
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
     assert (len(ref.namespace), len(ref.name)) == (63, 253)
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         assert not isinstance(await one.prepare(ref), DraError)
         names = [p.name for p in files_of(one)]
         assert f"{ref.uid}_{'r' * 63}.json" in names
@@ -72,9 +74,9 @@ async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_pat
     "text", ["../../etc", "..", "a/b", "a.b", "a\0b", "A", "x" * 64, "x" * (256 << 10), "\u202e", "-a", ""]
 )
 async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, text: str) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api, **{POD_CLAIM: text})
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         assert not isinstance(await one.prepare(ref), DraError)
         assert container_path(one).endswith(f"/dra-device-attributes/resourceclaims/c/r/{DRIVER}-metadata.json")
         assert await one.unprepare(ref) == ()
@@ -82,9 +84,9 @@ async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, 
 
 
 async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_says(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api, **{POD_CLAIM: "p" * 63})
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         await one.prepare(ref)
         expected = (
             f"/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/{'p' * 63}/r/{DRIVER}-metadata.json"
@@ -96,9 +98,9 @@ async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_s
 async def test_a_request_name_that_no_api_server_accepts_is_refused_and_nothing_is_left(
     tmp_path: Path, request_name: str
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api, request=request_name)
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         answer = await one.prepare(ref)
         assert isinstance(answer, ClaimError)
         assert "request" in str(answer)
@@ -113,9 +115,9 @@ UIDS = ["../../x", "..", ".", "a/b", "u" * 64, "u" * 300, "u\0", "-u", "u_1", "Ã
 async def test_a_uid_that_cannot_be_part_of_a_file_name_is_refused_and_its_unprepare_touches_no_file(
     tmp_path: Path, uid: str
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api, uid=uid)
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         others = tmp_path / "x.json"
         others.touch()
         answer = await one.prepare(ref)

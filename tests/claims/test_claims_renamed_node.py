@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 
 async def test_a_device_that_was_prepared_under_the_old_name_is_not_given_out_under_the_new_one() -> None:
-    async with node_with(cls := toy(), reconcile_grace_period=600.0) as node:
+    async with node_with(cls := make_toy_class(), reconcile_grace_period=600.0) as node:
         old = await allocate(node, "old", [{"pool": "node-1", "device": "toy-0"}])
         old_uid = old["metadata"]["uid"]
         assert not (await prepare_call(node, ref(old))).claims[old_uid].error

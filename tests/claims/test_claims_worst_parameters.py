@@ -13,7 +13,7 @@ from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.errors import ConfigError, DraError
 from tests.helpers import worst_parameters
 from tests.helpers.crash import worst_claims_process
-from tests.helpers.crash.claim_manager import room
+from tests.helpers.crash.claim_manager import running_manager
 from tests.helpers.worst_parameters import LIMIT, MACHINE, SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +29,12 @@ async def test_no_step_of_the_event_loop_is_long(tmp_path: Path, kind: type[wors
         name = shape.replace(" ", "-")
         api.encoded[name] = worst_claims_process.encoded(kind, shape, name, 1)
     api.encoded |= {"ordinary": worst_claims_process.encoded(worst_parameters.Plain, "right numbers", "ordinary", 1)}
-    async with room(tmp_path, worst_claims_process.Worst(), api) as one:
+    async with running_manager(tmp_path, worst_claims_process.Worst(), api) as one:
         await one.prepare(ClaimIdentity("ns", "ordinary", "ordinary"))  # modules are imported
         await one.unprepare(ClaimIdentity("ns", "ordinary", "ordinary"))
         for shape in SHAPES:
             ref = ClaimIdentity("ns", shape.replace(" ", "-"), shape.replace(" ", "-"))
-            with worst_parameters.steps_of_the_loop() as steps:
+            with worst_parameters.event_loop_steps() as steps:
                 outcome = await one.prepare(ref)
             assert max(steps) < LIMIT * MACHINE, (shape, sorted(steps)[-3:])
             assert not isinstance(outcome, DraError) or isinstance(outcome, ConfigError), outcome
@@ -48,13 +48,13 @@ async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path)
         f"c{i}": worst_claims_process.encoded(worst_parameters.Plain, "near names", f"c{i}", 1) for i in range(20)
     }
     small = worst_parameters.entries(worst_parameters.Plain, "right numbers", 1, 300)
-    good = worst_parameters.allocated(worst_parameters.claim(small, "good"), small)
+    good = worst_parameters.with_allocation(worst_parameters.claim(small, "good"), small)
     api.encoded["good"] = json.dumps(good).encode()
-    async with room(tmp_path, worst_claims_process.Worst(), api) as one:
+    async with running_manager(tmp_path, worst_claims_process.Worst(), api) as one:
         bad = [asyncio.create_task(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))) for i in range(20)]
         await asyncio.sleep(0)
         assert not isinstance(await one.prepare(ClaimIdentity("ns", "good", "good")), DraError)
-        with worst_parameters.steps_of_the_loop() as steps:
+        with worst_parameters.event_loop_steps() as steps:
             outcomes = await asyncio.gather(*bad)
         assert max(steps, default=0) < LIMIT * MACHINE
         assert all(isinstance(o, ConfigError) for o in outcomes)

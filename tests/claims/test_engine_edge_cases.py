@@ -26,8 +26,16 @@ from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.http1 import HttpResponse
-from tests.helpers.crash.claim_manager import Api, Room, room
-from tests.helpers.crash.record_stores import DRIVER, a_record, add, instance, open_store, records_locked, with_file
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.record_stores import (
+    DRIVER,
+    insert,
+    instance,
+    make_record,
+    make_record_with_file,
+    open_store,
+    records_locked,
+)
 
 
 class Plain(Driver):
@@ -102,7 +110,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.manager._START_TIMEOUT", 0.01 if slow else 100.0)
-    one = Room(tmp_path, Plain(), Api(), "boot")
+    one = RunningManager(tmp_path, Plain(), FakeApiServer(), "boot")
     go_on = asyncio.Event()
     if not slow:
         go_on.set()
@@ -126,9 +134,9 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
 
 
 async def test_only_a_file_that_was_written_again_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         for _ in range(2):
             assert not isinstance(await one.prepare(ref), DraError)
         assert "written again" not in caplog.text
@@ -187,9 +195,9 @@ class Telling(Plain):
 async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Telling(), api) as one:
+    async with running_manager(tmp_path, Telling(), api) as one:
         store, attempt, update = one.claims.store, one.claims.store._attempt, Records.update
         faults: list[OSError] = []
 
@@ -218,14 +226,14 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
 async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_is_anothers_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
 
         def taken(records: Records, record: Record, fence: Fence) -> bool:
             monkeypatch.undo()
             records.forget("a")
-            records.insert(a_record("b", "d-0"))
+            records.insert(make_record("b", "d-0"))
             return False
 
         monkeypatch.setattr(Records, "update", taken)
@@ -237,7 +245,7 @@ async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_
 async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     holder, waits = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
 
     async def told() -> int:
@@ -248,7 +256,7 @@ async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a
             for r in caplog.records[before:]
         )
 
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         await one.prepare(holder)
         assert [await told() for _ in range(3)] == [1, 0, 0]
         monkeypatch.setattr(engine, "_LOG_AGAIN", 0.0)
@@ -270,9 +278,9 @@ async def test_an_undo_whose_failure_cannot_be_noted_is_not_brought_back_after_a
         async def unprepare(self, claim: PreparedClaim) -> None:
             raise DriverError("not now")
 
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Failing(), api) as old, room(tmp_path, Plain(), api) as new:
+    async with running_manager(tmp_path, Failing(), api) as old, running_manager(tmp_path, Plain(), api) as new:
         await old.prepare(ref)
 
         def full(*_: Any) -> bool:
@@ -293,7 +301,7 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
     await store.all()
     holder = contextlib.ExitStack()
     holder.enter_context(records_locked(store.path))
-    adding = asyncio.create_task(store.do(lambda records: records.insert(a_record("a", "d-0"))))
+    adding = asyncio.create_task(store.do(lambda records: records.insert(make_record("a", "d-0"))))
     inside = threading.Event()
     reading = asyncio.create_task(store.do(lambda records: inside.set(), Mode.READ))
     assert await asyncio.to_thread(inside.wait, 30)  # in the same batch, before the write, which waits
@@ -310,8 +318,8 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
 async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_asked(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await store.check_file()
-        await add(store, with_file(tmp_path, "kept", "d-0"))
-        await add(store, with_file(tmp_path, "lost", "d-1"))
+        await insert(store, make_record_with_file(tmp_path, "kept", "d-0"))
+        await insert(store, make_record_with_file(tmp_path, "lost", "d-1"))
         await store.do(lambda records: (records.clear_meta(RECOVER), records.forget("lost")))
     async with instance(tmp_path) as store:
         assert {r.uid for r in await store.all()} == {"kept", "lost"}
@@ -320,8 +328,8 @@ async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_
 
 
 async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_not_come_back(tmp_path: Path) -> None:
-    api = Api()
-    async with room(tmp_path, Plain(), api) as one:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, Plain(), api) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         claims, specs = one.claims, one.claims.files.specs
         record = await claims.store.get("a")

@@ -38,7 +38,7 @@ from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError
-from tests.helpers.crash.claim_manager import Api
+from tests.helpers.crash.claim_manager import FakeApiServer
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         (self.root / "sys").mkdir()
         self.runner = asyncio.Runner()
         self.hardware = Hardware()
-        self.api = Api()
+        self.api = FakeApiServer()
         self.boot = 0
         self.numbers = itertools.count()
         self.wanted: dict[str, Wish] = {}  # UIDs whose last answer to prepare was success, and their device

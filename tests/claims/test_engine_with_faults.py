@@ -21,12 +21,12 @@ from dra_kubeletplugin.claims.transitions import RollBack
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.crash.claim_manager import Api, room, until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
 from tests.helpers.crash.harness import DRIVER as CRASH
-from tests.helpers.crash.harness import box
+from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
-from tests.helpers.drivers import toy
-from tests.helpers.raw_server import Peer, answer
+from tests.helpers.drivers import make_toy_class
+from tests.helpers.raw_server import RawServer, http_response
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 
@@ -75,13 +75,13 @@ async def silent_server() -> AsyncIterator[str]:
 async def test_prepared_claims_are_answered_long_before_a_call_is_over_while_the_api_server_swallows_everything(
     tmp_path: Path, calls: int
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(32)]
-    async with room(tmp_path, Plain(), api) as before:
+    async with running_manager(tmp_path, Plain(), api) as before:
         right = await before.claims.prepare(refs)
     async with silent_server() as url:
         client = KubeClient(ApiConfig(url), 600)  # longer than the whole test may take
-        async with room(tmp_path, Plain(), client, call_timeout=600) as one:  # type: ignore[arg-type]
+        async with running_manager(tmp_path, Plain(), client, call_timeout=600) as one:  # type: ignore[arg-type]
             groups = [refs] if calls == 1 else [[r] for r in refs]
             for _ in range(2):
                 answers = await asyncio.gather(*(one.claims.prepare(g) for g in groups))
@@ -110,26 +110,26 @@ ODD_ANSWERS: dict[str, Any] = {
 async def test_an_answer_that_is_no_claim_fails_new_claims_repeats_from_the_record_and_unprepares_nothing(
     tmp_path: Path, odd: Any
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     known = api.allocate("c", "u", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as before:
+    async with running_manager(tmp_path, Plain(), api) as before:
         right = await before.prepare(known)
     versions = {"groups": [{"name": "resource.k8s.io", "versions": [{"groupVersion": "resource.k8s.io/v1"}]}]}
     resources = {
         "resources": [{"name": "resourceclaims", "kind": "ResourceClaim", "namespaced": True, "verbs": ["get"]}]
     }
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         path = request.split(b" ")[1]
         if b"/resourceclaims/" in path:
-            return answer(odd)
+            return http_response(odd)
         if path.rstrip(b"/").endswith(b"/v1"):
-            return answer(resources)
-        return answer({**versions, "versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]})
+            return http_response(resources)
+        return http_response({**versions, "versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]})
 
-    async with Peer(reply) as peer:
+    async with RawServer(reply) as peer:
         client = KubeClient(ApiConfig(peer.url), 5)
-        async with room(tmp_path, Plain(), client) as one:  # type: ignore[arg-type]
+        async with running_manager(tmp_path, Plain(), client) as one:  # type: ignore[arg-type]
             await one.claims.reconciler.once()
             await one.claims.reconciler.once()
             assert one.driver.unprepared == []  # type: ignore[attr-defined]
@@ -143,15 +143,15 @@ async def test_an_answer_that_is_no_claim_fails_new_claims_repeats_from_the_reco
 
 
 async def test_one_hanging_undo_does_not_stop_reconciling_and_its_file_is_not_written_again(tmp_path: Path) -> None:
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     refs = {n: api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("stuck", "other", "third"))}
-    async with room(tmp_path, driver, api, call_timeout=0.2) as one:
+    async with running_manager(tmp_path, driver, api, call_timeout=0.2) as one:
         for ref in refs.values():
-            await until(lambda ref=ref: _prepared(one, ref))  # type: ignore[misc]
+            await wait_until(lambda ref=ref: _prepared(one, ref))  # type: ignore[misc]
         driver.stuck.add("stuck")
         for name in ("stuck", "other"):
             del api.claims[name]
-        await until(lambda: _gone(one, "other"))
+        await wait_until(lambda: _gone(one, "other"))
         await driver.hangs.wait()
         last = await one.claims.reconciler.once()
         assert "other" in driver.unprepared
@@ -159,13 +159,13 @@ async def test_one_hanging_undo_does_not_stop_reconciling_and_its_file_is_not_wr
         files = one.claims.files.specs
         assert not files.exists("stuck")
         files.remove("third")
-        await until(lambda: _restored(one, "third"))
+        await wait_until(lambda: _restored(one, "third"))
         assert not files.exists("stuck")
         del api.claims["third"]
-        await until(lambda: _gone(one, "third"))
+        await wait_until(lambda: _gone(one, "third"))
         assert last.unprepared == []
         driver.go.set()
-        await until(lambda: _gone(one, "stuck"))
+        await wait_until(lambda: _gone(one, "stuck"))
         assert files.uids() == []
 
 
@@ -186,9 +186,9 @@ async def _restored(one: Any, uid: str) -> bool:
 async def test_the_kubelet_s_unprepare_never_joins_what_reconciling_found_not_to_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     known = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await one.prepare(known)
         entered, go = asyncio.Event(), asyncio.Event()
         ask = one.claims.store.do
@@ -215,9 +215,9 @@ async def test_the_kubelet_s_unprepare_never_joins_what_reconciling_found_not_to
 async def test_a_claim_that_lost_its_allocation_and_was_not_deleted_is_reclaimed_after_the_grace(
     tmp_path: Path, status: Any
 ) -> None:
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     known = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api, reconcile_grace_period=0.3) as one:
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.3) as one:
         await one.prepare(known)
         if status == "another device":
             api.allocate("a", "a", "d-1", DRIVER)
@@ -225,16 +225,16 @@ async def test_a_claim_that_lost_its_allocation_and_was_not_deleted_is_reclaimed
             api.claims["a"]["status"] = status
         assert (await one.claims.reconciler.once()).waiting == ["a"]
         assert await one.records() == {"a": "Prepared"}
-        await until(lambda: _gone(one, "a"))
+        await wait_until(lambda: _gone(one, "a"))
         assert driver.unprepared == ["a"]
         assert one.claims.files.specs.uids() == []
 
 
 async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_to_the_kubelet(tmp_path: Path) -> None:
     """A kubelet that knows the claim as prepared has started that pod with the first device."""
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     known = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await one.prepare(known)
         api.allocate("a", "a", "d-1", DRIVER)
         api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
@@ -251,8 +251,8 @@ async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_t
 @pytest.mark.parametrize("status", ["Unknown", "False", 7, None])
 async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path, status: Any) -> None:
     """Its containers run on, and it unprepares them when it is back: only if it does not, reconciling does."""
-    api, driver = Api(), Plain()
-    async with room(tmp_path, driver, api, reconcile_grace_period=0.2) as one:
+    api, driver = FakeApiServer(), Plain()
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.2) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
         api.ready = status
@@ -261,20 +261,20 @@ async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(t
             await one.claims.reconciler.once()
             return api.nodes_read == 2
 
-        await until(asked_twice)
+        await wait_until(asked_twice)
         assert await one.records() == {"a": "Prepared"}
         api.ready = "True"
         assert (await one.claims.reconciler.once()).waiting == ["a"]  # its grace begins anew
-        await until(lambda: _gone(one, "a"))
+        await wait_until(lambda: _gone(one, "a"))
         assert driver.unprepared == ["a"]
 
 
 async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("bad", "good"))]
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await one.claims.prepare(refs)
         api.claims.clear()
         undo = one.claims.engine.rollback.undo
@@ -295,7 +295,7 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
 
 
 async def test_prepared_claims_are_counted_when_they_are_asked_for() -> None:
-    async with node_with(toy(), http_address="127.0.0.1:0") as node:
+    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
 
         async def counted() -> str:
             return (await asyncio.to_thread(_get, node.plugin.http_url + "/metrics")).partition(
@@ -326,8 +326,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.mounts
 async def test_readiness_after_a_full_disk_heals_by_itself_without_a_claim(tmp_path: Path, small: Path) -> None:
-    api = Api()
-    async with room(tmp_path, Plain(), api) as one:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, Plain(), api) as one:
         filler = small / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
@@ -352,7 +352,7 @@ async def test_while_one_of_two_instances_is_stopped_the_other_serves_everything
     tmp_path: Path,
 ) -> None:
     old, new = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         first = await b.start("old", POD_UID=old)
         await b.apply_pod("before")
         await b.cluster.wait_running("before")

@@ -21,8 +21,8 @@ from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.crash.claim_manager import until
-from tests.helpers.crash.harness import DRIVER, ROOT, box
+from tests.helpers.crash.claim_manager import wait_until
+from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 STARTS = 400
@@ -111,7 +111,7 @@ async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardwar
         assert other.reap_dead() == []
         assert other.alive(id)
         Holding.go.set()
-        await until(lambda: not other.alive(id))
+        await wait_until(lambda: not other.alive(id))
         assert list(folder.iterdir()) == []
         await node.start()
         # What was left half done is undone, and the claim can be prepared.
@@ -132,7 +132,7 @@ def is_ending(pid: int) -> bool:
 async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leaves_none_at_its_end(
     tmp_path: Path,
 ) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="1s")
         held = b.hold_prepare()
         await b.apply_pod("pod")

@@ -29,18 +29,18 @@ from dra_kubeletplugin.errors import (
     StoppingError,
 )
 from dra_kubeletplugin.metadata.document import Document, decode, encode, is_whole
-from tests.helpers.crash.claim_manager import Api, Room, room, until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
 from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
 
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
 
 
-def told(r: Room, request: str) -> Document:
+def told(r: RunningManager, request: str) -> Document:
     return decode(path(r, request).read_bytes(), path(r, request))
 
 
 async def test_news_reach_who_has_the_file_open_and_its_generation_grows_by_one(tmp_path: Path) -> None:
-    async with room(tmp_path, Net(), Api()) as r:
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
         with path(r, "net").open("rb") as mounted:  # a container has the inode, not the name
             driver = r.driver
@@ -65,13 +65,13 @@ async def test_news_reach_who_has_the_file_open_and_its_generation_grows_by_one(
 
 
 async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> None:
-    api = Api()
-    async with room(tmp_path, Net(), api) as r:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, Net(), api) as r:
         ref = claim(api)
         await r.prepare(ref)
         await r.driver.update_metadata(UID, "acc", attributes={"x": 1}, device="d-2")
         before = path(r, "acc").read_bytes()
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         assert not isinstance(await r.prepare(ref), DraError)
         assert path(r, "acc").read_bytes() == before
         assert await r.driver.update_metadata(UID, "acc", attributes={"x": 2}, device="node/d-2") == 3
@@ -84,9 +84,9 @@ async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> 
 async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_start(
     tmp_path: Path, point: str
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = claim(api)
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         await r.prepare(ref)
     seen = 1
     with path(r, "net").open("rb") as mounted:
@@ -103,8 +103,8 @@ async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_s
             assert await process.wait() == -signal.SIGKILL, "it never got there"
             if point != "update: half the file":
                 assert seen <= container().generation <= seen + 1
-            async with room(tmp_path, Net(), api) as r:
-                await until(lambda: not r.claims.tasks.uids)
+            async with running_manager(tmp_path, Net(), api) as r:
+                await wait_until(lambda: not r.claims.tasks.uids)
                 (record,) = await r.claims.store.all()
                 assert r.claims.files.are_intact(record)
                 assert seen <= container().generation <= seen + 1
@@ -114,16 +114,16 @@ async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_s
                 )
                 seen = container().generation
                 assert container().devices[0].attributes["text"] == "z" * number
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         assert await r.unprepare(ref) == ()
         assert list(r.settings.cdi_root.iterdir()) == []
         assert [p for p in (r.settings.plugin_dir / "dra-device-metadata").rglob("*") if not p.is_dir()] == []
 
 
 async def test_two_instances_and_many_tasks_lose_no_update_and_no_generation_falls(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = claim(api)
-    async with room(tmp_path, Net(), api) as old, room(tmp_path, Net(), api) as new:
+    async with running_manager(tmp_path, Net(), api) as old, running_manager(tmp_path, Net(), api) as new:
         await old.prepare(ref)
         generations: list[int] = []
         done = asyncio.Event()
@@ -166,19 +166,19 @@ async def test_an_update_during_prepare_waits_for_it_and_one_within_is_told_what
             await self.go_on.wait()
             return await super().prepare(claim)
 
-    api = Api()
+    api = FakeApiServer()
     ref = claim(api)
     driver = Busy()
-    async with room(tmp_path, driver, api, call_timeout=1) as r:
+    async with running_manager(tmp_path, driver, api, call_timeout=1) as r:
         while isinstance(refused := await r.prepare(ref), StillWorkingError):
             pass
         assert "claim uid-1 has been in work for more than 0.5 s" in str(refused)
         assert "do not wait for it within prepare" in str(refused)
-        await until(lambda: not r.claims.tasks.uids)
+        await wait_until(lambda: not r.claims.tasks.uids)
     driver.inside = False
-    async with room(tmp_path, driver, api) as r:
+    async with running_manager(tmp_path, driver, api) as r:
         preparing = asyncio.create_task(r.prepare(ref))
-        await until(lambda: r.claims.tasks.uids)
+        await wait_until(lambda: r.claims.tasks.uids)
         update = driver.update_metadata(UID, "net", network_data=ETH)
         driver.go_on.set()
         await preparing
@@ -187,9 +187,9 @@ async def test_an_update_during_prepare_waits_for_it_and_one_within_is_told_what
 
 
 async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = claim(api)
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         with pytest.raises(MetadataUpdateError, match="claim uid-1 is not prepared"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
         await r.prepare(ref)
@@ -216,7 +216,7 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
 
 
 async def test_a_thread_of_the_driver_s_own_has_it_done_when_the_call_returns(tmp_path: Path) -> None:
-    async with room(tmp_path, Net(), Api()) as r:
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
 
         def work() -> int:
@@ -235,7 +235,7 @@ async def test_a_thread_of_the_driver_s_own_has_it_done_when_the_call_returns(tm
 async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_the_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with room(tmp_path, Net(), Api()) as r:
+    async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
         before = path(r, "net").read_bytes()
         real = os.pwrite
@@ -263,13 +263,13 @@ async def test_a_claim_without_metadata_and_a_driver_that_has_it_off_are_told_ap
     class Off(Net):
         metadata = False
 
-    api = Api()
+    api = FakeApiServer()
     ref = claim(api)
-    async with room(tmp_path, Off(), api) as r:
+    async with running_manager(tmp_path, Off(), api) as r:
         await r.prepare(ref)
         with pytest.raises(DriverError, match=r"Off.metadata is off"):
             r.driver.update_metadata(UID, "net", network_data=ETH)
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         with pytest.raises(MetadataUpdateError, match="prepared by a version of the driver that wrote none"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
 
@@ -320,9 +320,9 @@ def test_any_row_of_updates_is_what_the_file_says_at_each_moment(updates: list[d
 
 
 async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     first = claim(api)
-    async with room(tmp_path, Net(), api) as r:
+    async with running_manager(tmp_path, Net(), api) as r:
         await r.prepare(first)
         with path(r, "net").open("rb") as mounted:
             second = dataclasses.replace(first, uid="uid-2")

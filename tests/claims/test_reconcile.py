@@ -17,9 +17,9 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.claims import reconcile
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 GRACE = 100.0
@@ -47,14 +47,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def released(api: Api, name: str) -> Any:
+def released(api: FakeApiServer, name: str) -> Any:
     """The claim loses its devices; answers what it was, to be given again."""
     before = api.claims[name]
     api.claims[name] = {**before, "status": {}}
     return before
 
 
-async def given_again(api: Api, what: Any, one: Room) -> None:
+async def given_again(api: FakeApiServer, what: Any, one: RunningManager) -> None:
     api.claims["a"] = what
     known = api.allocate("a", "a", "d-0", DRIVER)
     assert not isinstance(await one.prepare(known), Exception)
@@ -64,9 +64,9 @@ async def given_again(api: Api, what: Any, one: Room) -> None:
 async def test_a_claim_that_got_its_devices_again_while_it_was_looked_for_keeps_them(tmp_path: Path, who: str) -> None:
     """Between the look at it and its turn lie the looks at all others, and one at the node: its pod may run by then, told by this
     instance or by another."""
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     known = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api) as old, room(tmp_path, Plain(), api) as new:
+    async with running_manager(tmp_path, driver, api) as old, running_manager(tmp_path, Plain(), api) as new:
         await old.prepare(known)
         found, ask = released(api, "a"), old.claims.reconciler.verifier.slices.kubelet_is_away
 
@@ -91,24 +91,24 @@ async def test_a_claim_that_got_its_devices_again_while_it_was_looked_for_keeps_
         assert old.claims.files.specs.exists("a")
 
 
-async def prepared_anew(one: Room, api: Api) -> None:
+async def prepared_anew(one: RunningManager, api: FakeApiServer) -> None:
     found = api.allocate("a", "a", "d-0", DRIVER)
     await one.unprepare(found)
     await one.prepare(found)
     released(api, "a")
 
 
-async def kubelet_came(one: Room, api: Api) -> None:
+async def kubelet_came(one: RunningManager, api: FakeApiServer) -> None:
     one.claims.kubelet_registered()
 
 
 @pytest.mark.parametrize("what", [prepared_anew, kubelet_came])
 async def test_a_grace_begins_anew_where_what_was_seen_is_over(
-    tmp_path: Path, clock: Any, what: Callable[[Room, Api], Awaitable[None]]
+    tmp_path: Path, clock: Any, what: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
     """A claim may be prepared again between two looks; and a kubelet that starts first ends the containers that it missed."""
-    api, driver = Api(), Plain()
-    async with room(tmp_path, driver, api, reconcile_grace_period=GRACE) as one:
+    api, driver = FakeApiServer(), Plain()
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         released(api, "a")
         assert (await one.claims.reconciler.once()).waiting == ["a"]
@@ -125,8 +125,8 @@ async def test_a_grace_begins_anew_where_what_was_seen_is_over(
 
 
 async def test_a_kubelet_that_comes_amid_a_pass_has_its_time_too(tmp_path: Path) -> None:
-    api, driver = Api(), Plain()
-    async with room(tmp_path, driver, api) as one:
+    api, driver = FakeApiServer(), Plain()
+    async with running_manager(tmp_path, driver, api) as one:
         await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
         ask = one.claims.reconciler.verifier.slices.kubelet_is_away
@@ -143,7 +143,7 @@ async def test_a_kubelet_that_comes_amid_a_pass_has_its_time_too(tmp_path: Path)
 
 async def test_a_kubelet_that_was_restarted_is_heard_of(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = asyncio.Event()
-    async with node_with(toy(), reconcile_grace_period=GRACE) as node:
+    async with node_with(make_toy_class(), reconcile_grace_period=GRACE) as node:
         reconciler = node.plugin.claims.reconciler
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(found))
@@ -165,9 +165,9 @@ async def test_a_kubelet_that_was_restarted_is_heard_of(clock: Any, monkeypatch:
 
 async def test_claims_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     """However many: what cannot be read comes last the next time."""
-    api, driver = Api(), Plain()
+    api, driver = FakeApiServer(), Plain()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("abcdefgh")]
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         for known in refs:
             await one.prepare(known)
         for name in "abcdef":

@@ -22,7 +22,7 @@ from dra_kubeletplugin.errors import (
     OverdrawnError,
     WrongNodeError,
 )
-from tests.helpers.crash.claim_manager import Api, room
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -77,13 +77,13 @@ def a_slice(
     }
 
 
-def asks(api: Api, device: str, pool: str = "fabric", uid: str = "", **result: Any) -> ClaimIdentity:
+def asks(api: FakeApiServer, device: str, pool: str = "fabric", uid: str = "", **result: Any) -> ClaimIdentity:
     uid = uid or f"u-{device}"
     return api.allocate(f"c-{uid}", uid, device, NAME, pool=pool, **result)
 
 
 async def test_a_device_that_only_a_slice_describes_is_prepared_as_the_slice_has_it(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [
         a_slice(
             {
@@ -102,7 +102,7 @@ async def test_a_device_that_only_a_slice_describes_is_prepared_as_the_slice_has
     for s in api.slices:
         s["spec"]["pool"]["resourceSliceCount"] = 2
     driver = Fabric()
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         answer = await one.prepare(asks(api, "f-0"))
         assert not isinstance(answer, DraError), answer
         assert [(a.pool, a.device) for a in answer] == [("fabric", "f-0")]
@@ -122,12 +122,12 @@ async def test_one_list_serves_all_devices_of_a_claim_however_long_it_takes(
     monkeypatch.setattr(
         "dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.0
     )  # as if each list took longer than it is fresh
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(8)))]
     ref = asks(api, "f-0", uid="u")
     results = api.claims[ref.name]["status"]["allocation"]["devices"]["results"]
     results += [{**results[0], "device": f"f-{i}"} for i in range(1, 8)]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         answer = await one.prepare(ref)
         assert not isinstance(answer, DraError), answer
         assert len(answer) == 8
@@ -138,9 +138,9 @@ async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventor
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 600.0)  # however slow this machine is
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice(*({"name": f"f-{i}"} for i in range(32)))]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         own = [asks(api, f"d-{i}", pool="node") for i in range(32)]
         answers = await one.claims.prepare(own)
         assert not any(isinstance(a, DraError) for a in answers.values()), answers
@@ -152,9 +152,9 @@ async def test_one_list_serves_all_claims_of_a_call_and_a_device_of_the_inventor
 
 
 async def test_a_device_that_was_missing_a_moment_ago_is_found_when_it_is_there(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"})]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         assert isinstance(await one.prepare(asks(api, "f-1")), DeviceGoneError)
         api.slices = [a_slice({"name": "f-0"}, {"name": "f-1"}, generation=2)]
@@ -163,7 +163,7 @@ async def test_a_device_that_was_missing_a_moment_ago_is_found_when_it_is_there(
 
 @pytest.mark.parametrize("status", [0, 403, 500, 503])
 async def test_an_unknown_device_is_tried_again_while_the_slices_cannot_be_read(tmp_path: Path, status: int) -> None:
-    class Refusing(Api):
+    class Refusing(FakeApiServer):
         refuses = True
 
         async def page(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_an_unknown_device_is_tried_again_while_the_slices_cannot_be_read(
 
     api = Refusing()
     api.slices = [a_slice({"name": "f-0"})]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         answer = await one.prepare(asks(api, "f-0"))
         assert isinstance(answer, ApiUnavailableError)
         assert "its ResourceSlices cannot be read now" in str(answer)
@@ -187,7 +187,7 @@ async def test_an_unknown_device_is_tried_again_while_the_slices_cannot_be_read(
 async def test_a_server_that_does_not_answer_the_list_is_waited_for_no_longer_than_a_repetition_may_take(
     tmp_path: Path,
 ) -> None:
-    class Silent(Api):
+    class Silent(FakeApiServer):
         silent = False
 
         async def page(self, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ async def test_a_server_that_does_not_answer_the_list_is_waited_for_no_longer_th
 
     api = Silent()
     api.slices = [a_slice({"name": "f-0"})]
-    async with room(tmp_path, Fabric(), api, call_timeout=600) as one:
+    async with running_manager(tmp_path, Fabric(), api, call_timeout=600) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         api.silent = True
         one.claims.engine.verifier.slices._unbound_slices._task = None
@@ -220,11 +220,11 @@ NODES: dict[str, tuple[dict[str, Any], bool]] = {
 async def test_a_slice_or_device_must_be_for_this_node(
     tmp_path: Path, nodes: dict[str, Any], here: bool, per_device: bool
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.nodes = {"node": {"rack": "r1"}}
     device = {"name": "f-0", **(nodes if per_device else {})}
     api.slices = [a_slice(device, **({"perDeviceNodeSelection": True} if per_device else nodes))]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         answer = await one.prepare(asks(api, "f-0"))
         assert isinstance(answer, WrongNodeError) is not here, answer
         if not here:
@@ -234,58 +234,58 @@ async def test_a_slice_or_device_must_be_for_this_node(
 
 
 async def test_where_the_node_may_not_be_read_the_scheduler_s_choice_stands(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"}, **labelled("rack", "r1"))]
     api.forbidden = True
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
 
 
 async def test_a_label_that_the_node_got_a_moment_ago_is_seen(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.nodes = {"node": {}}
     api.slices = [a_slice({"name": "f-0"}, **labelled("rack", "r1"))]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert isinstance(await one.prepare(asks(api, "f-0")), WrongNodeError)
         api.nodes = {"node": {"rack": "r1"}}
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
 
 
 async def test_a_pool_of_which_no_slice_is_for_this_node_is_another_node_s(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"}, pool="there", **THERE)]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         answer = await one.prepare(asks(api, "f-0", pool="there"))
         assert isinstance(answer, WrongNodeError)
         assert "pool there, which is neither a pool of node node" in str(answer)
 
 
 async def test_slices_of_this_node_count_only_while_another_instance_lives_to_publish_them(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"}, pool="other", **HERE)]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert isinstance(await one.prepare(asks(api, "f-0", pool="other")), WrongNodeError)
-        async with room(tmp_path, Fabric(), api):
+        async with running_manager(tmp_path, Fabric(), api):
             assert not isinstance(await one.prepare(asks(api, "f-0", pool="other")), DraError)
 
 
 async def test_a_pool_that_is_being_written_says_nothing_of_a_device_that_is_missing(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"}, generation=2, count=2), a_slice({"name": "f-1"}, generation=1, number=1)]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert isinstance(await one.prepare(asks(api, "f-1")), DevicesUnknownError)
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
 
 
 async def test_a_device_that_its_publisher_says_has_vanished_is_gone(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0", "taints": [GONE.json()]})]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert isinstance(await one.prepare(asks(api, "f-0")), DeviceGoneError)
 
 
 async def test_shares_and_partitions_of_others_are_guarded_as_our_own(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     part = {"consumesCounters": [{"counterSet": "s", "counters": {"links": {"value": "3"}}}]}
     api.slices = [
         a_slice(
@@ -295,7 +295,7 @@ async def test_shares_and_partitions_of_others_are_guarded_as_our_own(tmp_path: 
         ),
         a_slice(number=1, count=2, devices=[], sharedCounters=[{"name": "s", "counters": {"links": {"value": "5"}}}]),
     ]  # fmt: skip
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         first = asks(api, "shared", uid="s1", shareID="one", consumedCapacity={"lanes": "6"})
         second = asks(api, "shared", uid="s2", shareID="two", consumedCapacity={"lanes": "3"})
         assert not isinstance(await one.prepare(first), DraError)
@@ -316,9 +316,9 @@ async def test_shares_and_partitions_of_others_are_guarded_as_our_own(tmp_path: 
 
 
 async def test_what_another_process_publishes_is_not_ours_to_publish_when_it_vanishes(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"})]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         held = await one.claims.held()
         assert held == {("fabric", "f-0"): {}}
@@ -342,10 +342,10 @@ FIELDS = ["attributes", "capacity", "taints", "consumesCounters", "nodeSelector"
 async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
     tmp_path_factory: pytest.TempPathFactory, device: dict[str, Any], spec: dict[str, Any]
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.nodes = {"node": {}}
     api.slices = [a_slice({"name": "f-0", **device}, **spec), a_slice({"name": "g-0"}, pool="good")]
-    async with room(tmp_path_factory.mktemp("odd"), Fabric(), api) as one:
+    async with running_manager(tmp_path_factory.mktemp("odd"), Fabric(), api) as one:
         answer = await one.prepare(asks(api, "f-0"))
         assert not isinstance(answer, DraError) or answer.code != "DRA-E000", answer
         assert not isinstance(await one.prepare(asks(api, "g-0", pool="good")), DraError)
@@ -354,9 +354,9 @@ async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
 async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._LONGEST", 5.0)
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.1)
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"})]
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
         look = one.claims.engine.verifier.slices._unbound_slices
         async with asyncio.timeout(30):
@@ -367,12 +367,12 @@ async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, mo
 async def test_a_device_of_the_inventory_that_vanishes_while_slices_are_read_is_no_fault_of_ours(
     tmp_path: Path,
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"})]
     ref = asks(api, "d-0", pool="node", uid="u")
     results = api.claims[f"c-{ref.uid}"]["status"]["allocation"]["devices"]["results"]
     results.append(results[0] | {"pool": "fabric", "device": "f-0", "request": "s"})
-    async with room(tmp_path, Fabric(), api) as one:
+    async with running_manager(tmp_path, Fabric(), api) as one:
         page = api.page
 
         async def slow(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ from tests.claims.test_claims_names_and_paths import (
     allocate,
     files_of,
 )
-from tests.helpers.crash.claim_manager import Api, Room, room, until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
 from tests.helpers.crash.file_faults import FileFaults
 from tests.helpers.crash.record_stores import DRIVER
 
@@ -78,14 +78,14 @@ class SayingEvents:
         self.told.append((claim.uid, reason, message))
 
 
-def faults_of(one: Room) -> FileFaults:
+def faults_of(one: RunningManager) -> FileFaults:
     return FileFaults(one.settings.cdi_root, one.settings.plugin_dir / "dra-device-metadata")
 
 
 # --- whatever fails -----------------------------------------------------------------------------------
 
 
-async def check_whole(one: Room, driver: Counting, ref: ClaimIdentity, other: ClaimIdentity) -> None:
+async def check_whole(one: RunningManager, driver: Counting, ref: ClaimIdentity, other: ClaimIdentity) -> None:
     """After the faults the claim can be prepared or it is gone, the other claim can have the device, and nothing is left."""
     if not isinstance(await one.prepare(ref), DraError):
         assert isinstance(await one.prepare(other), DeviceHeldError)
@@ -114,10 +114,10 @@ def without_age(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_every_error_at_every_file_operation_leaves_nothing(
     tmp_path: Path, error: int, lasts: bool, work: str
 ) -> None:
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
     other = allocate(api, "other", OTHER)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         faults, failed = faults_of(one), set()
         for number in range(200):
             if work == "unprepare":
@@ -172,7 +172,7 @@ def test_any_claim_that_an_api_server_accepts_is_prepared_and_unprepared_whateve
     annotations = {"example.com/text": text} | ({POD_CLAIM: pod_claim} if pod_claim is not None else {})
 
     async def check() -> None:
-        api, driver = Api(), Counting()
+        api, driver = FakeApiServer(), Counting()
         other = allocate(api, "other.claim", OTHER)
         api.allocate(name, UID, "d-0", DRIVER, request=request_name)
         api.claims[name]["metadata"] |= {"namespace": namespace, "annotations": annotations, "labels": {"a": "x" * 63}}
@@ -180,7 +180,7 @@ def test_any_claim_that_an_api_server_accepts_is_prepared_and_unprepared_whateve
         config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
         api.claims[name]["status"]["allocation"]["devices"]["config"] = config
         ref = ClaimIdentity(namespace, name, UID)
-        async with room(tmp_path_factory.mktemp("room"), driver, api) as one:
+        async with running_manager(tmp_path_factory.mktemp("room"), driver, api) as one:
             faults = faults_of(one)
             for number, error in faults_at.items():
                 with faults.failing(error, lambda n, at=number: n == at):  # type: ignore[misc]
@@ -210,9 +210,9 @@ async def test_a_prepare_that_fails_on_a_read_only_folder_is_rolled_back_while_i
     tmp_path: Path, own_mount: Path
 ) -> None:
     """Linux refuses to remove also a file that is not there."""
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref = allocate(api)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         subprocess.run(["mount", "-o", "remount,ro", str(own_mount)], check=True)
         answer = await one.prepare(ref)
         assert isinstance(answer, RecordsError)
@@ -229,14 +229,14 @@ async def test_a_prepare_that_fails_on_a_read_only_folder_is_rolled_back_while_i
 
 
 @contextlib.contextmanager
-def read_only(one: Room) -> Iterator[None]:
+def read_only(one: RunningManager) -> Iterator[None]:
     """As where the file system of the metadata files was mounted read-only after an error of its disk."""
     faults = FileFaults(one.settings.plugin_dir / "dra-device-metadata")
     with faults.failing(errno.EROFS, lambda number: True):
         yield
 
 
-async def stuck(one: Room, ref: ClaimIdentity) -> None:
+async def stuck(one: RunningManager, ref: ClaimIdentity) -> None:
     """Makes a claim whose rollback has failed once."""
     await one.prepare(ref)
     with read_only(one):
@@ -245,9 +245,9 @@ async def stuck(one: Room, ref: ClaimIdentity) -> None:
 
 
 async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp_path: Path) -> None:
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref = allocate(api)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await stuck(one, ref)
         (record,) = await one.claims.store.all()
         path = one.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
@@ -264,9 +264,9 @@ async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp
 
 
 async def test_a_full_disk_is_the_only_reason_to_advise_more_space(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api)
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         for error in ERRORS:
             with FileFaults(one.settings.cdi_root).failing(error, lambda number: True):
                 answer = await one.prepare(ref)
@@ -279,10 +279,10 @@ async def test_a_full_disk_is_the_only_reason_to_advise_more_space(tmp_path: Pat
 async def test_however_often_it_is_tried_each_text_is_logged_once_and_the_event_is_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref, other = allocate(api), allocate(api, "other", OTHER)
     events = SayingEvents()
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         one.claims.engine.rollback.events = events  # type: ignore[assignment]
         await one.prepare(ref)
         driver.broken = OSError("the card does not answer")
@@ -311,23 +311,23 @@ async def test_the_plugin_tries_again_by_itself_with_pauses_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref = allocate(api)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await one.prepare(ref)
         driver.broken = OSError("the card does not answer")
         await one.unprepare(ref)
         retrying = asyncio.create_task(one.claims.background()["rollbacks"]())
-        await until(lambda: driver.tries > 4)
+        await wait_until(lambda: driver.tries > 4)
         driver.broken = None
-        await until(lambda: _records_are(one, {}))
+        await wait_until(lambda: _records_are(one, {}))
         retrying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await retrying
         assert files_of(one) == []
 
 
-async def _records_are(one: Room, expected: dict[str, str]) -> bool:
+async def _records_are(one: RunningManager, expected: dict[str, str]) -> bool:
     return await one.records() == expected
 
 
@@ -346,7 +346,7 @@ async def test_a_rollback_that_fails_before_it_begins_is_tried_again_too(
 
     retries.failed("u")
     task = asyncio.create_task(retries.run(roll_back))
-    await until(lambda: tries == 4)
+    await wait_until(lambda: tries == 4)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -372,9 +372,9 @@ def test_texts_that_never_end_take_bounded_memory(caplog: pytest.LogCaptureFixtu
 async def test_readiness_and_the_claims_command_say_which_claim_why_how_often_and_when(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api, driver = Api(), Counting()
+    api, driver = FakeApiServer(), Counting()
     ref = allocate(api)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         await stuck(one, ref)
         assert await one.claims.faults() == []  # the node serves all other claims
         (note,) = await one.claims.notes()
@@ -397,9 +397,9 @@ async def test_readiness_and_the_claims_command_say_which_claim_why_how_often_an
 async def test_a_forgotten_claim_leaves_no_files_of_metadata(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = allocate(api)
-    async with room(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as one:
         await one.prepare(ref)
     options = ["--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi"), "--driver-name", DRIVER]
     assert main(["claims", "forget", UID, "--yes", *options]) == 0

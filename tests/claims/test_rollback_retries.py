@@ -20,7 +20,7 @@ from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.driver import PreparedDevice
 from dra_kubeletplugin.errors import DraError
 from tests.claims.test_rollback import Counting
-from tests.helpers.crash.claim_manager import Api, room, until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
 from tests.helpers.crash.record_stores import DRIVER
 
 FAST, SLOW = (f"0b6a0c1e-0000-4000-8000-00000000000{i}" for i in (1, 2))
@@ -47,9 +47,9 @@ class SlowToUndo(Counting):
 
 async def test_a_retry_that_is_scheduled_during_a_reconciling_pass_survives_the_pass(tmp_path: Path) -> None:
     """Before, the end of the pass took the result of its own earlier work on the claim for the newest, and forgot the retry."""
-    api, driver = Api(), SlowToUndo()
+    api, driver = FakeApiServer(), SlowToUndo()
     fast, slow = api.allocate("fast", FAST, "d-0", DRIVER), api.allocate("slow", SLOW, "d-1", DRIVER)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         retries = one.claims.engine.rollback.retries
         driver.broken = OSError("the card does not answer")
         for ref in fast, slow:
@@ -58,7 +58,7 @@ async def test_a_retry_that_is_scheduled_during_a_reconciling_pass_survives_the_
         driver.broken = None
         reconciling = asyncio.create_task(one.claims.reconciler.once(ask_server=False))
         await driver.waits.wait()
-        await until(lambda: FAST not in retries._retries)
+        await wait_until(lambda: FAST not in retries._retries)
         assert not isinstance(await one.prepare(fast), DraError)
         driver.broken = OSError("the card does not answer")
         assert isinstance(await one.unprepare(fast), DraError)

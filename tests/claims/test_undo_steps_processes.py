@@ -17,7 +17,7 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import PodError, node_with, on_node
-from tests.helpers.drivers import Toy, toy
+from tests.helpers.drivers import Toy, make_toy_class
 from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
 
 
@@ -308,7 +308,7 @@ def test_log_lines_are_text_or_json_with_the_operation() -> None:
 
 
 async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
@@ -333,7 +333,7 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
     monkeypatch.setattr(KubeClient, "dra_version", fixed)
     async with (
         LocalCluster(features=Features.of(runtime_config={f"resource.k8s.io/{version}": True})) as cluster,
-        on_node(cluster, toy()) as node,
+        on_node(cluster, make_toy_class()) as node,
     ):
         await node.run_pod(parameters={"colour": "blue"})
         assert (await node.plugin.client.dra("resourceslices")).version == version
@@ -344,7 +344,7 @@ async def test_every_version_of_the_api_publishes_and_prepares(version: str, mon
 async def test_metrics_and_probes_are_served_over_http() -> None:
     import urllib.request
 
-    async with node_with(toy(), http_address="127.0.0.1:0") as node:
+    async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
         await node.run_pod()
 
         def fetch(path: str) -> tuple[int, str]:
@@ -361,7 +361,7 @@ async def test_metrics_and_probes_are_served_over_http() -> None:
 
 @pytest.mark.gates("DRADeviceTaints")
 async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_goes() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
         cls.count = 0
@@ -484,7 +484,7 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
 
 
 async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
-    async with node_with(toy(), reconcile_grace_period=0) as node:
+    async with node_with(make_toy_class(), reconcile_grace_period=0) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         node.cluster.api.faults.served = set()

@@ -26,7 +26,7 @@ from dra_kubeletplugin.claims.store.records import COLUMNS
 from dra_kubeletplugin.cli import main
 from tests.analysis.explanation.test_explain import CLASS, claim, gpu, held, node, pod, pool
 from tests.analysis.simulation.test_simulate import TEMPLATE, workload
-from tests.helpers.crash.record_stores import DRIVER, a_record, append_body
+from tests.helpers.crash.record_stores import DRIVER, append_body, make_record
 
 JSON = dict[str, Any]
 # Colour, title, clear the screen, C1, right-to-left, zero width, lines of its own, markup of rich, HTML, NUL, DEL, tag, wide.
@@ -278,7 +278,7 @@ def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotte
 ) -> None:
     folder = tmp_path / "plugins" / DRIVER
     folder.mkdir(parents=True)
-    record = a_record("u1", "d-0")
+    record = make_record("u1", "d-0")
     record.doc = {"devices": [{"request": HOSTILE, "pool": HOSTILE, "device": f"d{HOSTILE}"}], "complete": True}
     raw = {c: getattr(record, c) for c in COLUMNS} | {
         "state": state,

@@ -20,7 +20,7 @@ from dra_kubeletplugin import cli
 from dra_kubeletplugin.cli.dev_client_args import VERBS
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.localcluster.dev import control
-from tests.helpers.dev_process import GPU, ROOT, Dev, command, running, until
+from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command, wait_until
 
 DRIVER = """
 from dra_kubeletplugin import AllocatedDevice, Claim, ContainerEdits, Device, Driver, Health, PreparedDevice
@@ -47,7 +47,7 @@ NEW = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0
 
 
 @pytest.fixture(scope="module")
-def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
     """Two nodes with a described host each, and a driver on them."""
     folder = tmp_path_factory.mktemp("dev")
     (folder / "driver.py").write_text(DRIVER)
@@ -59,7 +59,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         "--nodes",
         "2",
     )
-    with running(folder, *args) as found:
+    with run_dev(folder, *args) as found:
         yield found
     assert not found.state.exists()
 
@@ -67,7 +67,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
 pytestmark = pytest.mark.kubectl
 
 
-def test_it_says_where_everything_is(dev: Dev) -> None:
+def test_it_says_where_everything_is(dev: DevProcess) -> None:
     for node in ("node-1", "node-2"):
         assert f"{node}: kubelet root {dev.state}/{node}/kubelet" in dev.told
         assert f"is at {dev.state}/{node}/host: its files behave like sysfs" in dev.told
@@ -78,67 +78,68 @@ def test_it_says_where_everything_is(dev: Dev) -> None:
     assert dev.kubectl("get", "nodes", "-o", "name").split() == ["node/node-1", "node/node-2"]
 
 
-def test_nobody_else_may_say_what_happens(dev: Dev) -> None:
+def test_nobody_else_may_say_what_happens(dev: DevProcess) -> None:
     path = dev.state / control.NAME
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o077) == (0o600, 0)
 
 
-def test_a_function_is_unplugged_and_plugged_in_again(dev: Dev) -> None:
+def test_a_function_is_unplugged_and_plugged_in_again(dev: DevProcess) -> None:
     assert dev.verb("unplug-function", "--node", "node-1", "0000:17:00.0")["address"] == "0000:17:00.0"
-    until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
+    wait_until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
     assert len(dev.devices("node-2")) == 2
     assert "no PCI function '0000:17:00.0' on this host, only 0000:18:00.0" in dev.verb(
         "unplug-function", "--node", "node-1", "0000:17:00.0"
     )
     dev.verb("plug-function", "--node", "node-1", "0000:17:00.0")
-    until(lambda: len(dev.devices()) == 2)
+    wait_until(lambda: len(dev.devices()) == 2)
     assert (dev.state / "node-1/host/dev/fpga0").exists()
 
 
-def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: Dev, tmp_path: Path) -> None:
+def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: DevProcess, tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("? " * 100_000)
     assert "nested too deeply" in dev.verb("plug-function", "--node", "node-1", str(tmp_path / "deep.yaml"))
     assert dev.verb("status")["nodes"]
 
 
-def test_a_new_function_is_plugged_in_from_a_file(dev: Dev, tmp_path: Path) -> None:
+def test_a_new_function_is_plugged_in_from_a_file(dev: DevProcess, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(json.dumps(NEW))
     dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))
-    until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
+    wait_until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
     assert "0000:19:00.0" in dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
     assert "neither one that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
     assert "0000:19:00.0 is already present" in dev.verb("plug-function", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug-function", "--node", "node-2", "0000:19:00.0")
-    until(lambda: len(dev.devices("node-2")) == 2)
+    wait_until(lambda: len(dev.devices("node-2")) == 2)
 
 
-def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: Dev) -> None:
+def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: DevProcess) -> None:
     where = ("--node", "node-1", "pci-0000-17-00-0")
     dev.verb("set-health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
-    until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
+    wait_until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
     assert "taints" not in dev.devices("node-2")["pci-0000-17-00-0"]
     dev.verb("set-health", *where, "reported")
-    until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
+    wait_until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
 
 
-def test_a_killed_driver_comes_back_and_its_slices_stay(dev: Dev) -> None:
+def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None:
     before = dev.driver()
     assert (
-        "killed" in command("kill-driver", "--state-dir", str(dev.state), "--node", "node-1", "--down-for", "0").stdout
+        "killed"
+        in run_dev_command("kill-driver", "--state-dir", str(dev.state), "--node", "node-1", "--down-for", "0").stdout
     )
-    after = until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
+    after = wait_until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
     assert after["restarts"] == before["restarts"] + 1
     assert len(dev.devices()) == 2
 
 
-def test_a_driver_that_dies_by_itself_is_started_again(dev: Dev) -> None:
+def test_a_driver_that_dies_by_itself_is_started_again(dev: DevProcess) -> None:
     before = dev.driver("node-2")
     os.kill(before["pid"], signal.SIGKILL)
-    until(lambda: (d := dev.driver("node-2"))["phase"] == "ready" and d["pid"] != before["pid"])
+    wait_until(lambda: (d := dev.driver("node-2"))["phase"] == "ready" and d["pid"] != before["pid"])
     assert "ended with signal SIGKILL" in dev.log()
 
 
-def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: Dev) -> None:
+def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: DevProcess) -> None:
     pids = {p: dev.driver(p)["pid"] for p in ("node-1", "node-2")}
     names = dev.kubectl("get", "resourceslices", "-o", "name")
     dev.verb("upgrade-driver", "--node", "all")
@@ -146,7 +147,7 @@ def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: Dev) -> None:
     assert dev.kubectl("get", "resourceslices", "-o", "name") == names
 
 
-def test_a_changed_file_is_run_and_a_broken_one_is_told(dev: Dev) -> None:
+def test_a_changed_file_is_run_and_a_broken_one_is_told(dev: DevProcess) -> None:
 
     def write(text: str) -> None:
         """In one step: what is half written when somebody looks would be one change more."""
@@ -156,21 +157,21 @@ def test_a_changed_file_is_run_and_a_broken_one_is_told(dev: Dev) -> None:
     def published(version: str) -> None:
         wanted = {"string": version}
         for node in ("node-1", "node-2"):
-            until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
-            until(lambda node=node: dev.driver(node)["phase"] == "ready")
+            wait_until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
+            wait_until(lambda node=node: dev.driver(node)["phase"] == "ready")
 
     write(DRIVER.replace('"one"', '"two"'))
     published("two")
     pid = dev.driver()["pid"]
     write("this is no Python")
-    until(lambda: dev.log().count("SyntaxError") >= 2)
-    until(lambda: dev.driver()["phase"] == "ready")
+    wait_until(lambda: dev.log().count("SyntaxError") >= 2)
+    wait_until(lambda: dev.driver()["phase"] == "ready")
     assert dev.driver()["pid"] == pid, "the one before goes on"
     write(DRIVER)
     published("one")
 
 
-def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
+def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: DevProcess) -> None:
     from dra_kubeletplugin.host import Host
 
     sysfs = dev.state / "node-1/host"
@@ -179,16 +180,16 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: Dev) -> None:
     assert Host(sysfs).boot_id() != boot
     assert Host(dev.state / "node-2/host").boot_id() == other
     assert (dev.driver()["phase"], dev.driver()["pid"] != pid) == ("ready", True)
-    until(lambda: len(dev.devices()) == 2)
+    wait_until(lambda: len(dev.devices()) == 2)
 
 
-def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: Dev) -> None:
+def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: DevProcess) -> None:
     dev.verb("restart-kubelet", "--node", "all", "--down-for", "0.05")
-    until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
-    until(lambda: len(dev.devices()) == 2)
+    wait_until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
+    wait_until(lambda: len(dev.devices()) == 2)
 
 
-def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
+def test_the_api_server_fails_as_it_is_told(dev: DevProcess) -> None:
     dev.verb("cut-connections")
     dev.verb("drop-fields", "taints")
     dev.verb("api-conflicts", "1000")
@@ -205,7 +206,7 @@ def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
     dev.verb("serve-versions")
     dev.verb("api-outage", "0.1")
     assert dev.verb("status")["faults"] == {}
-    until(lambda: len(dev.devices()) == 2)
+    wait_until(lambda: len(dev.devices()) == 2)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_the_api_server_fails_as_it_is_told(dev: Dev) -> None:
         (["exit-container", "nobody"], 'pods "nobody" not found'),
     ],
 )
-def test_a_verb_that_cannot_be_done_says_why(dev: Dev, args: list[str], says: str) -> None:
+def test_a_verb_that_cannot_be_done_says_why(dev: DevProcess, args: list[str], says: str) -> None:
     assert says in dev.verb(*args)
 
 
@@ -246,7 +247,7 @@ def test_a_verb_that_cannot_be_done_says_why(dev: Dev, args: list[str], says: st
         b"\xff" * 2_000_000,
     ],
 )
-def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
+def test_no_request_ends_the_control_socket(dev: DevProcess, request_: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(dev.state / control.NAME))
         with contextlib.suppress(OSError):
@@ -258,16 +259,16 @@ def test_no_request_ends_the_control_socket(dev: Dev, request_: bytes) -> None:
     assert dev.verb("status")["faults"] == {}
 
 
-def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: Dev) -> None:
-    assert f"state       {dev.state}" in command("status", KUBECONFIG=dev.kubeconfig).stdout
-    done = command("status", "--state-dir", "/nowhere")
+def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: DevProcess) -> None:
+    assert f"state       {dev.state}" in run_dev_command("status", KUBECONFIG=dev.kubeconfig).stdout
+    done = run_dev_command("status", "--state-dir", "/nowhere")
     assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
 
 
 def test_every_verb_is_offered_and_has_help() -> None:
-    shown = "".join(command("--help").stdout.split())
+    shown = "".join(run_dev_command("--help").stdout.split())
     assert all(verb in shown for verb in VERBS)
-    assert "--effect" in command("set-health", "--help").stdout
+    assert "--effect" in run_dev_command("set-health", "--help").stdout
     page = (ROOT / "docs/dev.md").read_text()
     assert all(f"`{verb}" in page for verb in VERBS)
 
@@ -284,7 +285,7 @@ def short() -> Iterator[Path]:
 
 @pytest.mark.full
 def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
-    with running(short, "--state-dir", str(short / "s")) as dev:
+    with run_dev(short, "--state-dir", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.told
         (node,) = dev.verb("status")["nodes"]
         assert dev.verb("reboot-node") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, (
@@ -301,8 +302,8 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
             env=os.environ | env | {"KUBECONFIG": dev.kubeconfig}, cwd=ROOT, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            until(lambda: len(dev.devices()) == 8)
-            until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
+            wait_until(lambda: len(dev.devices()) == 8)
+            wait_until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
             assert "kill and start a driver that you started yourself" in dev.verb("kill-driver")
         finally:
             driver.terminate()
@@ -314,27 +315,27 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
 
 def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(short: Path) -> None:
     (short / "driver.py").write_text(DRIVER)
-    with running(
+    with run_dev(
         short, GPU, str(short / "driver.py"), "--state-dir", str(short / "s"), "--host", "virtual-machine"
     ) as dev:
         status = dev.verb("status")
         assert set(status["nodes"][0]["registered"]) == {"gpu.example.com", "fpga.example.com"}
         assert "which driver?" in dev.verb("kill-driver")
-        second = command("--state-dir", str(short / "s"))
+        second = run_dev_command("--state-dir", str(short / "s"))
         assert second.returncode == 2
         assert f"belongs to another `dra dev` that runs (process {dev.process.pid})" in second.stderr
         pids = [d["pid"] for d in status["drivers"]]
         dev.process.kill()
         dev.process.wait()
-        until(lambda: not any(_alive(pid) for pid in pids))
+        wait_until(lambda: not any(_alive(pid) for pid in pids))
 
 
 @pytest.mark.full
 def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
-    with running(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
+    with run_dev(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
         assert "--host gives" not in dev.told, "no machine would have what is of no node"
-        until(
+        wait_until(
             lambda: any(
                 not s["spec"].get("nodeName")
                 for s in json.loads(dev.kubectl("get", "resourceslices", "-o", "json"))["items"]
@@ -342,7 +343,7 @@ def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
         )
         before = dev.driver("controller")["pid"]
         dev.verb("kill-driver", "--node", "controller", "--down-for", "0")
-        until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
+        wait_until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
 
 
 def _alive(pid: int) -> bool:
@@ -427,7 +428,7 @@ def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
 @pytest.mark.full
 def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
     gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
-    with running(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
+    with run_dev(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
         assert "as Kubernetes v1.34." in dev.told
         assert json.loads(dev.kubectl("version", "-o", "json"))["serverVersion"]["minor"] == "34"
         versions = dev.kubectl("api-versions").split()
@@ -440,7 +441,7 @@ def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
-    done = command(str(tmp_path / "driver.py"))
+    done = run_dev_command(str(tmp_path / "driver.py"))
     assert done.returncode == 2
     last = "dra: fpga.example.com on node-1: the driver's start raised RuntimeError: no licence"
     assert done.stderr.splitlines()[-1].startswith(last)

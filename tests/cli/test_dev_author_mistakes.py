@@ -19,10 +19,10 @@ from tests.helpers.author_mistakes import (
     PREPARE,
     UNPUBLISHED,
     Mistake,
-    plain,
-    told,
+    check_message,
+    check_no_traceback,
 )
-from tests.helpers.dev_process import Dev, command, running, until
+from tests.helpers.dev_process import DevProcess, run_dev, run_dev_command, wait_until
 
 SIDE_BY_SIDE = 6  # drivers, each a process
 
@@ -49,13 +49,13 @@ def together(mistakes: Sequence[Mistake]) -> Any:
 
 def each_is_told(folder: Path, mistakes: Sequence[Mistake]) -> None:
     # Python's own word on an `await` that is missing comes with whatever line was run then.
-    done = command(*targets(folder, mistakes), PYTHONWARNINGS="ignore:coroutine:RuntimeWarning")
+    done = run_dev_command(*targets(folder, mistakes), PYTHONWARNINGS="ignore:coroutine:RuntimeWarning")
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("dra: ")]
     assert len(said) == len(mistakes), done.stderr
     for i, (line, mistake) in enumerate(zip(said, mistakes, strict=True)):
-        told(of_driver(i, line), mistake)
-    plain(done.stderr)
+        check_message(of_driver(i, line), mistake)
+    check_no_traceback(done.stderr)
 
 
 def test_files_and_classes_that_cannot_work_are_all_told_before_anything_starts(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_drivers_whose_devices_cannot_be_told_are_all_told_at_the_end(
 @pytest.mark.full
 def test_what_is_odd_is_told_under_each_driver(tmp_path: Path) -> None:
     mistakes = [*UNPUBLISHED, *HEALTH]
-    with running(tmp_path, *targets(tmp_path, mistakes)) as dev:
+    with run_dev(tmp_path, *targets(tmp_path, mistakes)) as dev:
         drivers = dev.told.split("\n  acme-")[1:]
     assert len(drivers) == len(mistakes), dev.told
     for i, (lines, mistake) in enumerate(zip(drivers, mistakes, strict=True)):
-        told(of_driver(i, lines), mistake)
-    plain(dev.log())
+        check_message(of_driver(i, lines), mistake)
+    check_no_traceback(dev.log())
 
 
 def pod_of(i: int, mistake: Mistake) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def pod_of(i: int, mistake: Mistake) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def failed(dev: Dev, pods: int) -> dict[str, str]:
+def failed(dev: DevProcess, pods: int) -> dict[str, str]:
     """Why pods are not prepared, once that is known of so many; empty before."""
     events = json.loads(dev.kubectl("get", "events", "-o", "json"))["items"]
     found = {
@@ -113,8 +113,8 @@ def failed(dev: Dev, pods: int) -> dict[str, str]:
 def test_pods_that_cannot_be_prepared_are_told_why(tmp_path: Path, mistakes: Sequence[Mistake]) -> None:
     objects = [o for i, m in enumerate(mistakes) for o in pod_of(i, m)]
     (tmp_path / "pods.yaml").write_text("---\n".join(json.dumps(o) + "\n" for o in objects))
-    with running(tmp_path, *targets(tmp_path, mistakes), "--apply", str(tmp_path / "pods.yaml")) as dev:
-        events = until(lambda: failed(dev, len(mistakes)))
+    with run_dev(tmp_path, *targets(tmp_path, mistakes), "--apply", str(tmp_path / "pods.yaml")) as dev:
+        events = wait_until(lambda: failed(dev, len(mistakes)))
     for i, mistake in enumerate(mistakes):
-        told(of_driver(i, events[f"pod-{i}"]), mistake)
-    plain(dev.log())
+        check_message(of_driver(i, events[f"pod-{i}"]), mistake)
+    check_no_traceback(dev.log())

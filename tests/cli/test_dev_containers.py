@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.dev_process import GPU, Dev, running, until
+from tests.helpers.dev_process import GPU, DevProcess, run_dev, wait_until
 
 pytestmark = pytest.mark.kubectl
 CLASS: dict[str, Any] = {
@@ -38,56 +38,56 @@ def pod(name: str, script: str, *, restart: str = "Never", image: str = "busybox
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": given | spec}
 
 
-def apply(dev: Dev, *objects: dict[str, Any]) -> None:
+def apply(dev: DevProcess, *objects: dict[str, Any]) -> None:
     dev.kubectl("create", "-f", "-", given="\n".join(map(json.dumps, objects)))
 
 
-def status(dev: Dev, name: str) -> Any:
+def status(dev: DevProcess, name: str) -> Any:
     return json.loads(dev.kubectl("get", "pod", name, "-o", "json")).get("status", {})
 
 
-def main(dev: Dev, name: str) -> Any:
+def main(dev: DevProcess, name: str) -> Any:
     return next(iter(status(dev, name).get("containerStatuses", [])), {"state": {}, "restartCount": 0})
 
 
-def reached(dev: Dev, name: str, phase: str) -> Any:
-    return until(lambda: (s := status(dev, name)).get("phase") == phase and s)
+def reached(dev: DevProcess, name: str, phase: str) -> Any:
+    return wait_until(lambda: (s := status(dev, name)).get("phase") == phase and s)
 
 
-def claims_are_gone(dev: Dev) -> bool:
+def claims_are_gone(dev: DevProcess) -> bool:
     return not json.loads(dev.kubectl("get", "resourceclaims", "-o", "json"))["items"]
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
-    with running(tmp_path_factory.mktemp("dev"), GPU, "--containers", "--no-reload") as dev:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
+    with run_dev(tmp_path_factory.mktemp("dev"), GPU, "--containers", "--no-reload") as dev:
         apply(dev, CLASS, TEMPLATE)
         yield dev
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
-    with running(tmp_path_factory.mktemp("dev"), GPU, "--no-reload") as dev:
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
+    with run_dev(tmp_path_factory.mktemp("dev"), GPU, "--no-reload") as dev:
         apply(dev, CLASS, TEMPLATE)
         yield dev
 
 
 @pytest.mark.runc
-def test_a_pod_runs_with_its_device_ends_and_frees_it(real: Dev) -> None:
+def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
     script = "env | grep -c ^GPU_DEVICE_; echo why > /dev/termination-log"
     apply(real, pod("once", script))
     ended = reached(real, "once", "Succeeded")["containerStatuses"][0]["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "why\n")
     assert int(real.kubectl("logs", "once")) >= 2
-    until(lambda: claims_are_gone(real))
+    wait_until(lambda: claims_are_gone(real))
     real.kubectl("delete", "pod", "once")
 
 
 @pytest.mark.runc
-def test_a_container_that_fails_is_restarted_where_the_policy_says_so(real: Dev) -> None:
+def test_a_container_that_fails_is_restarted_where_the_policy_says_so(real: DevProcess) -> None:
     apply(real, pod("again", "cat /proc/sys/kernel/random/uuid; exit 3", restart="OnFailure"), pod("failed", "exit 4"))
     assert reached(real, "failed", "Failed")["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 4
-    until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
+    wait_until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
     assert main(real, "again")["lastState"]["terminated"]["exitCode"] == 3
 
     def both() -> bool:
@@ -95,12 +95,12 @@ def test_a_container_that_fails_is_restarted_where_the_policy_says_so(real: Dev)
         last, before = (real.kubectl("logs", "again", *options) for options in ((), ("--previous",)))
         return len(last) == len(before) == 37 and last != before
 
-    until(both)
+    wait_until(both)
     real.kubectl("delete", "pod", "again", "failed")
 
 
 @pytest.mark.runc
-def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_them(real: Dev) -> None:
+def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_them(real: DevProcess) -> None:
     init = {"name": "first", "image": "busybox", "command": ["sh", "-c", "echo first > /data/order"]}
     mounts = [{"name": "data", "mountPath": "/data"}]
     given = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
@@ -111,10 +111,10 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
     }
     apply(real, given)
     reached(real, "order", "Running")
-    until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
+    wait_until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
     assert "gpu-" in real.kubectl("exec", "order", "--", "env")
     real.kubectl("delete", "pod", "order")
-    until(lambda: claims_are_gone(real))
+    wait_until(lambda: claims_are_gone(real))
 
 
 @pytest.mark.runc
@@ -130,42 +130,46 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
         ("image", {}, 'image "nowhere/image:1" is not on this machine'),
     ],
 )
-def test_what_a_pod_does_not_get_is_told_in_its_events(real: Dev, name: str, spec: dict[str, Any], says: str) -> None:
+def test_what_a_pod_does_not_get_is_told_in_its_events(
+    real: DevProcess, name: str, spec: dict[str, Any], says: str
+) -> None:
     given = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
     if "volumes" in spec:
         given["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
     apply(real, given)
-    until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
+    wait_until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     assert status(real, name)["phase"] == "Pending"
     assert "started" not in json.dumps(real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     real.kubectl("delete", "pod", name)
 
 
 @pytest.mark.runc
-def test_a_privileged_pod_does_not_run(real: Dev) -> None:
+def test_a_privileged_pod_does_not_run(real: DevProcess) -> None:
     given = pod("root", "true")
     given["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     apply(real, given)
-    until(lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root"))
-    until(lambda: main(real, "root")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError")
+    wait_until(
+        lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root")
+    )
+    wait_until(lambda: main(real, "root")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError")
     real.kubectl("delete", "pod", "root")
 
 
 @pytest.mark.runc
-def test_a_rebooted_node_runs_its_pods_again(real: Dev) -> None:
+def test_a_rebooted_node_runs_its_pods_again(real: DevProcess) -> None:
     apply(real, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always"))
     reached(real, "server", "Running")
     before = main(real, "server")["containerID"]
     real.verb("reboot-node")
-    until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
+    wait_until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
     real.kubectl("delete", "pod", "server")
-    until(lambda: claims_are_gone(real))
+    wait_until(lambda: claims_are_gone(real))
 
 
 # --- simulated --------------------------------------------------------------------------------------------
 
 
-def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: Dev) -> None:
+def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: DevProcess) -> None:
     apply(simulated, pod("server", "serve", restart="Always"))
     reached(simulated, "server", "Running")
     log = simulated.kubectl("logs", "server")
@@ -174,12 +178,12 @@ def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: 
     assert "containers are simulated here" in refused and "dra dev --containers" in refused
     assert main(simulated, "server")["containerID"].startswith("simulated://")
     simulated.verb("exit-container", "server", "--exit-code", "9")
-    until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
+    wait_until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
     assert "has no container 'x'" in simulated.verb("exit-container", "server", "-c", "x")
     simulated.kubectl("delete", "pod", "server")
 
 
-def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: Dev) -> None:
+def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: DevProcess) -> None:
     prefix = "simulated.dra-kubeletplugin.dev"
     quick, failing = pod("quick", "nvidia-smi"), pod("failing", "train", restart="OnFailure")
     quick["metadata"]["annotations"] = {f"{prefix}/duration": "10ms"}
@@ -188,7 +192,7 @@ def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: Dev) 
     reached(simulated, "quick", "Succeeded")
     reached(simulated, "failing", "Succeeded")
     assert main(simulated, "failing")["restartCount"] == 1
-    until(lambda: claims_are_gone(simulated))
+    wait_until(lambda: claims_are_gone(simulated))
 
 
 def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
@@ -203,7 +207,7 @@ def job(name: str, command: list[str], annotations: dict[str, str] | None = None
     }
 
 
-def finished(dev: Dev, name: str) -> Any:
+def finished(dev: DevProcess, name: str) -> Any:
     found = json.loads(dev.kubectl("get", "job", name, "-o", "json")).get("status", {})
     return [
         c["type"]
@@ -213,18 +217,18 @@ def finished(dev: Dev, name: str) -> Any:
 
 
 @pytest.mark.full
-def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: Dev) -> None:
+def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: DevProcess) -> None:
     prefix = "simulated.dra-kubeletplugin.dev"
     short = {f"{prefix}/duration": "10ms"}
     apply(simulated, job("good", ["train"], short), job("bad", ["train"], short | {f"{prefix}/exit-code": "2"}))
-    assert until(lambda: finished(simulated, "good")) == ["Complete"]
-    assert until(lambda: finished(simulated, "bad")) == ["Failed"]
-    until(lambda: claims_are_gone(simulated))
+    assert wait_until(lambda: finished(simulated, "good")) == ["Complete"]
+    assert wait_until(lambda: finished(simulated, "bad")) == ["Failed"]
+    wait_until(lambda: claims_are_gone(simulated))
 
 
 @pytest.mark.runc
-def test_jobs_complete_with_their_containers(real: Dev) -> None:
+def test_jobs_complete_with_their_containers(real: DevProcess) -> None:
     apply(real, job("work", ["sh", "-c", "env | grep ^GPU_DEVICE_0="]))
-    assert until(lambda: finished(real, "work")) == ["Complete"]
+    assert wait_until(lambda: finished(real, "work")) == ["Complete"]
     assert real.kubectl("logs", "job/work").startswith("GPU_DEVICE_0=gpu-")
-    until(lambda: claims_are_gone(real))
+    wait_until(lambda: claims_are_gone(real))

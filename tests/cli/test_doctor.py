@@ -16,7 +16,7 @@ from dra_kubeletplugin.analysis.doctor import Examination, Finding, Level, exami
 from dra_kubeletplugin.analysis.doctor.cluster import PLUGIN, _clock
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.testing import DriverNode, node_with
-from tests.helpers.drivers import Toy, toy
+from tests.helpers.drivers import Toy, make_toy_class
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ async def found(node: DriverNode[Toy], level: Level) -> str:
 
 
 async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         assert await found(node, Level.FAILURE) == ""
         well = await found(node, Level.OK)
@@ -60,7 +60,7 @@ async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None
 
 
 async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is_not_published_are_failures() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (path,) = node.settings.cdi_root.glob("*.json")
         path.unlink()
@@ -76,7 +76,7 @@ async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is
 
 
 async def test_a_server_that_does_not_answer_leaves_what_can_be_seen_here() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         node.cluster.api.faults.down = True
         what = Examination(**{**vars(of(node)), "timeout": 0.3})
         findings = [f async for f in examine(what)]
@@ -88,7 +88,7 @@ async def test_a_server_that_does_not_answer_leaves_what_can_be_seen_here() -> N
 async def test_the_commands_answer_with_exit_codes_json_and_one_file_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         secret = {"name": "PASSWORD", "value": "hunter2"}
         container = {"name": "c", "image": "busybox", "env": [secret], "resources": {"claims": [{"name": "r"}]}}

@@ -21,7 +21,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import DriverNode, node_with
-from tests.helpers.drivers import Sick, Toy, toy
+from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 HEALTHY, UNHEALTHY, UNKNOWN = health_v1_pb2.HEALTHY, health_v1_pb2.UNHEALTHY, health_v1_pb2.UNKNOWN
 
@@ -96,12 +96,12 @@ async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(InstanceLock, "claim_sockets", full)
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
 
 
 async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_with_it() -> None:
-    class Failing(Sick):
+    class Failing(HealthReportingDriver):
         fails = False
 
         def health(self) -> dict[str, Health]:
@@ -128,7 +128,10 @@ async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_
         "v1.DRAResourceHealth": "/v1.DRAResourceHealth/NodeWatchResources",
         "v1alpha1.DRAResourceHealth": "/v1alpha1.DRAResourceHealth/NodeWatchResources",
     }
-    async with node_with(Sick if reports_health else toy()) as node, dial(node.plugin.paths.dra) as channel:
+    async with (
+        node_with(HealthReportingDriver if reports_health else make_toy_class()) as node,
+        dial(node.plugin.paths.dra) as channel,
+    ):
         served = []
         for version, method in known.items():
             try:
@@ -175,7 +178,7 @@ async def test_what_a_driver_knows_is_told_to_all_streams_as_soon_as_it_says_so(
 
 
 async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:
-    class Vanishing(Sick):
+    class Vanishing(HealthReportingDriver):
         pass
 
     async with node_with(Vanishing, health_interval=0.1) as node:
@@ -197,7 +200,7 @@ async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(polic
     if effect == "None" and not Features.of().is_at_least("1.35"):
         pytest.skip("the effect None came with 1.35")
 
-    class Broken(Sick):
+    class Broken(HealthReportingDriver):
         def health(self) -> dict[str, Health]:
             return {"toy-1": Health(False, "ECC", taint=Taint(key="toy.example.com/ecc", effect="NoExecute"))}
 
@@ -211,7 +214,7 @@ async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(polic
 
 
 async def test_a_device_that_comes_and_goes_is_given_out_only_when_it_has_been_well_for_a_while() -> None:
-    class Flapping(Sick):
+    class Flapping(HealthReportingDriver):
         reports = 0
 
         def health(self) -> dict[str, Health]:
@@ -265,7 +268,7 @@ async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
 async def test_a_registration_socket_that_somebody_removes_is_told_and_the_kubelet_finds_the_plugin_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         first = node.kubelet.plugins.newest("toy.example.com").order
         node.plugin.paths.registration.unlink()
 
@@ -280,7 +283,7 @@ async def test_a_registration_socket_that_somebody_removes_is_told_and_the_kubel
 
 
 async def test_a_dra_socket_that_somebody_removes_is_restored_and_pods_start() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         node.plugin.paths.dra.unlink()
 
         async def back() -> bool:

@@ -22,7 +22,7 @@ PRODUCERS: dict[str, Producer] = {}
 """What breaks a cluster, by the heading in the page; each answers what is seen then."""
 
 
-def shows(heading: str) -> Callable[[Producer], Producer]:
+def produces(heading: str) -> Callable[[Producer], Producer]:
     """Registers what produces a symptom."""
 
     def register(produce: Producer) -> Producer:
@@ -42,7 +42,7 @@ def symptoms() -> dict[str, list[str]]:
     }
 
 
-def unseen(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
+def missing_lines(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
     """The lines of the page that were not seen. ``<words>`` stand for anything, ``...`` at an end for the rest."""
     lines = [line.strip() for text in seen for line in text.splitlines()]
 
@@ -53,12 +53,12 @@ def unseen(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
     return [line for line in promised if not any(re.fullmatch(pattern(line), found) for found in lines)]
 
 
-async def explained(cluster: LocalCluster, what: str = "pod/pod") -> str:
+async def explanation(cluster: LocalCluster, what: str = "pod/pod") -> str:
     """What ``dra explain`` prints."""
-    return await said(cluster, "explain", what)
+    return await command_output(cluster, "explain", what)
 
 
-async def said(cluster: LocalCluster, command: str, *words: str) -> str:
+async def command_output(cluster: LocalCluster, command: str, *words: str) -> str:
     """What a command of an operator prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -66,7 +66,7 @@ async def said(cluster: LocalCluster, command: str, *words: str) -> str:
     return out.getvalue()
 
 
-async def told(cluster: LocalCluster, name: str, reason: str) -> list[str]:
+async def event_message(cluster: LocalCluster, name: str, reason: str) -> list[str]:
     """The events about an object, once there is one with the reason, as `kubectl describe` shows them."""
     api = AsyncApi(cluster)
 

@@ -32,10 +32,10 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.plugin.controller.controller import Controller
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, DriverNode, Request, node_with, pods
-from tests.docs.symptoms import PRODUCERS, explained, shows, symptoms, told, unseen
+from tests.docs.symptoms import PRODUCERS, event_message, explanation, missing_lines, produces, symptoms
 from tests.helpers import objects
 from tests.helpers.crash.record_stores import append_body, records_locked, set_format
-from tests.helpers.drivers import Sick, Toy, toy
+from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 from tests.packaging.manifests.deployed import config_of
 from tests.plugin.test_node import allocate, prepare_call, ref
 
@@ -48,7 +48,7 @@ async def test_what_the_page_shows_of_a_symptom_is_seen_when_it_is_there(heading
     promised = symptoms()[heading]
     assert promised, "each symptom shows a text"
     seen = await PRODUCERS[heading]()
-    assert unseen(promised, seen) == [], "seen was:\n" + "\n".join(seen)
+    assert missing_lines(promised, seen) == [], "seen was:\n" + "\n".join(seen)
 
 
 def test_every_symptom_that_is_made_is_in_the_page() -> None:
@@ -56,8 +56,8 @@ def test_every_symptom_that_is_made_is_in_the_page() -> None:
 
 
 def test_a_line_that_nobody_says_is_found() -> None:
-    assert unseen(["a <name> b", "c ..."], ["a x b", "c d e"]) == []
-    assert unseen(["a <name> b"], ["a b", "a x bc"]) == ["a <name> b"]
+    assert missing_lines(["a <name> b", "c ..."], ["a x b", "c d e"]) == []
+    assert missing_lines(["a <name> b"], ["a b", "a x bc"]) == ["a <name> b"]
 
 
 async def apply_pod(node: DriverNode[Any], spec: ClaimSpec | None = None) -> None:
@@ -87,41 +87,41 @@ async def unready(node: DriverNode[Any], words: str) -> list[str]:
 
 
 async def pending(cluster: LocalCluster) -> list[str]:
-    return [*await told(cluster, "pod", "FailedScheduling"), await explained(cluster)]
+    return [*await event_message(cluster, "pod", "FailedScheduling"), await explanation(cluster)]
 
 
-@shows("No device is published for the node")
+@produces("No device is published for the node")
 async def nothing_published() -> list[str]:
     async with LocalCluster() as cluster:
         await cluster.apply(objects.device_class(), objects.template(), objects.pod("pod", templates=["t"]))
         return await pending(cluster)
 
 
-@shows("No device matches the selector")
+@produces("No device matches the selector")
 async def selector() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.apply_pod(selector='device.attributes["toy.example.com"].index > 7')
         return await pending(node.cluster)
 
 
-@shows("A selector names an attribute that a device lacks")
+@produces("A selector names an attribute that a device lacks")
 async def absent() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.apply_pod(selector='device.attributes["toy.example.com"].profile == "2g"')
         return await pending(node.cluster)
 
 
-@shows("Other claims hold the devices")
+@produces("Other claims hold the devices")
 async def held() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod("first", count=4)
         await node.apply_pod()
         return await pending(node.cluster)
 
 
-@shows("Its devices are tainted")
+@produces("Its devices are tainted")
 async def tainted() -> list[str]:
-    class Ill(Sick):
+    class Ill(HealthReportingDriver):
         report: ClassVar[dict[str, Health]] = {f"toy-{i}": Health(False, "hot") for i in range(4)}
 
     async with node_with(Ill) as node:
@@ -148,7 +148,7 @@ class Parts(Driver):
         return [d.prepared() for d in claim.devices]
 
 
-@shows("The counters are exhausted")
+@produces("The counters are exhausted")
 async def counters() -> list[str]:
     async with node_with(Parts) as node:
         await node.run_pod("first")
@@ -156,7 +156,7 @@ async def counters() -> list[str]:
         return await pending(node.cluster)
 
 
-@shows("A claim's devices are on another node")
+@produces("A claim's devices are on another node")
 async def elsewhere() -> list[str]:
     async with LocalCluster(nodes=["node-1", "node-2"]) as cluster:
         await cluster.apply(
@@ -165,12 +165,12 @@ async def elsewhere() -> list[str]:
             objects.claim("shared"),
             objects.pod("first", claims=["shared"]),
         )
-        await told(cluster, "first", "Scheduled")
+        await event_message(cluster, "first", "Scheduled")
         await cluster.apply(objects.pod("pod", claims=["shared"], nodeSelector={"kubernetes.io/hostname": "node-2"}))
         return await pending(cluster)
 
 
-@shows("A pool is incomplete")
+@produces("A pool is incomplete")
 async def half_a_pool() -> list[str]:
     async with LocalCluster() as cluster:
         half = objects.slice_of("node-1", ["d0"])
@@ -179,21 +179,21 @@ async def half_a_pool() -> list[str]:
         return await pending(cluster)
 
 
-@shows("There is no such DeviceClass")
+@produces("There is no such DeviceClass")
 async def no_class() -> list[str]:
     async with LocalCluster() as cluster:
         await cluster.apply(objects.template(), objects.pod("pod", templates=["t"]))
         return await pending(cluster)
 
 
-@shows("There is no such claim or template")
+@produces("There is no such claim or template")
 async def no_template() -> list[str]:
     async with LocalCluster() as cluster:
         await cluster.apply(objects.pod("pod", templates=["t"]))
-        return [*await told(cluster, "pod", "FailedResourceClaimCreation"), await explained(cluster)]
+        return [*await event_message(cluster, "pod", "FailedResourceClaimCreation"), await explanation(cluster)]
 
 
-@shows("Admin access is not allowed here")
+@produces("Admin access is not allowed here")
 async def admin_access() -> list[str]:
     if not shutil.which("kubectl"):
         pytest.skip("needs kubectl on the PATH")
@@ -241,7 +241,7 @@ async def remote_controller(
         yield running
 
 
-@shows("Binding conditions stay false")
+@produces("Binding conditions stay false")
 async def not_bound() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster) as controller:
         await controller.ready(60)
@@ -253,10 +253,10 @@ async def not_bound() -> list[str]:
             return [f"note: {n}" for n in await controller.notes() if "switch" in n]
 
         notes: list[str] = await cluster.wait("a bind that fails", fails)
-        return [*notes, await explained(cluster), *await told(cluster, "pod", "BindingConditionsPending")]
+        return [*notes, await explanation(cluster), *await event_message(cluster, "pod", "BindingConditionsPending")]
 
 
-@shows("Binding failed")
+@produces("Binding failed")
 async def bind_refused() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster, driver=Gone) as controller:
         await controller.ready(20)
@@ -265,11 +265,11 @@ async def bind_refused() -> list[str]:
         )
 
         async def failed() -> str:
-            text = await explained(cluster)  # between two tries it is not allocated
+            text = await explanation(cluster)  # between two tries it is not allocated
             return text if "BindingFailed" in text.partition("Kubernetes says")[0] else ""
 
         text: str = await cluster.wait("a claim whose binding failed", failed)
-        return [text, *await told(cluster, "pod", "FailedScheduling")]
+        return [text, *await event_message(cluster, "pod", "FailedScheduling")]
 
 
 # --- ContainerCreating ------------------------------------------------------------------------------
@@ -279,35 +279,35 @@ async def prepare_refused(node: DriverNode[Any], words: str, pod: str = "pod") -
     """The pod's events, once one that its kubelet made has these words."""
 
     async def so() -> list[str]:
-        found = await told(node.cluster, pod, PREPARE)
+        found = await event_message(node.cluster, pod, PREPARE)
         return found if any(words in line for line in found) else []
 
     seen: list[str] = await node.cluster.wait(f"an event with {words}", so, timeout=40)
     return seen
 
 
-@shows("No plugin responds to the kubelet")
+@produces("No plugin responds to the kubelet")
 async def nobody_answers() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.stop()
         await apply_pod(node)
-        return [*await prepare_refused(node, "is not registered"), await explained(node.cluster)]
+        return [*await prepare_refused(node, "is not registered"), await explanation(node.cluster)]
 
 
-@shows("The driver fails to prepare")
+@produces("The driver fails to prepare")
 async def prepare_fails() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     driver.fail = OSError("the board does not answer")
     async with node_with(driver) as node:
         await node.apply_pod()
-        return await told(node.cluster, "pod", PREPARE)
+        return await event_message(node.cluster, "pod", PREPARE)
 
 
-@shows("The parameters are wrong")
+@produces("The parameters are wrong")
 async def wrong_parameters() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.apply_pod(parameters={"colour": "green"})
-        return await told(node.cluster, "pod", PREPARE)
+        return await event_message(node.cluster, "pod", PREPARE)
 
 
 async def leaked(node: DriverNode[Toy]) -> None:
@@ -319,32 +319,32 @@ async def leaked(node: DriverNode[Toy]) -> None:
     await node.api.remove("ResourceClaim", claim["metadata"]["name"])
 
 
-@shows("A deleted claim still holds the device")
+@produces("A deleted claim still holds the device")
 async def still_held() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         await leaked(node)
         await node.apply_pod()
-        seen = await told(node.cluster, "pod", PREPARE)
+        seen = await event_message(node.cluster, "pod", PREPARE)
         driver.fail_unprepare = None
         return seen
 
 
-@shows("The device does not exist any more")
+@produces("The device does not exist any more")
 async def device_gone() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         await node.stop()
         await apply_pod(node)
-        await told(node.cluster, "pod", "Scheduled")
+        await event_message(node.cluster, "pod", "Scheduled")
         driver.count = 0
         await node.start()
         return await prepare_refused(node, "DEVICE_GONE")
 
 
-@shows("Preparing takes long")
+@produces("Preparing takes long")
 async def slow_prepare() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     driver.block = asyncio.Event()
     async with node_with(driver, call_timeout=0.5) as node:
         await node.apply_pod()
@@ -354,7 +354,7 @@ async def slow_prepare() -> list[str]:
         return seen
 
 
-@shows("The runtime has CDI off")
+@produces("The runtime has CDI off")
 async def cdi_off() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "etc/containerd/config.toml"
@@ -366,14 +366,14 @@ async def cdi_off() -> list[str]:
 # --- Terminating ------------------------------------------------------------------------------------
 
 
-@shows("The driver fails to unprepare")
+@produces("The driver fails to unprepare")
 async def unprepare_fails() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         await node.run_pod()
         driver.fail_unprepare = RetryableError("the board is stuck")
         await node.api.delete("Pod", "pod")
-        seen = await told(node.cluster, "pod", "UnprepareFailed")
+        seen = await event_message(node.cluster, "pod", "UnprepareFailed")
 
         async def tried_again() -> str:
             found = await claims_command(node)
@@ -400,19 +400,19 @@ async def claims_command(node: DriverNode[Any]) -> str:
     return out.getvalue()
 
 
-@shows("No plugin runs to unprepare")
+@produces("No plugin runs to unprepare")
 async def nobody_unprepares() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         await node.stop()
         await node.api.delete("Pod", "pod")
-        await told(node.cluster, "pod", "Killing")
+        await event_message(node.cluster, "pod", "Killing")
 
         async def so() -> str:
             pod = await node.api.get("Pod", "pod")
             assert pod
             states = [s["state"] for s in pod["status"]["containerStatuses"]]
-            return await explained(node.cluster) if all("terminated" in s for s in states) else ""
+            return await explanation(node.cluster) if all("terminated" in s for s in states) else ""
 
         seen: str = await node.cluster.wait("a pod that has ended and stays", so)
         pod = await node.api.get("Pod", "pod")
@@ -424,21 +424,21 @@ async def nobody_unprepares() -> list[str]:
 # --- the plugin is not ready ------------------------------------------------------------------------
 
 
-@shows("The plugin does not run")
+@produces("The plugin does not run")
 async def does_not_run() -> list[str]:
     with pytest.raises(SettingsError) as refused:
         Settings(driver_name="toy.example.com", node_name="node-1", kubelet_root=Path("/var/lib/kubelt")).check()
     seen = [str(refused.value)]
-    async with node_with(toy()) as node:
-        second = DriverNode(node.cluster, toy(), node.settings)
+    async with node_with(make_toy_class()) as node:
+        second = DriverNode(node.cluster, make_toy_class(), node.settings)
         with pytest.raises(DraError) as busy:
             await second.start()
         return [*seen, str(busy.value)]
 
 
-@shows("Not registered with the kubelet")
+@produces("Not registered with the kubelet")
 async def not_registered() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.kubelet.stop()
         node.plugin.paths.registration.unlink()
         seen = await unready(node, "not registered")
@@ -446,9 +446,9 @@ async def not_registered() -> list[str]:
         return seen
 
 
-@shows("Slices are not published or old")
+@produces("Slices are not published or old")
 async def slices_old() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node, node.api.outage():
         driver.count = 3
         node.plugin.driver.changed()
@@ -462,7 +462,7 @@ async def without_permissions(cluster: LocalCluster) -> ApiConfig:
     return await config_of(cluster, workload, None)
 
 
-@shows("A permission is missing")
+@produces("A permission is missing")
 async def no_permission() -> list[str]:
     async with LocalCluster() as cluster:
         settings = Settings(
@@ -471,7 +471,7 @@ async def no_permission() -> list[str]:
             kubelet_root=cluster.node.kubelet_root,
             cdi_root=cluster.node.cdi_root,
         )
-        async with Plugin(toy()(), settings, await without_permissions(cluster)).running() as plugin:
+        async with Plugin(make_toy_class()(), settings, await without_permissions(cluster)).running() as plugin:
 
             async def so() -> list[str]:
                 return [line for line in await plugin.not_ready() if "permitted" in line]
@@ -480,9 +480,9 @@ async def no_permission() -> list[str]:
             return found
 
 
-@shows("The API server is away")
+@produces("The API server is away")
 async def api_away() -> list[str]:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         async with node.api.outage():
@@ -492,7 +492,7 @@ async def api_away() -> list[str]:
             return [answer.claims[claim["metadata"]["uid"]].error, *await unready(node, "slices")]
 
 
-@shows("The driver does not return its devices")
+@produces("The driver does not return its devices")
 async def scan_faults() -> list[str]:
     class Odd(Toy):
         fails, hangs = False, False
@@ -512,18 +512,18 @@ async def scan_faults() -> list[str]:
         return [*seen, *await unready(node, "has not returned")]
 
 
-@shows("A device is missing from the slices")
+@produces("A device is missing from the slices")
 async def left_out() -> list[str]:
     class Long(Toy):
         async def devices(self) -> list[Device]:
             return [*await super().devices(), Device("toy-9", consumes_counters={"card": {"slices": 1}})]
 
     async with node_with(Long) as node:
-        seen = await told(node.cluster, node.cluster.node.name, "DeviceNotPublished")
+        seen = await event_message(node.cluster, node.cluster.node.name, "DeviceNotPublished")
         return [*seen, *await unready(node, "toy-9")]
 
 
-@shows("Health is unknown")
+@produces("Health is unknown")
 async def health_unknown() -> list[str]:
     class Mute(Toy):
         def health(self) -> dict[str, Health]:
@@ -536,39 +536,39 @@ async def health_unknown() -> list[str]:
 # --- records ----------------------------------------------------------------------------------------
 
 
-@shows("The journal was set aside")
+@produces("The journal was set aside")
 async def set_aside() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         await node.stop()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
         await node.start()
         seen = await unready(node, "rebuilt")
         await node.plugin.claims.alerts.check()
-        return [*seen, *await told(node.cluster, node.cluster.node.name, "RecordsSetAside")]
+        return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsSetAside")]
 
 
-@shows("One record cannot be read")
+@produces("One record cannot be read")
 async def one_record() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
         append_body(node.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
-        return await told(node.cluster, "pod", "RecordUnreadable")
+        return await event_message(node.cluster, "pod", "RecordUnreadable")
 
 
-@shows("Records cannot be written")
+@produces("Records cannot be written")
 async def records_busy() -> list[str]:
-    async with node_with(toy(), lock_timeout=0.3) as node:
+    async with node_with(make_toy_class(), lock_timeout=0.3) as node:
         with records_locked(node.settings.records_path):
             await node.apply_pod()
-            seen = await told(node.cluster, "pod", PREPARE)
+            seen = await event_message(node.cluster, "pod", PREPARE)
         await node.api.wait_running("pod")
         return seen
 
 
-@shows("The driver cannot read the state of its hardware")
+@produces("The driver cannot read the state of its hardware")
 async def recover_fails() -> list[str]:
     class Forgetful(Toy):
         async def recover(self) -> Any:
@@ -577,19 +577,19 @@ async def recover_fails() -> list[str]:
     async with node_with(Forgetful) as node:  # there are no records yet, and what the hardware has is not known
         seen = await unready(node, "recover()")
         await node.apply_pod()
-        return [*seen, *await told(node.cluster, "pod", PREPARE)]
+        return [*seen, *await event_message(node.cluster, "pod", PREPARE)]
 
 
-@shows("The records are newer than the plugin")
+@produces("The records are newer than the plugin")
 async def newer_records() -> list[str]:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.stop()
         set_format(node.settings.records_path, FORMAT + 2)
         await node.start()
         return await unready(node, "format")
 
 
-@shows("The driver blocks the event loop")
+@produces("The driver blocks the event loop")
 async def held_loop() -> list[str]:
     said: list[str] = []
     first = threading.Event()
@@ -618,7 +618,7 @@ async def held_loop() -> list[str]:
     return said
 
 
-@shows("No replica is the leader")
+@produces("No replica is the leader")
 async def nobody_leads() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster, await without_permissions(cluster)) as controller:
 

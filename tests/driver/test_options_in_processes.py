@@ -12,7 +12,7 @@ from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDev
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import DriverNode, controller_on, node_with, plugin_on
-from tests.helpers.dev_process import running
+from tests.helpers.dev_process import run_dev
 
 HOST = "virtual-machine"
 
@@ -117,7 +117,7 @@ def test_dev_gives_flags_to_each_driver_that_has_them_in_every_role(tmp_path: Pa
         (tmp_path / f"{name}.py").write_text(text if name == "Left" else text.replace("only", "extra"))
     files = [str(tmp_path / f"{name}.py") for name in ("Left", "Right")]
     flags = ["--trays", "2", "--only=x, y", "--spare", "--extra", "z"]
-    with running(tmp_path, *files, "--controller", *flags) as dev:
+    with run_dev(tmp_path, *files, "--controller", *flags) as dev:
         found = set(dev.kubectl("get", "resourceslices", "-o", "jsonpath={..devices[*].name}").split())
     wanted = {"left-0", "left-1", "left-2", "x", "y", "right-0", "right-1", "right-2", "z"}
     assert found == wanted | {f"all-{name}" for name in wanted}

@@ -16,7 +16,7 @@ from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 JSON = dict[str, Any]
 
 
-class Answer:
+class ApiResponse:
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status, self.headers, self.body = status, headers, body
 
@@ -33,7 +33,7 @@ class Answer:
         return [(c["reason"], c["field"]) for c in self.json["details"]["causes"]]
 
 
-class Curl:
+class ApiCaller:
     """Requests as a stranger's program sends them; the token goes with them unless said otherwise."""
 
     def __init__(self, server: ApiServer) -> None:
@@ -46,19 +46,19 @@ class Curl:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         **query: str,
-    ) -> Answer:
+    ) -> ApiResponse:
         given = {"Authorization": f"Bearer {self.server.token}"} | dict(headers or {})
         data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
         if data is not None and "Content-Type" not in given:
             given["Content-Type"] = "application/json"
         target = f"{path}?{urlencode(query)}" if query else path
 
-        def ask() -> Answer:
+        def ask() -> ApiResponse:
             connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=60)
             with contextlib.closing(connection):
                 connection.request(method, target, data, {k: v for k, v in given.items() if v})
                 got = connection.getresponse()
-                return Answer(got.status, dict(got.getheaders()), got.read())
+                return ApiResponse(got.status, dict(got.getheaders()), got.read())
 
         return await asyncio.to_thread(ask)
 
@@ -72,10 +72,10 @@ FEATURES = Features.of(runtime_config={"api/all": True})
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Curl]:
+async def running_api_server() -> AsyncIterator[ApiCaller]:
     server = ApiServer(features=FEATURES)
     await server.start()
     try:
-        yield Curl(server)
+        yield ApiCaller(server)
     finally:
         await server.close()

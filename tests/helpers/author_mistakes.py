@@ -64,15 +64,15 @@ class Mistake:
         return self.says + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
 
 
-def told(text: str, mistake: Mistake) -> None:
+def check_message(text: str, mistake: Mistake) -> None:
     """What is said has all that it must, and nothing of ours."""
     said = text.replace("Did you mean", "did you mean")  # Python 3.13 says it itself
     missing = [part for part in mistake.told if part not in said]
     assert not missing, f"{missing} not in: {text}"
-    plain(text)
+    check_no_traceback(text)
 
 
-def plain(text: str) -> None:
+def check_no_traceback(text: str) -> None:
     assert "Traceback" not in text
     assert "dra_kubeletplugin/" not in text.replace("dra_kubeletplugin/__init__.py", "")  # Python names it itself
     assert "<object object at" not in text
@@ -97,7 +97,7 @@ def options(name: str, body: str, *says: str) -> Mistake:
     return Mistake(name, "options = AcmeOptions()", says, f"{head}class AcmeOptions:\n{text}\n\n")
 
 
-def given(name: str, body: str, parameters: Mapping[str, Any], *says: str) -> Mistake:
+def claim_parameters(name: str, body: str, parameters: Mapping[str, Any], *says: str) -> Mistake:
     return replace(config(name, body, *says), given=parameters)
 
 
@@ -105,7 +105,7 @@ def devices(name: str, answer: str, *says: str) -> Mistake:
     return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", says)
 
 
-def answered(name: str, answer: str, *says: str) -> Mistake:
+def devices_result(name: str, answer: str, *says: str) -> Mistake:
     return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", says)
 
 
@@ -117,7 +117,7 @@ def prepare(name: str, answer: str, *says: str) -> Mistake:
     return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", says)
 
 
-def prepared(name: str, answer: str, *says: str) -> Mistake:
+def prepare_result(name: str, answer: str, *says: str) -> Mistake:
     return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", says)
 
 
@@ -201,13 +201,13 @@ DEVICES = [
     devices("an attribute of self that is misspelt", "self.hots.pci()", "did you mean 'host'?"),
     devices("a keyword that is misspelt", "[Device('d-0', attribute={})]", "did you mean 'attributes'?"),
     devices("a variable that is misspelt", "[Devize('d-0')]", "name 'Devize' is not defined, did you mean 'Device'?"),
-    answered("None", "None", "devices() returned NoneType, not a list of Device: is a `return` missing?"),
-    answered("a dict", "{'d-0': Device('d-0')}", "devices() returned dict, not a list of Device: return its values"),
-    answered("text", "'d-0'", "devices() returned str, not a list of Device"),
-    answered("one", "Device('d-0')", "put it into a list, `[device]`"),
-    answered("names", "[Device('a'), 'b']", "devices() returned a list with str at [1], not Device"),
-    answered("two of a name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
-    answered("a coroutine in a list", "[Device('a'), None]", "a list with NoneType at [1], not Device"),
+    devices_result("None", "None", "devices() returned NoneType, not a list of Device: is a `return` missing?"),
+    devices_result("a dict", "{'d-0': Device('d-0')}", "devices() returned dict, not a list of Device: return its values"),
+    devices_result("text", "'d-0'", "devices() returned str, not a list of Device"),
+    devices_result("one", "Device('d-0')", "put it into a list, `[device]`"),
+    devices_result("names", "[Device('a'), 'b']", "devices() returned a list with str at [1], not Device"),
+    devices_result("two of a name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
+    devices_result("a coroutine in a list", "[Device('a'), None]", "a list with NoneType at [1], not Device"),
     devices("an object", "[Device('d-0', attributes={'x': object()})]", "device 'd-0': attributes['x'] is <object object>: use str, int"),
     devices("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
     devices("a float", "[Device('d-0', attributes={'x': 1.5})]", "attributes['x'] is 1.5", "smaller unit"),
@@ -243,17 +243,17 @@ PREPARE = [
     prepare("a keyword", "[d.prepared(ContainerEdits(envs={})) for d in claim.devices]", "did you mean 'env'?"),
     prepare("a keyword of a method", "[d.prepared(edit=None) for d in claim.devices]", "did you mean 'edits'?"),
     prepare("edits", "[d.prepared(ContainerEdits(env=['A=1'])) for d in claim.devices]", "env must be a mapping of names to values, not list"),
-    prepared("None", "None", "prepare returned NoneType, not a list of PreparedDevice: is a `return` missing?"),
-    prepared("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
-    prepared("devices", "claim.devices", "a list with AllocatedDevice, not PreparedDevice: return device.prepared(...)"),
-    prepared("nothing", "[]", "prepare returned no entry for device d-0"),
+    prepare_result("None", "None", "prepare returned NoneType, not a list of PreparedDevice: is a `return` missing?"),
+    prepare_result("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
+    prepare_result("devices", "claim.devices", "a list with AllocatedDevice, not PreparedDevice: return device.prepared(...)"),
+    prepare_result("nothing", "[]", "prepare returned no entry for device d-0"),
     undo("a step that is misspelt", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
     undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
     undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
     cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
-    prepared("a node that is not there", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
-    prepared("a node that is misspelt", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
-    prepared("a mount of nothing", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
+    prepare_result("a node that is not there", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
+    prepare_result("a node that is misspelt", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
+    prepare_result("a mount of nothing", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
     prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, name, namespace"),
     prepare("items of a claim", "claim['devices']", "'Claim' object is not subscriptable: use its attributes"),
     prepare("an answer made by hand", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
@@ -261,14 +261,14 @@ PREPARE = [
     cls("an assertion", "async def prepare(self, claim):\n    assert not claim.devices  # here", "raised AssertionError: assert not claim.devices"),
 ]  # fmt: skip
 PARAMETERS = [
-    given("nothing near", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
-    given("a field that is misspelt", "speed: int = 1", {"sped": 1}, "parameters: unknown field 'sped', did you mean 'speed'?"),
-    given("a kind that is misspelt", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
-    given("a kind of before", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com: known are - CardConfig; to accept an older version, keep its class and list it in OLDER"),
-    given("a version of before", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com: known are acme.example.com/v2 AcmeConfig"),
-    given("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError: assert self.speed < 3", "raise ValueError(...) to reject parameters"),
-    given("an assertion with a text", "speed: int = 1\ndef check(self):\n    assert self.speed < 3, 'too fast'  # here", {"speed": 4}, "AssertionError: too fast", "raise ValueError(...) to reject parameters"),
-    given("a check that fails", "speed: int = 1\ndef check(self):\n    {}[self.speed]  # here", {"speed": 4}, "the checks of AcmeConfig raised KeyError: 4"),
+    claim_parameters("nothing near", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
+    claim_parameters("a field that is misspelt", "speed: int = 1", {"sped": 1}, "parameters: unknown field 'sped', did you mean 'speed'?"),
+    claim_parameters("a kind that is misspelt", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
+    claim_parameters("a kind of before", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com: known are - CardConfig; to accept an older version, keep its class and list it in OLDER"),
+    claim_parameters("a version of before", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com: known are acme.example.com/v2 AcmeConfig"),
+    claim_parameters("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError: assert self.speed < 3", "raise ValueError(...) to reject parameters"),
+    claim_parameters("an assertion with a text", "speed: int = 1\ndef check(self):\n    assert self.speed < 3, 'too fast'  # here", {"speed": 4}, "AssertionError: too fast", "raise ValueError(...) to reject parameters"),
+    claim_parameters("a check that fails", "speed: int = 1\ndef check(self):\n    {}[self.speed]  # here", {"speed": 4}, "the checks of AcmeConfig raised KeyError: 4"),
 ]  # fmt: skip
 HEALTH = [
     health("None", "None", "health() returned NoneType: it must return a mapping of names to Health"),

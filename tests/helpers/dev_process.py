@@ -22,7 +22,7 @@ GPU = "drivers/gpu_example"
 
 
 @dataclass
-class Dev:
+class DevProcess:
     """A ``dra dev`` that runs."""
 
     process: subprocess.Popen[str]
@@ -63,14 +63,14 @@ class Dev:
         return (self.folder / "log").read_text()
 
 
-def command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_dev_command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
     clean = {k: v for k, v in os.environ.items() if k != "KUBECONFIG"} | env
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=clean, timeout=110, check=False)
 
 
 @contextlib.contextmanager
-def running(folder: Path, *args: str, **env: str) -> Iterator[Dev]:
+def run_dev(folder: Path, *args: str, **env: str) -> Iterator[DevProcess]:
     """Until it says that it is up; then until the block ends, and it has."""
     argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
     with (folder / "log").open("w") as log:
@@ -82,7 +82,7 @@ def running(folder: Path, *args: str, **env: str) -> Iterator[Dev]:
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"} | env,
         )
-        dev = Dev(process, folder)
+        dev = DevProcess(process, folder)
         assert process.stdout
         try:
             while "Ctrl-C ends it" not in dev.told:
@@ -98,7 +98,7 @@ def running(folder: Path, *args: str, **env: str) -> Iterator[Dev]:
             process.wait(60)
 
 
-def until(check: Callable[[], Any], seconds: float = 90) -> Any:
+def wait_until(check: Callable[[], Any], seconds: float = 90) -> Any:
     end = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < end, "waited in vain"

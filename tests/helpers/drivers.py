@@ -77,7 +77,7 @@ class Toy(Driver):
         cls.state.pop(claim.uid, None)
 
 
-def toy() -> type[Toy]:
+def make_toy_class() -> type[Toy]:
     """A fresh class, so that tests do not share what they change."""
 
     class FreshToy(Toy):
@@ -86,7 +86,7 @@ def toy() -> type[Toy]:
     return FreshToy
 
 
-class Blocking(Driver):
+class BlockingDriver(Driver):
     """Plain methods, as a vendor's blocking library has them."""
 
     name = "blocking.example.com"
@@ -100,7 +100,7 @@ class Blocking(Driver):
         return [d.prepared(ContainerEdits(env={"B": d.name})) for d in claim.devices]
 
 
-class Sick(Toy):
+class HealthReportingDriver(Toy):
     """Reports health."""
 
     report: ClassVar[dict[str, Health]] = {}
@@ -109,4 +109,12 @@ class Sick(Toy):
         return type(self).report
 
 
-__all__ = ["Blocking", "PermanentError", "RetryableError", "Sick", "Toy", "ToyConfig", "toy"]
+__all__ = [
+    "BlockingDriver",
+    "HealthReportingDriver",
+    "PermanentError",
+    "RetryableError",
+    "Toy",
+    "ToyConfig",
+    "make_toy_class",
+]

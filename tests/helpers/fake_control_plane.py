@@ -31,7 +31,7 @@ API_SERVER = [
 ]  # fmt: skip
 
 
-def install(folder: Path, **instead: str) -> Path:
+def install_binaries(folder: Path, **instead: str) -> Path:
     """Makes the folder that KUBEBUILDER_ASSETS names; ``instead`` has shell scripts that take a stand-in's place."""
     folder.mkdir(exist_ok=True)
     for name in ("etcd", "kube-apiserver"):
@@ -44,17 +44,17 @@ def install(folder: Path, **instead: str) -> Path:
     return folder
 
 
-def told(folder: Path) -> list[str]:
+def read_log(folder: Path) -> list[str]:
     """What the stand-ins say happened, in order."""
     return (folder / "lives").read_text().splitlines()
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     with Path("lives").open("a") as file:  # where they were started
         file.write(text + "\n")
 
 
-def _end() -> asyncio.Event:
+def _stop_event() -> asyncio.Event:
     """Set by SIGTERM from now on."""
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
@@ -65,13 +65,13 @@ async def etcd(given: argparse.Namespace) -> None:
     assert given.listen_client_urls == given.advertise_client_urls
     assert given.initial_cluster == f"default={given.initial_advertise_peer_urls}"
     Path(given.data_dir).mkdir()
-    end = _end()
+    end = _stop_event()
     url = urlsplit(given.listen_client_urls)
     server = await asyncio.start_server(lambda _, writer: writer.close(), url.hostname, url.port)
-    _tell("etcd serves")
+    _log("etcd serves")
     await end.wait()
     server.close()
-    _tell("etcd has ended")
+    _log("etcd has ended")
 
 
 async def api_server(given: argparse.Namespace) -> None:
@@ -92,13 +92,13 @@ async def api_server(given: argparse.Namespace) -> None:
     assert row[3] == "system:masters"
     server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
     server.faults.down = True  # until it is ready
-    end = _end()
+    end = _stop_event()
     await server.start()
     asyncio.get_running_loop().call_later(0.2, setattr, server.faults, "down", False)
-    _tell("kube-apiserver serves")
+    _log("kube-apiserver serves")
     await end.wait()
     await server.close()
-    _tell("kube-apiserver has ended")
+    _log("kube-apiserver has ended")
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ class _Health:
             await changed.wait()
 
 
-class Proxy:
+class ConnectionCounter:
     """In front of a socket: counts connections, and cuts them."""
 
     def __init__(self, path: Path, target: Path) -> None:
@@ -207,7 +207,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> ConnectionCounter:
         self._server = await asyncio.start_unix_server(self._accept, str(self.path))
         return self
 

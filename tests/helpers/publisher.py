@@ -25,7 +25,7 @@ DRIVER = "d.example.com"
 SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-class Odd(ApiServer):
+class ScriptedApiServer(ApiServer):
     """Answers as ``instead`` says; None lets the real one answer."""
 
     def __init__(self, features: Features | None = None) -> None:
@@ -51,13 +51,13 @@ class Odd(ApiServer):
         return sorted(d["name"] for s in found for d in s["spec"].get("devices", []))
 
 
-def json(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(value))
 
 
 @contextlib.asynccontextmanager
-async def api(features: Features | None = None) -> AsyncIterator[Odd]:
-    server = Odd(features)
+async def scripted_api_server(features: Features | None = None) -> AsyncIterator[ScriptedApiServer]:
+    server = ScriptedApiServer(features)
     await server.start()
     async with KubeClient(server.config) as client:
         await client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}})
@@ -67,14 +67,14 @@ async def api(features: Features | None = None) -> AsyncIterator[Odd]:
         await server.close()
 
 
-async def inventory_of(*devices: Device | str) -> Inventory:
+async def make_inventory(*devices: Device | str) -> Inventory:
     inventory = Inventory("node", HealthPolicy(healthy_after=1))
     await inventory.update([Pool("node", [Device(d) if isinstance(d, str) else d for d in devices])])
     return inventory
 
 
 @contextlib.asynccontextmanager
-async def publishing(
+async def running_publisher(
     server: ApiServer,
     inventory: Inventory,
     leader: Callable[[], bool] = lambda: True,
@@ -93,7 +93,7 @@ async def publishing(
             await asyncio.wait({task})
 
 
-async def until(check: Callable[[], bool], timeout: float = 30) -> None:
+async def wait_until(check: Callable[[], bool], timeout: float = 30) -> None:
     async with asyncio.timeout(timeout):
         while not check():
             await asyncio.sleep(0.02)

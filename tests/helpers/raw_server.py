@@ -11,19 +11,19 @@ from typing import Any
 
 from dra_kubeletplugin.base.http_server.server import stop_listening
 
-Answer = Callable[["Peer", bytes], Awaitable[bytes | None]]
+Reply = Callable[["RawServer", bytes], Awaitable[bytes | None]]
 
 
-def answer(body: Any, status: str = "200 OK", headers: str = "") -> bytes:
+def http_response(body: Any, status: str = "200 OK", headers: str = "") -> bytes:
     """A whole answer; ``body`` is bytes, or anything that becomes JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-class Peer:
+class RawServer:
     """Answers each request with the bytes that ``reply`` gives; closes the connection for None."""
 
-    def __init__(self, reply: Answer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None) -> None:
         self.reply = reply
         self.tls = tls
         self.accepted = 0  # connections
@@ -32,7 +32,7 @@ class Peer:
         self._now = 0
         self.open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # connections, by who serves them
 
-    async def __aenter__(self) -> Peer:
+    async def __aenter__(self) -> RawServer:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
@@ -83,11 +83,11 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def serving(*replies: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
+async def serve_replies(*replies: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     """Gives ``replies`` one after the other, the last one for ever."""
 
-    async def reply(peer: Peer, request: bytes) -> bytes | None:
+    async def reply(peer: RawServer, request: bytes) -> bytes | None:
         return replies[min(len(peer.requests), len(replies)) - 1]
 
-    async with Peer(reply, tls) as peer:
+    async with RawServer(reply, tls) as peer:
         yield peer

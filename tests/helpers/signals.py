@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 
 @contextlib.contextmanager
-def inherited(numbers: Iterable[int], handler: signal.Handlers = signal.SIG_DFL) -> Iterator[None]:
+def inherit_signals(numbers: Iterable[int], handler: signal.Handlers = signal.SIG_DFL) -> Iterator[None]:
     """``SIG_DFL`` as from a terminal; ``SIG_IGN``, as nohup and a shell's background have it, is rightly kept."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

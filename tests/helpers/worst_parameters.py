@@ -68,7 +68,7 @@ class Versioned(Config):
 KINDS: tuple[type[Config], ...] = (Plain, Layered, Versioned)
 
 
-def filled(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:
+def fill(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:
     """An object of at most ``size`` bytes of compact JSON."""
     out: JSON = {}
     left = size
@@ -90,26 +90,26 @@ def nested(depth: int, key: str) -> JSON:
 
 SHAPES: dict[str, Callable[[int, int], JSON]] = {
     # name: the fields of entry i, in at most n bytes
-    "many unknown keys": lambda i, n: filled(n, lambda j: (f"k{i}x{j}", 1)),
-    "near names": lambda i, n: filled(n, lambda j: (f"timeSlic{j}x{i}", 1)),
-    "long near names": lambda i, n: filled(n, lambda j: (f"{'timeSlice' * 50}{j}x{i}", 1)),
+    "many unknown keys": lambda i, n: fill(n, lambda j: (f"k{i}x{j}", 1)),
+    "near names": lambda i, n: fill(n, lambda j: (f"timeSlic{j}x{i}", 1)),
+    "long near names": lambda i, n: fill(n, lambda j: (f"{'timeSlice' * 50}{j}x{i}", 1)),
     "few long keys": lambda i, n: {f"{c}{i}" * (n // 60): 1 for c in "abcdefghij"},
     "wrong items": lambda i, n: {"leaves": [[]] * (n // 3)},
     "right items": lambda i, n: {"leaves": [{}] * (n // 3)},
-    "wrong in a mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", 1))},
-    "right mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", {}))},
-    "last of a mapping": lambda i, n: {"named": filled(n, lambda j: (f"{i}.{j}", {})) | {"z": 1}},
-    "wrong numbers": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", ""))},
-    "last number": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", 1)) | {"z": ""}},
-    "right numbers": lambda i, n: {"numbers": filled(n, lambda j: (f"{i}.{j}", 1))},
+    "wrong in a mapping": lambda i, n: {"named": fill(n, lambda j: (f"{i}.{j}", 1))},
+    "right mapping": lambda i, n: {"named": fill(n, lambda j: (f"{i}.{j}", {}))},
+    "last of a mapping": lambda i, n: {"named": fill(n, lambda j: (f"{i}.{j}", {})) | {"z": 1}},
+    "wrong numbers": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", ""))},
+    "last number": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1)) | {"z": ""}},
+    "right numbers": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1))},
     "long quantity": lambda i, n: {"memory": "9" * n},
     "long odd quantity": lambda i, n: {"memory": [[]] * (n // 3)},
     "long integer": lambda i, n: {"timeSlice": int("9" * 300)},
     "deep objects": lambda i, n: {"leaf": nested(min(n // 5, 900), "a")},
     "deep with long keys": lambda i, n: {"leaf": nested(28, "a" * (n // 29))},
     "nested lists": lambda i, n: {"x": [[]] * (n // 3)},
-    "surrogates": lambda i, n: filled(n, lambda j: (f"\ud800{i}{j}", "\udc00")),
-    "same": lambda i, n: filled(n, lambda j: (f"k{j}", 1)),
+    "surrogates": lambda i, n: fill(n, lambda j: (f"\ud800{i}{j}", "\udc00")),
+    "same": lambda i, n: fill(n, lambda j: (f"k{j}", 1)),
 }
 
 
@@ -132,7 +132,7 @@ def claim(config: Sequence[JSON], name: str = "worst", *, requests: int = 1) -> 
     }  # fmt: skip
 
 
-def allocated(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
+def with_allocation(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
     """The claim with one device for each request; class and claim have the same configuration, as many entries as are allowed."""
     results = [{"request": f"r{i}", "driver": DRIVER, "pool": "node", "device": f"d-{i}"} for i in range(requests)]
     both = [{"source": source, **entry} for source in ("FromClass", "FromClaim") for entry in config]
@@ -140,7 +140,7 @@ def allocated(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
 
 
 @contextlib.contextmanager
-def steps_of_the_loop() -> Iterator[list[float]]:
+def event_loop_steps() -> Iterator[list[float]]:
     """CPU seconds of each step of event loops in this thread, while the context lasts. Other processes do not count, nor other threads."""
     found: list[float] = []
     run = asyncio.Handle._run

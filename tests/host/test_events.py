@@ -22,7 +22,7 @@ from dra_kubeletplugin.host.events import kernel_events
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.host.fake.uevents import Listener
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import Toy, toy
+from tests.helpers.drivers import Toy, make_toy_class
 
 UEVENT = Path("/sys/class/mem/null/uevent")
 real_events = pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs root and a writable /sys")
@@ -184,7 +184,7 @@ async def test_a_card_that_is_unplugged_is_seen_long_before_the_interval(tmp_pat
 
 
 async def test_a_device_that_is_plugged_in_is_published_within_the_interval() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls, host={"functions": []}, rescan_interval=0.1) as node:
         cls.count = 6
 
@@ -203,7 +203,7 @@ async def test_a_device_that_is_plugged_in_is_published_within_the_interval() ->
 
 
 async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_are_told() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
 
         async def broken(self: object) -> list[object]:

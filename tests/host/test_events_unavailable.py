@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -24,7 +24,7 @@ async def test_devices_are_found_by_interval(
         raise OSError(fault, os.strerror(fault))
 
     monkeypatch.setattr(pyudev.Monitor, "from_netlink", fail)
-    async with node_with(cls := toy(), rescan_interval=0.1) as node:
+    async with node_with(cls := make_toy_class(), rescan_interval=0.1) as node:
         cls.count = 2
         await node.wait_published(lambda devices: len(devices) == 2)
         assert await node.plugin.not_ready() == []

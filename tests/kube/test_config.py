@@ -23,9 +23,9 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.kube.proxy import Proxy, parse_proxy, proxy_of
 from tests.helpers.certificates import Pair, authority, server_side, signed
-from tests.helpers.raw_server import Peer, answer, serving
+from tests.helpers.raw_server import RawServer, http_response, serve_replies
 
-OBJECT = answer({"kind": "X"})
+OBJECT = http_response({"kind": "X"})
 API = "client.authentication.k8s.io/v1"
 
 
@@ -168,14 +168,14 @@ async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path
         {f"{k}-data": b64(v) for k, v in fields.items()} if data else {k: str(v) for k, v in fields.items()}
     )
     cluster = {k: given_.pop(k) for k in list(given_) if k.startswith("cert")}
-    async with serving(OBJECT, tls=server_side(server, ca.cert)) as peer:
+    async with serve_replies(OBJECT, tls=server_side(server, ca.cert)) as peer:
         path = written(tmp_path, config_of(given_, server=peer.url, **cluster, **{"tls-server-name": "kubernetes"}))
         async with KubeClient(load_config(path)) as client:
             assert await client.call("GET", "/x") == {"kind": "X"}
 
 
 async def test_insecure_means_unverified_and_basic_is_sent(tmp_path: Path, ca: Pair) -> None:
-    async with serving(OBJECT, tls=server_side(signed(tmp_path, ca, "server"))) as peer:
+    async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         user = {"username": "x", "password": "y"}
         path = written(tmp_path, config_of(user, **{"server": peer.url, "insecure-skip-tls-verify": True}))
         async with KubeClient(load_config(path)) as client:
@@ -203,10 +203,10 @@ async def test_an_exec_plugin_is_run_at_the_first_request_and_again_after_a_401(
     runs = tmp_path / "runs"
     body = f"open({str(runs)!r}, 'a').write('x'); give(token='t' + str(len(open({str(runs)!r}).read())))"
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return OBJECT if b"Bearer t2" in request else answer({}, "401 Unauthorized")
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return OBJECT if b"Bearer t2" in request else http_response({}, "401 Unauthorized")
 
-    async with Peer(reply) as peer:
+    async with RawServer(reply) as peer:
         config = load_config(written(tmp_path, config_of(plugin(tmp_path, body), server=peer.url)))
         assert not runs.exists()
         async with KubeClient(config) as client:
@@ -228,7 +228,7 @@ async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkey
 async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca: Pair) -> None:
     me = signed(tmp_path, ca, "me")
     body = f"give(clientCertificateData=open({str(me.cert)!r}).read(), clientKeyData=open({str(me.key)!r}).read())"
-    async with serving(OBJECT, tls=server_side(signed(tmp_path, ca, "server"), ca.cert)) as peer:
+    async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"), ca.cert)) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(ca.cert)}
         async with KubeClient(load_config(written(tmp_path, config_of(plugin(tmp_path, body), **cluster)))) as client:
             await client.call("GET", "/x")
@@ -339,7 +339,7 @@ async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
     (tmp_path / "token").write_text("one")
     user = {"tokenFile": "token", "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/nowhere"}}
     other = authority(tmp_path, "other")
-    async with serving(answer({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
+    async with serve_replies(http_response({}), tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(other.cert)}
         async with KubeClient(load_config(written(tmp_path, config_of(user, **cluster))), timeout=30) as client:
             with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):

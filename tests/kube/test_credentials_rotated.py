@@ -19,7 +19,7 @@ from dra_kubeletplugin.kube import load_config
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.certificates import Pair, authority, server_side, signed
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 from tests.plugin.test_node_unreachable_server import running, until
 
 
@@ -85,7 +85,7 @@ class Room:
 async def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
     first, second = authority(tmp_path, "first"), authority(tmp_path, "second")
     volume = Volume(tmp_path / "serviceaccount")
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         api = node.cluster.api
         api._front.tls = server_side(signed(tmp_path, first, "before"))
         token = api.tokens.of_component("plugin", ["system:masters"])

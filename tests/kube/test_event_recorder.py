@@ -14,8 +14,8 @@ from dra_kubeletplugin.kube import KubeClient, Resource
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.crash.record_stores import append_body
-from tests.helpers.drivers import Sick, toy
-from tests.helpers.publisher import api, until
+from tests.helpers.drivers import HealthReportingDriver, make_toy_class
+from tests.helpers.publisher import scripted_api_server, wait_until
 
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:
@@ -33,12 +33,12 @@ def on_claim_and_pod(node: DriverNode, reason: str) -> dict[str, Any]:
 
 
 async def told(node: DriverNode, reason: str) -> dict[str, Any]:
-    await until(lambda: {"ResourceClaim", "Pod"} <= on_claim_and_pod(node, reason).keys())
+    await wait_until(lambda: {"ResourceClaim", "Pod"} <= on_claim_and_pod(node, reason).keys())
     return on_claim_and_pod(node, reason)
 
 
 async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_name_each_other() -> None:
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         pod = await node.run_pod()
         (claim,) = node.cluster.claims()
@@ -57,12 +57,12 @@ async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_na
         assert (on_claim["type"], on_claim["reportingInstance"]) == ("Warning", node.cluster.node.name)
         assert await node.plugin.not_ready() == []
         driver.fail_unprepare = None
-        await until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
+        await wait_until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
         assert len(events_of(node.cluster.api.storage)) == 2, "each try is one more of the same"
 
 
 async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> None:
-    driver = toy()
+    driver = make_toy_class()
     driver.fail = RetryableError("no")
     driver.fail_unprepare = RetryableError("stuck")
     async with node_with(driver) as node:
@@ -74,7 +74,7 @@ async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> Non
 
 
 async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_nobody_has_is_not() -> None:
-    class Ill(Sick):
+    class Ill(HealthReportingDriver):
         ill: ClassVar[dict[str, Health]] = {}
         gone: ClassVar[set[str]] = set()
 
@@ -106,7 +106,7 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_n
 
 
 async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_told() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
         append_body(node.plugin.settings.records_path, record, b"nonsense")
@@ -117,7 +117,7 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         )
         node.plugin.claims.store.journal.report.append("the records were damaged")
         await node.plugin.claims.alerts.check()
-        await until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
+        await wait_until(lambda: events_of(node.cluster.api.storage, "RecordsSetAside"))
         (event,) = events_of(node.cluster.api.storage, "RecordsSetAside")
         assert event["involvedObject"]["kind"] == "Node"
 
@@ -126,7 +126,7 @@ async def test_where_events_are_forbidden_that_is_told_once_and_claims_and_readi
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    driver = toy()
+    driver = make_toy_class()
     async with node_with(driver) as node:
         real = node.plugin.client.create
 
@@ -140,11 +140,11 @@ async def test_where_events_are_forbidden_that_is_told_once_and_claims_and_readi
         await node.run_pod()
         driver.fail_unprepare = RetryableError("busy")
         await node.api.delete("Pod", "pod", "default")
-        await until(lambda: driver.calls.count(("unprepare", driver.calls[0][1])) >= 3)
-        await until(lambda: asked)
+        await wait_until(lambda: driver.calls.count(("unprepare", driver.calls[0][1])) >= 3)
+        await wait_until(lambda: asked)
         assert await node.plugin.not_ready() == []
         driver.fail_unprepare = None
-        await until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
+        await wait_until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
         assert len(asked) == 1
         assert 'dra_events_total{result="forbidden"} 1' in node.plugin.metrics.text().decode()
     lines = [r.getMessage() for r in caplog.records if "cannot write an Event" in r.getMessage()]
@@ -187,7 +187,7 @@ CLAIM = claim_subject("ns", "c", "u")
 
 async def sent(events: EventRecorder, until_true: Any) -> None:
     task = asyncio.create_task(events.run())
-    await until(until_true)
+    await wait_until(until_true)
     await asyncio.sleep(0.05)
     assert not task.done()
     task.cancel()
@@ -231,7 +231,7 @@ async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for
         events.warn(CLAIM, "Odd", "it is odd")
         await asyncio.sleep(0)
     server.hold.set()
-    await until(lambda: server.patched)
+    await wait_until(lambda: server.patched)
     assert len(server.created) == 1
     assert server.patched[-1]["count"] == 50
     task.cancel()
@@ -268,7 +268,7 @@ async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_
 
 
 async def test_the_real_kinds_of_events_are_accepted_by_the_api_server_under_both_groups() -> None:
-    async with api() as server, KubeClient(server.config) as client:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
         events = EventRecorder(client, "toy.example.com", "node", Metrics())
         assert await events.write(node_subject("node"), "Odd", "it is odd")
         newer = await client.list(Resource("events.k8s.io", "v1", "events", namespaced=True), "default")

@@ -27,7 +27,7 @@ from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
 from tests.cli.test_cli_hostile_text import HOSTILE, Server, cluster, is_clean
-from tests.helpers.raw_server import Peer, answer
+from tests.helpers.raw_server import RawServer, http_response
 
 JSON = dict[str, Any]
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -54,10 +54,10 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(body: bytes) -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return answer(item(body) if b"/nodes" in request else b'{"a":' + body + b"}")
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return http_response(item(body) if b"/nodes" in request else b'{"a":' + body + b"}")
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.process_time()
         for question in (client.call("GET", "/x"), client.list(NODES), read_all(client, NODES, as_json)):
             with pytest.raises(ApiError) as e:
@@ -69,28 +69,28 @@ async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(bod
 
 
 async def test_what_was_compressed_without_being_asked_is_no_json() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         assert b"accept-encoding" not in request.lower()
-        return answer(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
+        return http_response(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match="not JSON"):
             await client.call("GET", "/x")
 
 
 async def test_of_a_key_that_stands_twice_the_last_counts_as_in_go() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return answer(b'{"a": 1, "a": 2}')
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return http_response(b'{"a": 1, "a": 2}')
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         assert await client.call("GET", "/x") == {"a": 2}
 
 
 async def test_an_object_of_10_mib_is_read() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return answer(item(b'"' + b"a" * (10 * MIB) + b'"'))
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return http_response(item(b'"' + b"a" * (10 * MIB) + b'"'))
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         [found] = await read_all(client, NODES, as_json)
         assert len(found["x"]) == 10 * MIB
 
@@ -160,14 +160,14 @@ async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: by
     """The server ends each watch with a line that cannot be read, for two seconds; it is not asked all the time."""
     asked = 0
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         nonlocal asked
         if b"watch=true" not in request:
-            return answer({"metadata": {"resourceVersion": "1"}, "items": []})
+            return http_response({"metadata": {"resourceVersion": "1"}, "items": []})
         asked += 1
-        return answer(line + b"\n")
+        return http_response(line + b"\n")
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES)
 
         async def follow() -> None:
@@ -262,13 +262,13 @@ async def test_one_deep_object_hides_no_other_from_a_list_or_a_watch(depth: int)
     deep, plain = (b'{"metadata":{"name":"%b","uid":"%b","resourceVersion":"1"},"x":%b}' % (n, n, x) for n, x in (
         (b"deep", b"[" * depth + b"]" * depth), (b"plain", b"1")))  # fmt: skip
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" in request:
             line = b'{"type":"MODIFIED","object":' + deep.replace(b'"1"', b'"2"') + b"}\n"
             return b"%b%x\r\n%b\r\n" % (CHUNKED, len(line), line)
-        return answer(b'{"metadata":{"resourceVersion":"1"},"items":[' + deep + b"," + plain + b"]}")
+        return http_response(b'{"metadata":{"resourceVersion":"1"},"items":[' + deep + b"," + plain + b"]}")
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         assert [o["metadata"]["name"] for o in await read_all(client, NODES, as_json)] == ["deep", "plain"]
         for copies in (True, False):
             events = Reflector(client, NODES, copies=copies).events()

@@ -17,8 +17,8 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
-from tests.helpers.raw_server import Peer, answer
+from tests.helpers.drivers import make_toy_class
+from tests.helpers.raw_server import RawServer, http_response
 
 SLICES = "resourceslices"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -91,7 +91,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
 
 
 async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         api = node.cluster.api
         published = api.storage.list("resourceslices.resource.k8s.io")
         assert published
@@ -106,12 +106,12 @@ async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() 
 
 
 async def test_a_watch_that_falls_silent_is_begun_again() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" not in request:
-            return answer({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
+            return http_response({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
         return HEAD + chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})  # and then nothing
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES)
         reflector.idle_timeout = 0.2
         async with following(reflector) as seen:
@@ -124,13 +124,13 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
 
 
 async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_list() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" in request:
             return HEAD + chunk({"type": "ADDED", "object": {}})
-        return answer({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
+        return http_response({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
 
     async with (
-        Peer(reply) as peer,
+        RawServer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES)) as seen,
     ):
@@ -142,14 +142,14 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
 async def test_it_says_how_it_stands() -> None:
     away = True
 
-    async def reply(peer: Peer, request: bytes) -> bytes | None:
+    async def reply(peer: RawServer, request: bytes) -> bytes | None:
         if away:
-            return answer({"message": "etcd is away"}, "500 Internal Server Error")
+            return http_response({"message": "etcd is away"}, "500 Internal Server Error")
         if b"watch=true" in request:
             return HEAD + chunk({"type": "ADDED", "object": obj("b", "9")})
-        return answer({"metadata": {"resourceVersion": "7"}, "items": []})
+        return http_response({"metadata": {"resourceVersion": "7"}, "items": []})
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES, copies=False)
         assert (reflector.last_message, reflector.fault) == (0.0, "")
         async with following(reflector) as seen:
@@ -169,13 +169,13 @@ async def test_it_says_how_it_stands() -> None:
 async def test_without_copies_a_list_still_tells_what_came_changed_and_went() -> None:
     lists = [[obj("a"), obj("b")], [obj("b", "2"), obj("c")]]
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" in request:
-            return answer({"message": "too old"}, "410 Gone")
-        return answer({"metadata": {"resourceVersion": "7"}, "items": lists[min(1, len(peer.requests) // 2)]})
+            return http_response({"message": "too old"}, "410 Gone")
+        return http_response({"metadata": {"resourceVersion": "7"}, "items": lists[min(1, len(peer.requests) // 2)]})
 
     async with (
-        Peer(reply) as peer,
+        RawServer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES, copies=False)) as seen,
     ):
@@ -186,12 +186,12 @@ async def test_without_copies_a_list_still_tells_what_came_changed_and_went() ->
 async def test_without_copies_nothing_but_metadata_is_read() -> None:
     large = {**obj("a"), "spec": {"devices": [{"name": "d"}]}}
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" in request:
             return HEAD + chunk({"type": "MODIFIED", "object": {**large, "metadata": obj("a", "8")["metadata"]}})
-        return answer({"metadata": {"resourceVersion": "7"}, "items": [large]})
+        return http_response({"metadata": {"resourceVersion": "7"}, "items": [large]})
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         events = Reflector(client, NODES, copies=False).events()
         async with asyncio.timeout(30), contextlib.aclosing(events):
             seen = [await anext(events) for _ in range(3)]
@@ -241,20 +241,22 @@ LISTS: list[Any] = [
 def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lists: Any, raw: Any) -> None:
     async def one() -> None:
         waiting = (
-            [answer(x) for x in lists],
+            [http_response(x) for x in lists],
             [HEAD + chunk(w) + b"0\r\n\r\n" if w else HEAD for w in watches],
             list(raw),
         )
 
-        async def reply(peer: Peer, request: bytes) -> bytes | None:
+        async def reply(peer: RawServer, request: bytes) -> bytes | None:
             asyncio.get_running_loop().call_later(0.02, peer.cut)
             if waiting[2]:
                 return waiting[2].pop()
             if b"watch=true" in request:
                 return waiting[1].pop() if waiting[1] else HEAD + chunk({"type": "ADDED", "object": obj("true", "9")})
-            return waiting[0].pop() if waiting[0] else answer({"metadata": {"resourceVersion": "7"}, "items": []})
+            return (
+                waiting[0].pop() if waiting[0] else http_response({"metadata": {"resourceVersion": "7"}, "items": []})
+            )
 
-        async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
+        async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url), timeout=1) as client:
             reflector = Reflector(client, NODES)
             reflector.idle_timeout = 0.5
             async with following(reflector):
@@ -266,11 +268,13 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
 
 
 async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return HEAD + b"0\r\n\r\n" if b"watch=true" in request else answer({"metadata": {"resourceVersion": "7"}})
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return (
+            HEAD + b"0\r\n\r\n" if b"watch=true" in request else http_response({"metadata": {"resourceVersion": "7"}})
+        )
 
     async with (
-        Peer(reply) as peer,
+        RawServer(reply) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES)),
     ):

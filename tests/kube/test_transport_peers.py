@@ -24,9 +24,9 @@ from dra_kubeletplugin.kube.proxy import Proxy
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.kube.transport import Transport
 from tests.helpers.certificates import Pair, authority, server_side, signed
-from tests.helpers.raw_server import Peer, answer, serving
+from tests.helpers.raw_server import RawServer, http_response, serve_replies
 
-OBJECT = answer({"kind": "X"})
+OBJECT = http_response({"kind": "X"})
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ async def get(client: KubeClient, **more: Any) -> Any:
     return await client.call("GET", "/x", **more)
 
 
-def soon(seconds: float = 0.01) -> Callable[[Peer, bytes], Any]:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+def soon(seconds: float = 0.01) -> Callable[[RawServer, bytes], Any]:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         await asyncio.sleep(seconds)
         return OBJECT
 
@@ -59,13 +59,13 @@ def soon(seconds: float = 0.01) -> Callable[[Peer, bytes], Any]:
 
 
 async def test_32_gets_at_once_use_8_connections_and_a_warm_call_makes_none(ca: Pair, server_pair: Pair) -> None:
-    async def once_there_are_8(peer: Peer, request: bytes) -> bytes:
+    async def once_there_are_8(peer: RawServer, request: bytes) -> bytes:
         while peer.most_at_once < 8:
             await asyncio.sleep(0.001)
         return OBJECT
 
     async with (
-        Peer(once_there_are_8, server_side(server_pair)) as peer,
+        RawServer(once_there_are_8, server_side(server_pair)) as peer,
         KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client,
     ):
         for _ in range(3):
@@ -76,11 +76,11 @@ async def test_32_gets_at_once_use_8_connections_and_a_warm_call_makes_none(ca: 
 async def test_waiters_are_served_in_the_order_they_came() -> None:
     gate = asyncio.Event()
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         await gate.wait()
         return OBJECT
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
         tasks = []
         for i in range(20):
             tasks.append(asyncio.create_task(client.call("GET", f"/{i}")))
@@ -92,11 +92,11 @@ async def test_waiters_are_served_in_the_order_they_came() -> None:
 
 
 async def test_a_watch_takes_no_connection_from_the_requests() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n" if b"watch" in request else OBJECT
 
     async with (
-        Peer(reply) as peer,
+        RawServer(reply) as peer,
         KubeClient(ApiConfig(peer.url), connections=1) as client,
         client.stream("/watch", {}, 30, lambda: None) as lines,
     ):
@@ -106,7 +106,7 @@ async def test_a_watch_takes_no_connection_from_the_requests() -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_a_connection_that_was_closed_while_idle_is_replaced(secure: bool, ca: Pair, server_pair: Pair) -> None:
-    async with serving(OBJECT, tls=server_side(server_pair) if secure else None) as peer:
+    async with serve_replies(OBJECT, tls=server_side(server_pair) if secure else None) as peer:
         async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
             for method in ("GET", "POST", "GET"):
                 await client.call(method, "/x", None if method == "GET" else {})
@@ -117,7 +117,10 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced(secure: bool,
 
 
 async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies_with_the_request() -> None:
-    async with serving(OBJECT, None, OBJECT, OBJECT, None, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with (
+        serve_replies(OBJECT, None, OBJECT, OBJECT, None, OBJECT) as peer,
+        KubeClient(ApiConfig(peer.url)) as client,
+    ):
         await get(client)
         await get(client)
         assert len(peer.requests) == 3
@@ -131,13 +134,13 @@ async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies
 async def test_an_answer_that_began_is_never_asked_for_again() -> None:
     cut_short = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
 
-    async def reply(peer: Peer, request: bytes) -> bytes | None:
+    async def reply(peer: RawServer, request: bytes) -> bytes | None:
         if len(peer.requests) == 2:
             asyncio.get_running_loop().call_soon(peer.cut)
             return cut_short
         return OBJECT
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         await get(client)
         with pytest.raises(ApiError):
             await get(client)
@@ -145,7 +148,7 @@ async def test_an_answer_that_began_is_never_asked_for_again() -> None:
 
 
 async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
-    async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
+    async with RawServer(soon(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
         started = time.monotonic()
         results = await asyncio.gather(*(get(client, timeout=1) for _ in range(32)), return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results), results
@@ -157,12 +160,12 @@ async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
 async def test_a_cancelled_request_gives_its_place_back() -> None:
     quick = asyncio.Event()
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         if not quick.is_set():
             await asyncio.sleep(30)
         return OBJECT
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=2) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=2) as client:
         for _ in range(3):  # some in flight, some waiting, some just handed a place
             tasks = [asyncio.create_task(get(client)) for _ in range(6)]
             while len(peer.requests) < 2:
@@ -177,7 +180,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
 
 
 async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
-    async with Peer(soon(30)) as peer:
+    async with RawServer(soon(30)) as peer:
         transport = Transport(peer.url, connections=1)
         first, second = (asyncio.create_task(transport.request("GET", "/x", {})) for _ in range(2))
         while not peer.requests:
@@ -192,15 +195,15 @@ async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_los
 
 
 async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() -> None:
-    last = answer({"kind": "X"}, headers="Connection: close\r\n")
-    async with serving(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    last = http_response({"kind": "X"}, headers="Connection: close\r\n")
+    async with serve_replies(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         await get(client)
         await get(client)
         assert peer.accepted == 2
 
 
 async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
-    async with Peer(soon()) as peer:
+    async with RawServer(soon()) as peer:
         transport = Transport(peer.url, connections=4, idle_seconds=0.05)
         await asyncio.gather(*(transport.request("GET", "/x", {}) for _ in range(4)))
         while len(peer.open) > 1:
@@ -212,7 +215,7 @@ async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
 
 async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    async with serving(OBJECT) as peer:
+    async with serve_replies(OBJECT) as peer:
         transport = Transport(peer.url)
         loop = asyncio.get_running_loop()
         connect = loop.create_connection
@@ -240,7 +243,7 @@ async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: p
 
 
 async def test_certificates_without_an_authority_key_identifier_are_fine(ca: Pair, server_pair: Pair) -> None:
-    async with serving(OBJECT, tls=server_side(server_pair)) as peer:
+    async with serve_replies(OBJECT, tls=server_side(server_pair)) as peer:
         strict = ssl.create_default_context(cafile=ca.cert)
         strict.verify_flags |= ssl.VERIFY_X509_STRICT  # what Python 3.13 asks for by default
         with pytest.raises(ssl.SSLCertVerificationError, match="Authority Key Identifier"):
@@ -252,7 +255,7 @@ async def test_certificates_without_an_authority_key_identifier_are_fine(ca: Pai
 async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
     other = authority(tmp_path, "other")
     named = signed(tmp_path, ca, "named", "DNS:kubernetes.default")
-    async with serving(OBJECT, tls=server_side(server_pair)) as peer:
+    async with serve_replies(OBJECT, tls=server_side(server_pair)) as peer:
         for tls in (trusting(other.cert), Tls(), trusting(ca.cert, server_name="kubernetes.default")):
             async with KubeClient(ApiConfig(peer.url, tls)) as client:
                 with pytest.raises(ApiError, match="certificate verify failed") as e:
@@ -262,7 +265,7 @@ async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_
             await get(client)
     right = trusting(ca.cert, server_name="kubernetes.default")
     async with (
-        serving(OBJECT, tls=server_side(named)) as peer,
+        serve_replies(OBJECT, tls=server_side(named)) as peer,
         KubeClient(ApiConfig(peer.url, right)) as client,
     ):
         await get(client)
@@ -281,7 +284,10 @@ async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_n
     tls = trusting(file)
     tls.context()
     file.write_bytes(ca.cert.read_bytes())
-    async with serving(OBJECT, tls=server_side(server_pair)) as peer, KubeClient(ApiConfig(peer.url, tls)) as client:
+    async with (
+        serve_replies(OBJECT, tls=server_side(server_pair)) as peer,
+        KubeClient(ApiConfig(peer.url, tls)) as client,
+    ):
         await get(client)
 
 
@@ -310,7 +316,9 @@ async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pai
     cert.write_bytes(first.cert.read_bytes())
     key.write_bytes(first.key.read_bytes())
 
-    async with serving(OBJECT, answer({}, "401 Unauthorized"), OBJECT, tls=server_side(server_pair, ca.cert)) as peer:
+    async with serve_replies(
+        OBJECT, http_response({}, "401 Unauthorized"), OBJECT, tls=server_side(server_pair, ca.cert)
+    ) as peer:
         async with KubeClient(ApiConfig(peer.url, trusting(ca.cert, cert=cert, key=key))) as client:
             await get(client)
             cert.write_bytes(second.cert.read_bytes())
@@ -378,7 +386,10 @@ async def tunnelling(status: str = "200 Connection established") -> AsyncIterato
 
 @pytest.mark.parametrize("secure", [True, False])
 async def test_a_proxy_makes_a_tunnel_to_the_server(secure: bool, ca: Pair, server_pair: Pair) -> None:
-    async with serving(OBJECT, tls=server_side(server_pair) if secure else None) as peer, tunnelling() as (port, heads):
+    async with (
+        serve_replies(OBJECT, tls=server_side(server_pair) if secure else None) as peer,
+        tunnelling() as (port, heads),
+    ):
         config = ApiConfig(peer.url, trusting(ca.cert), proxy=Proxy("127.0.0.1", port, "Basic eDp5"))
         async with KubeClient(config) as client:
             for _ in range(3):
@@ -422,19 +433,23 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("bytes_", "status", "text"),
     [
-        (answer(PAGE, "200 OK", HTML), 0, "not JSON.*Gateway"),
-        (answer(PAGE, "403 Forbidden", HTML), 0, "403 <html>Gateway"),
-        (answer(PAGE, "404 Not Found", HTML), 0, "404"),
-        (answer(PAGE, "502 Bad Gateway", HTML), 502, "502 <html>Gateway"),
-        (answer(b"404 page not found\n", "404 Not Found"), 404, "404 page not found"),
-        (answer(b"", "302 Found", "Location: https://login.example.com/\r\n"), 0, "302, a redirect to 'https://login"),
-        (answer([1, 2]), 0, "not a JSON object: \\[1, 2\\]"),
-        (answer(b'"text"'), 0, "not a JSON object"),
-        (answer(b'{"a":'), 0, "not JSON"),
-        (answer(b'{"a":"\xff"}'), 0, "not JSON|cannot be used"),
-        (answer(b"[" * 100_000), 0, "not JSON"),
-        (answer({"message": "\ud800\x1b[31m", "code": 409}, "409 Conflict"), 409, "409"),
-        (answer({"message": ["odd"]}, "422 Unprocessable Entity"), 422, "odd"),
+        (http_response(PAGE, "200 OK", HTML), 0, "not JSON.*Gateway"),
+        (http_response(PAGE, "403 Forbidden", HTML), 0, "403 <html>Gateway"),
+        (http_response(PAGE, "404 Not Found", HTML), 0, "404"),
+        (http_response(PAGE, "502 Bad Gateway", HTML), 502, "502 <html>Gateway"),
+        (http_response(b"404 page not found\n", "404 Not Found"), 404, "404 page not found"),
+        (
+            http_response(b"", "302 Found", "Location: https://login.example.com/\r\n"),
+            0,
+            "302, a redirect to 'https://login",
+        ),
+        (http_response([1, 2]), 0, "not a JSON object: \\[1, 2\\]"),
+        (http_response(b'"text"'), 0, "not a JSON object"),
+        (http_response(b'{"a":'), 0, "not JSON"),
+        (http_response(b'{"a":"\xff"}'), 0, "not JSON|cannot be used"),
+        (http_response(b"[" * 100_000), 0, "not JSON"),
+        (http_response({"message": "\ud800\x1b[31m", "code": 409}, "409 Conflict"), 409, "409"),
+        (http_response({"message": ["odd"]}, "422 Unprocessable Entity"), 422, "odd"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", 0, "end of a response|cannot be reached|not HTTP"),
         (CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n", 0, "not HTTP"),
         (CHUNKED + b"2\r\n{}", 0, "not HTTP|cannot be reached"),
@@ -447,11 +462,11 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
 )
 async def test_an_answer_that_is_none_is_an_api_error(bytes_: bytes | None, status: int, text: str) -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes | None:
+    async def reply(peer: RawServer, request: bytes) -> bytes | None:
         asyncio.get_running_loop().call_later(0.05, peer.cut)
         return bytes_
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match=text) as e:
             await get(client, timeout=30)
         assert e.value.status == status
@@ -461,10 +476,10 @@ async def test_an_answer_that_is_none_is_an_api_error(bytes_: bytes | None, stat
 
 
 async def test_an_answer_over_the_limit_is_refused_before_it_fills_the_memory() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         return CHUNKED + (b"100000\r\n" + b" " * 2**20 + b"\r\n") * 4
 
-    async with Peer(reply) as peer:
+    async with RawServer(reply) as peer:
         transport = Transport(peer.url, max_body=2**20)
         with pytest.raises(MalformedResponseError, match="1048576"):
             await transport.request("GET", "/x", {})
@@ -475,7 +490,7 @@ async def test_text_that_fits_in_no_header_is_an_api_error(tmp_path: Path) -> No
     from dra_kubeletplugin.kube.credentials import TokenFile
 
     token = tmp_path / "token"
-    async with serving(OBJECT) as peer:
+    async with serve_replies(OBJECT) as peer:
         async with KubeClient(ApiConfig(peer.url, credentials=TokenFile(token))) as client:
             for text, said in (
                 (None, "No such file"),
@@ -496,13 +511,13 @@ async def test_text_that_fits_in_no_header_is_an_api_error(tmp_path: Path) -> No
         assert b"Authorization: Bearer good\r\n" in peer.requests[0].replace(b"authorization", b"Authorization")
 
 
-GOOD = answer({"kind": "X", "metadata": {}, "items": []}, headers="Content-Type: application/json\r\n")
+GOOD = http_response({"kind": "X", "metadata": {}, "items": []}, headers="Content-Type: application/json\r\n")
 
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A good answer with some bytes changed, cut or repeated; or noise."""
-    data = bytearray(draw(st.sampled_from([GOOD, CHUNKED + b"2\r\n{}\r\n0\r\n\r\n", answer(PAGE, "302 Found")])))
+    data = bytearray(draw(st.sampled_from([GOOD, CHUNKED + b"2\r\n{}\r\n0\r\n\r\n", http_response(PAGE, "302 Found")])))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
         match draw(st.sampled_from(["set", "cut", "insert", "twice"])):
@@ -521,11 +536,11 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(first=mutated(), second=mutated())
 def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: bytes) -> None:
     async def one() -> None:
-        async def reply(peer: Peer, request: bytes) -> bytes:
+        async def reply(peer: RawServer, request: bytes) -> bytes:
             asyncio.get_running_loop().call_later(0.01, peer.cut)
             return first if len(peer.requests) % 2 else second
 
-        async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+        async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
             for _ in range(2):
                 started = time.monotonic()
                 try:
@@ -541,8 +556,8 @@ def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: byte
 
 
 async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> None:
-    later = answer({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
-    async with serving(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    later = http_response({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
+    async with serve_replies(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         with pytest.raises(ApiError, match="429 slow down") as e:
             await get(client, timeout=19)
@@ -553,8 +568,8 @@ async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> Non
 
 @pytest.mark.parametrize("asked", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
 async def test_an_odd_retry_after_is_a_second(asked: str) -> None:
-    odd = answer({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
-    async with serving(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    odd = http_response({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
+    async with serve_replies(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         assert await get(client, timeout=60) == {"kind": "X"}
         assert 0.9 < time.monotonic() - started < 30
@@ -566,10 +581,10 @@ async def test_a_401_reads_the_token_again(
     (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
     (tmp_path / "token").write_text("old")
 
-    async def reply(peer: Peer, request: bytes) -> bytes:
-        return OBJECT if b"Bearer new" in request else answer({}, "401 Unauthorized")
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return OBJECT if b"Bearer new" in request else http_response({}, "401 Unauthorized")
 
-    async with Peer(reply, server_side(server_pair)) as peer:
+    async with RawServer(reply, server_side(server_pair)) as peer:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(peer.port))
         async with KubeClient(load_config(service_account=tmp_path)) as client:
@@ -584,11 +599,11 @@ async def test_a_401_reads_the_token_again(
 
 
 async def test_one_question_for_versions_serves_all_who_wait() -> None:
-    async def reply(peer: Peer, request: bytes) -> bytes:
+    async def reply(peer: RawServer, request: bytes) -> bytes:
         await asyncio.sleep(0.05)
-        return answer({"versions": [{"version": "v1beta1"}, {"version": "v1"}, "odd", {}]})
+        return http_response({"versions": [{"version": "v1beta1"}, {"version": "v1"}, "odd", {}]})
 
-    async with Peer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         found = await asyncio.gather(*(client.dra("resourceslices") for _ in range(32)))
         assert {f.version for f in found} == {"v1"}
         assert len(peer.requests) == 1
@@ -596,7 +611,7 @@ async def test_one_question_for_versions_serves_all_who_wait() -> None:
 
 async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
-    async with Peer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(64)]
         await asyncio.sleep(0)
@@ -610,18 +625,18 @@ async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pyte
 
 @pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": "v1"}, {"versions": {"v1": 1}}])
 async def test_odd_answers_about_versions_are_api_errors(body: Any) -> None:
-    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match="lists no versions") as e:
             await client.dra_version()
         assert e.value.unreachable
 
 
 async def test_only_a_404_of_the_whole_resource_forgets_the_version() -> None:
-    about_object = answer({"details": {"name": "c", "kind": "resourceclaims"}}, "404 Not Found")
-    whole = answer(b"404 page not found\n", "404 Not Found")
-    versions = [answer({"versions": [{"version": v}]}) for v in ("v1beta1", "v1")]
+    about_object = http_response({"details": {"name": "c", "kind": "resourceclaims"}}, "404 Not Found")
+    whole = http_response(b"404 page not found\n", "404 Not Found")
+    versions = [http_response({"versions": [{"version": v}]}) for v in ("v1beta1", "v1")]
     async with (
-        serving(versions[0], about_object, whole, versions[1]) as peer,
+        serve_replies(versions[0], about_object, whole, versions[1]) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
     ):
         assert await client.dra_version() == "v1beta1"
@@ -644,7 +659,7 @@ NO_OBJECTS: list[Any] = [
 @pytest.mark.parametrize("body", NO_OBJECTS)
 async def test_an_object_without_its_identity_is_none(body: Any) -> None:
     claim = {"metadata": {"name": "c", "namespace": "default"}}
-    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         for asked in (
             client.get(CLAIMS, "c", "default"),
             client.create(CLAIMS, claim),
@@ -668,7 +683,7 @@ async def test_an_object_without_its_identity_is_none(body: Any) -> None:
     ],
 )
 async def test_a_list_of_no_objects_is_none(body: Any) -> None:
-    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match=r"GET /apis.*: the response is not") as e:
             await client.list(CLAIMS)
         assert e.value.unreachable
@@ -676,7 +691,7 @@ async def test_a_list_of_no_objects_is_none(body: Any) -> None:
 
 async def test_a_list_of_nothing_may_be_null() -> None:
     body = {"items": None, "metadata": {"resourceVersion": "1"}}
-    async with serving(answer(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         assert (await client.list(CLAIMS))["items"] == []
 
 

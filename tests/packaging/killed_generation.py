@@ -48,7 +48,7 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_at(step: int, folder: Path, arguments: list[str]) -> int:
+def kill_at(step: int, folder: Path, arguments: list[str]) -> int:
     left = step
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
@@ -76,7 +76,7 @@ def once(owner: Any, name: str) -> None:
     setattr(owner, name, answer)
 
 
-def shown(folder: Path) -> str:
+def list_files(folder: Path) -> str:
     return " ".join(sorted(str(p.relative_to(folder)) for p in folder.rglob("*")))
 
 
@@ -88,10 +88,10 @@ def sweep(folder: Path, arguments: list[str]) -> None:
     while done:
         shutil.rmtree(folder)
         shutil.copytree(kept, folder)
-        done = in_child(functools.partial(killed_at, step, folder, arguments))
+        done = in_child(functools.partial(kill_at, step, folder, arguments))
         if done == -signal.SIGKILL:
             again = in_child(functools.partial(main, arguments))
-            print(f"step {step} {again} {shown(folder)}", flush=True)
+            print(f"step {step} {again} {list_files(folder)}", flush=True)
         elif done:
             raise RuntimeError(f"step {step}: {done}")
         step += 1

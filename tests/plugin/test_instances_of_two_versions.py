@@ -14,7 +14,7 @@ from dra_kubeletplugin.claims.store.journal_file import JournalFile
 from dra_kubeletplugin.claims.store.lines import FORMAT
 from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 
 NOTHING = {"files": [], "records": [], "held": []}
 
@@ -41,7 +41,7 @@ async def test_a_running_instance_works_on_after_a_newer_one_has_written_the_rec
             found |= {"newer": "kept", "doc": found["doc"] | {"newer": {"a": [1]}}}
         return msgspec.json.encode(found)
 
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod("before")
         before = (await node.claim_of("before"))["metadata"]["uid"]
         path = node.settings.records_path

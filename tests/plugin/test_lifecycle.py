@@ -21,7 +21,7 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.plugin import lifecycle as module
 from dra_kubeletplugin.plugin.lifecycle import Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 
 
 async def test_each_part_of_a_stop_is_done_in_reverse_whatever_the_others_do(
@@ -211,7 +211,7 @@ async def test_a_plugin_closes_its_connections_and_its_probes_at_its_end(monkeyp
         await close(self)
 
     monkeypatch.setattr(KubeClient, "close", counted)
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         plugin = cast(Any, node.plugin)
         assert plugin.client not in closed
     assert plugin.client in closed

@@ -21,7 +21,7 @@ import pytest
 
 from tests.helpers.certificates import authority, signed
 from tests.helpers.crash.harness import ROOT
-from tests.helpers.signals import inherited
+from tests.helpers.signals import inherit_signals
 
 pytestmark = pytest.mark.crash
 
@@ -82,7 +82,7 @@ class Process:
         self, says: str, signals: Iterable[int] = (signal.SIGINT, signal.SIGHUP)
     ) -> asyncio.subprocess.Process:
         """Waits until the driver, or the log, says a word. ``signals``: those that are as from a terminal, whatever started the tests."""
-        with self.err.open("ab") as err, inherited(signals):
+        with self.err.open("ab") as err, inherit_signals(signals):
             await self.start_with(err.fileno())
         assert self.process.stdout
         if says:  # a word of the driver's
@@ -195,7 +195,7 @@ async def test_each_line_in_json_names_the_driver_and_the_node(tmp_path: Path) -
 @pytest.mark.full
 async def test_what_nohup_started_goes_on_without_its_terminal(tmp_path: Path) -> None:
     p = Process(tmp_path, SERVES)
-    with inherited([signal.SIGHUP], signal.SIG_IGN):
+    with inherit_signals([signal.SIGHUP], signal.SIG_IGN):
         process = await p.start("", [])
     await p.logged("serving the kubelet")
     process.send_signal(signal.SIGHUP)

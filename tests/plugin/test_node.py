@@ -30,8 +30,8 @@ from dra_kubeletplugin.plugin.grpc.sockets import socket_paths
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
 from dra_kubeletplugin.testing.pods import claim, pod
-from tests.helpers.drivers import Blocking, Sick, Toy, toy
-from tests.helpers.publisher import until
+from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, Toy, make_toy_class
+from tests.helpers.publisher import wait_until
 
 NOTHING = {"files": [], "records": [], "held": []}
 
@@ -64,7 +64,7 @@ def ref(claim_object: Any) -> tuple[str, str, str]:
 
 
 async def test_a_pod_gets_its_device_and_leaves_nothing_behind() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         running = await node.run_pod(parameters={"colour": "blue"})
         assert node.env(running)["TOY_0"] == "blue"
         assert (await node.leftovers())["held"] == ["toy-0"]
@@ -74,7 +74,7 @@ async def test_a_pod_gets_its_device_and_leaves_nothing_behind() -> None:
 
 
 async def test_two_pods_share_a_claim_with_one_prepare_and_one_unprepare() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.cluster.apply(claim("shared", ClaimSpec()), pod("a", claims=["shared"]), pod("b", claims=["shared"]))
         await node.cluster.wait_running("a")
         await node.cluster.wait_running("b")
@@ -85,7 +85,7 @@ async def test_two_pods_share_a_claim_with_one_prepare_and_one_unprepare() -> No
 
 
 async def test_plain_methods_run_in_threads_and_claims_do_not_wait_for_each_other() -> None:
-    async with node_with(Blocking) as node:
+    async with node_with(BlockingDriver) as node:
         for i in range(3):
             await node.apply_pod(f"p{i}")
         for i in range(3):
@@ -95,7 +95,7 @@ async def test_plain_methods_run_in_threads_and_claims_do_not_wait_for_each_othe
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 @pytest.mark.parametrize("authority", ["localhost", "/var/lib/kubelet/x.sock", "unix:%2Fx"])
 async def test_both_versions_answer_whatever_authority_the_kubelet_sends(version: str, authority: str) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         answer = await prepare_call(node, ref(found), version=version, authority=authority)
@@ -105,13 +105,13 @@ async def test_both_versions_answer_whatever_authority_the_kubelet_sends(version
 
 
 async def test_empty_calls_are_answered_with_empty_maps() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         assert not (await prepare_call(node)).claims
         assert not (await unprepare_call(node)).claims
 
 
 async def test_a_repeat_is_answered_from_the_record_after_a_restart_too() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         first = await prepare_call(node, ref(found))
@@ -121,7 +121,7 @@ async def test_a_repeat_is_answered_from_the_record_after_a_restart_too() -> Non
 
 
 async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_claims_say_why_not() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         with node.cluster.api_outage():
@@ -133,7 +133,7 @@ async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_cla
 
 
 async def test_one_bad_claim_of_a_call_does_not_fail_the_others() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         good = await node.claim_of("pod")
         await node.cluster.apply(claim("pending", ClaimSpec(Request(selectors=["false"]))))
@@ -148,7 +148,7 @@ async def test_one_bad_claim_of_a_call_does_not_fail_the_others() -> None:
 
 
 async def test_a_claim_of_another_node_is_refused() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await allocate(node, "elsewhere", [{"pool": "node-2", "device": "toy-0"}])
         found = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "elsewhere")
         answer = await prepare_call(node, ref(found))
@@ -165,7 +165,7 @@ async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
 
 
 async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         first = await node.claim_of("pod")
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-0"}])
@@ -177,7 +177,7 @@ async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder(
 
 @pytest.mark.gates("DRAConsumableCapacity")
 async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         admin = await allocate(node, "admin", [{"pool": "node-1", "device": "toy-0", "adminAccess": True}])
         shares = [
@@ -196,7 +196,7 @@ async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
 
 
 async def test_results_of_other_drivers_are_not_ours() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         other = await allocate(node, "alien", [{"driver": "other.example.com", "pool": "x", "device": "y"}])
         answer = (await prepare_call(node, ref(other))).claims[other["metadata"]["uid"]]
         assert (answer.error, list(answer.devices)) == ("", [])
@@ -205,7 +205,7 @@ async def test_results_of_other_drivers_are_not_ours() -> None:
 
 
 async def test_a_device_that_left_the_inventory_is_refused_before_the_hardware_is_touched() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
         gone = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-9"}])
         assert (await prepare_call(node, ref(gone))).claims[gone["metadata"]["uid"]].error.startswith("DEVICE_GONE")
@@ -213,7 +213,7 @@ async def test_a_device_that_left_the_inventory_is_refused_before_the_hardware_i
 
 
 async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_name() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.apply_pod(parameters={"color": "blue"})
 
         async def said() -> str | None:
@@ -228,7 +228,7 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
 
 
 async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeeds() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.fail = PermanentError("firmware 1.2 is too old for toy-0: flash 1.3 or later")
     async with node_with(cls) as node:
         await node.apply_pod()
@@ -247,7 +247,7 @@ async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeed
 
 
 async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.fail = ZeroDivisionError("by zero")
     async with node_with(cls) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
@@ -259,7 +259,7 @@ async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> Non
 
 
 async def test_an_unprepare_that_fails_keeps_the_device_held_and_is_repeated() -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
         cls.fail_unprepare = RetryableError("the toy is hot")
@@ -277,14 +277,14 @@ async def test_an_unprepare_that_fails_keeps_the_device_held_and_is_repeated() -
 
 
 async def test_unprepare_of_what_was_never_prepared_succeeds_twice() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         for _ in range(2):
             assert (await unprepare_call(node, ("default", "never", "u-1"))).claims["u-1"].error == ""
         assert node.driver.calls == []
 
 
 async def test_slices_come_back_after_the_kubelet_wiped_them() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.kubelet.restart()
 
         async def back() -> bool:
@@ -295,7 +295,7 @@ async def test_slices_come_back_after_the_kubelet_wiped_them() -> None:
 
 
 async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
-    async with node_with(toy(), timers=Timers(slice_wipe_delay=0.2)) as node:
+    async with node_with(make_toy_class(), timers=Timers(slice_wipe_delay=0.2)) as node:
         await node.stop()
 
         async def gone() -> bool:
@@ -307,7 +307,7 @@ async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
 async def test_a_slice_that_somebody_deletes_is_made_again_at_once() -> None:
     from dra_kubeletplugin.kube.resource import SLICES
 
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         name = node.cluster.slices()[0]["metadata"]["name"]
         await node.cluster.client.delete(SLICES, name)
 
@@ -346,7 +346,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
 @pytest.mark.gates("DRADeviceTaints")
 async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -> None:
-    class Ill(Sick):
+    class Ill(HealthReportingDriver):
         pass
 
     async with node_with(Ill, health_interval=0.1) as node:
@@ -390,7 +390,7 @@ def _calls(plugin: Any, method: str) -> float:
 async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_other() -> None:
     from dra_kubeletplugin.plugin.node import Plugin
 
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls, pod_uid="11111111-1111-4111-8111-111111111111") as node:
         await node.run_pod("old")
         old_plugin = node.plugin
@@ -413,7 +413,7 @@ async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_
 
 
 async def test_only_v1beta1_kubelets_are_served() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         node.kubelet.supported = ("v1beta1.DRAPlugin",)
         await node.kubelet.restart()
         await node.run_pod()
@@ -421,7 +421,7 @@ async def test_only_v1beta1_kubelets_are_served() -> None:
 
 
 async def test_a_long_prepare_is_answered_in_time_and_the_retry_joins_it() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls, call_timeout=0.2) as node:
         found = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
@@ -433,7 +433,7 @@ async def test_a_long_prepare_is_answered_in_time_and_the_retry_joins_it() -> No
 
 
 async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
         found = await allocate(node, "cut", [{"pool": "node-1", "device": "toy-0"}])
@@ -452,7 +452,7 @@ async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
 
 async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchWindow.__init__, "__defaults__", (60.0,))  # before the first: however slow one is
-    cls = toy()
+    cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
         found = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
@@ -475,12 +475,14 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
         monkeypatch.setattr(store, "_transaction", counted)
         calls.clear()
         preparing = asyncio.create_task(prepare_call(node, *map(ref, found)))
-        await until(lambda: len(cls.calls) == 4)
+        await wait_until(lambda: len(cls.calls) == 4)
         assert written == [4]
         busy = threading.Event()
         held = asyncio.create_task(store.run(lambda: busy.wait(60)))
         cls.block.set()
-        await until(lambda: given == 4)  # while the record thread is busy, all that comes waits for one transaction
+        await wait_until(
+            lambda: given == 4
+        )  # while the record thread is busy, all that comes waits for one transaction
         busy.set()
         await asyncio.gather(held, preparing)
         assert written == [4, 4]
@@ -493,7 +495,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
 
 
 async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.delay = 0.05
     async with node_with(cls) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
@@ -503,7 +505,7 @@ async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
 
 
 async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one(tmp_path: Path) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         old = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(old))
         await node.cluster.client.delete(CLAIMS, "same", "default")
@@ -518,11 +520,11 @@ async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_on
 
 @pytest.mark.parametrize("which", ["registrar", "service"])
 async def test_r4_a_listener_that_fails_is_reported_and_not_swallowed(which: str) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.stop()
         paths = socket_paths(node.settings.registry_dir, node.settings.plugin_dir, node.settings.driver_name)
         path = paths.registration if which == "registrar" else paths.dra
         (path / "in-the-way").mkdir(parents=True)  # nothing can listen there, nor be renamed over it
         with pytest.raises(DraError, match=re.escape(str(path))):
-            async with Plugin(toy()(), node.settings, node.cluster.config).running():
+            async with Plugin(make_toy_class()(), node.settings, node.cluster.config).running():
                 pass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 HOUR = 3600.0
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forwards", "backwards"])
 async def test_claims_and_slices_survive_a_jump_of_the_wall_clock(jump: float, clock: Clock) -> None:
-    async with node_with(cls := toy(), reconcile_grace_period=600.0) as node:
+    async with node_with(cls := make_toy_class(), reconcile_grace_period=600.0) as node:
         await node.run_pod("before")
         gone = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-3"}])
         assert not (await prepare_call(node, ref(gone))).claims[gone["metadata"]["uid"]].error

@@ -15,14 +15,14 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
-from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
+from tests.helpers.crash.harness import DRIVER, ROOT, NodeHarness, node_harness
 from tests.helpers.crash.record_stores import records_locked
 
 pytestmark = pytest.mark.crash
 OLD, NEW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 
 
-def dra(b: Box, *args: str) -> subprocess.CompletedProcess[str]:
+def dra(b: NodeHarness, *args: str) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "src"),
@@ -33,7 +33,7 @@ def dra(b: Box, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
-def all_prepared(b: Box) -> int:
+def all_prepared(b: NodeHarness) -> int:
     """How many claims have a record, where nothing is under way with any of them; else 0."""
     states = list(b.records().values())
     return len(states) if set(states) <= {"Prepared"} else 0
@@ -41,7 +41,7 @@ def all_prepared(b: Box) -> int:
 
 @pytest.mark.full
 async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_new_one_alone(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start("old", POD_UID=OLD)
         await b.apply_pod("before")
         await b.cluster.wait_running("before")
@@ -65,7 +65,7 @@ async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_
 
 @pytest.mark.full
 async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bounded_wait(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         old = await b.start("old", POD_UID=OLD)
         held = b.hold_prepare()
         await b.apply_pod("stuck")
@@ -93,7 +93,7 @@ async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bound
 
 async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_not_a_hang(tmp_path: Path) -> None:
     """The old instance is stopped while it has the lock."""
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("one")
         await b.cluster.wait_running("one")
@@ -109,7 +109,7 @@ async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_no
 
 
 async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start("first")
         second = await b.start("second", ready=False)
         assert await second.wait() == 2
@@ -121,7 +121,7 @@ async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sent
 
 @pytest.mark.full
 async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_from_memory(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("stays")
         await b.apply_pod("goes")
@@ -144,7 +144,7 @@ async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_f
 @pytest.mark.full
 async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Path) -> None:
     """Nobody tells the plugin that the old claim is gone: the kubelet lost its memory too."""
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")
         await b.apply_pod("old", count=4)
         await b.cluster.wait_running("old")
@@ -163,7 +163,7 @@ async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Pa
 
 
 async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         process = await b.start()
         held = b.hold_prepare()
         await b.apply_pod("pod")
@@ -184,7 +184,7 @@ async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: P
 
 @pytest.mark.full
 async def test_a_call_longer_than_the_grace_is_left_and_undone_at_the_next_start(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="300ms")
         held = b.hold_prepare()
         await b.apply_pod("pod")
@@ -211,7 +211,7 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
         "class Failing(Crash):\n"
         "    pass\n"
     )
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         env = {k: v for k, v in os.environ.items() if k not in {"KUBECONFIG", "POD_UID"}}
         env |= {
             "NODE_NAME": b.node.name, "KUBECONFIG": str(b.cluster.kubeconfig), "KUBELET_ROOT": str(b.node.kubelet_root),
@@ -231,7 +231,7 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
 
 
 async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_told(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
@@ -247,7 +247,7 @@ async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_told(tmp_p
 
 
 async def test_orphan_files_of_ours_go_and_nobody_else_s_are_touched(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         ours = b.node.cdi_root / f"k8s.{DRIVER}-claim_orphan.json"
         others = b.node.cdi_root / "k8s.other.example.com-claim_x.json"
@@ -259,7 +259,7 @@ async def test_orphan_files_of_ours_go_and_nobody_else_s_are_touched(tmp_path: P
 
 
 async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
@@ -273,7 +273,7 @@ async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -
 
 
 async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
@@ -298,7 +298,7 @@ async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -
 async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_its_new_device(tmp_path: Path) -> None:
     from bench.node import Kubelet, allocate
 
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")
         ref = await allocate(b.cluster, DRIVER, "moved", "c-0")
         kubelet = Kubelet(b.node.kubelet.plugins.newest(DRIVER).endpoint)
@@ -317,7 +317,7 @@ async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_it
 
 @pytest.mark.full
 async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_a_living_one_s(tmp_path: Path) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(POD_UID=OLD)
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")

@@ -12,7 +12,7 @@ import pytest
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import Sick, Toy, toy
+from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 
 async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reason(
@@ -32,7 +32,7 @@ async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reas
 
 
 async def test_a_database_that_is_overwritten_is_noticed_and_mended_without_a_call() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         path = node.settings.records_path
         path.write_bytes(os.urandom(path.stat().st_size))
@@ -47,7 +47,7 @@ async def test_a_database_that_is_overwritten_is_noticed_and_mended_without_a_ca
 
 
 async def test_a_plugin_that_stops_is_neither_ready_nor_registered() -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
         await node.apply_pod()
@@ -61,7 +61,7 @@ async def test_a_plugin_that_stops_is_neither_ready_nor_registered() -> None:
 
 
 async def test_a_failed_prepare_and_its_unprepare_tell_of_no_missing_note(caplog: pytest.LogCaptureFixture) -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.fail = OSError("the toy broke")
     async with node_with(cls) as node:
         await node.apply_pod()
@@ -73,7 +73,7 @@ async def test_a_failed_prepare_and_its_unprepare_tell_of_no_missing_note(caplog
 async def test_health_of_a_device_that_is_none_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     from dra_kubeletplugin import Health
 
-    class Misspelt(Sick):
+    class Misspelt(HealthReportingDriver):
         def health(self) -> dict[str, Health]:
             return {"toy_0": Health(False, "hot")}
 
@@ -91,7 +91,7 @@ def _true(check: Any) -> Any:
 
 
 async def test_a_pass_of_the_reconciler_that_meets_the_stop_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         uid = (await node.claim_of("pod"))["metadata"]["uid"]
         claims = node.plugin.claims

@@ -16,12 +16,12 @@ from dra_kubeletplugin.kube import ApiConfig, load_config
 from dra_kubeletplugin.kube.credentials import TokenFile
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
-from tests.helpers.raw_server import answer, serving
+from tests.helpers.drivers import make_toy_class
+from tests.helpers.raw_server import http_response, serve_replies
 from tests.kube.test_config import API, config_of, written
 
-PAGE = answer(b"<html>maintenance</html>", "200 OK", "Content-Type: text/html\r\n")
-REDIRECT = answer(b"", "307 Temporary Redirect", "Location: https://login.example.com/\r\n")
+PAGE = http_response(b"<html>maintenance</html>", "200 OK", "Content-Type: text/html\r\n")
+REDIRECT = http_response(b"", "307 Temporary Redirect", "Location: https://login.example.com/\r\n")
 
 
 async def until(what: str, check: Any) -> None:
@@ -45,9 +45,15 @@ async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
 
 
 @pytest.mark.cases(3)
-@pytest.mark.parametrize("reply", [PAGE, REDIRECT, answer([]), answer({}), answer({"versions": 7}), b"garbage", None])
+@pytest.mark.parametrize(
+    "reply", [PAGE, REDIRECT, http_response([]), http_response({}), http_response({"versions": 7}), b"garbage", None]
+)
 async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) -> None:
-    async with node_with(toy()) as node, serving(reply) as peer, running(node, ApiConfig(peer.url)) as plugin:
+    async with (
+        node_with(make_toy_class()) as node,
+        serve_replies(reply) as peer,
+        running(node, ApiConfig(peer.url)) as plugin,
+    ):
         await until("the publisher to fail", lambda: plugin.publisher.fault)
         await until("several tries", lambda: len(peer.requests) > 6)
         assert any("slices are not published" in line for line in await plugin.not_ready())
@@ -55,7 +61,7 @@ async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) ->
 
 async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         config = dataclasses.replace(node.plugin.client.config, credentials=TokenFile(token))
         async with running(node, config) as plugin:
             await until("a fault", lambda: str(token) in plugin.publisher.fault)
@@ -72,7 +78,7 @@ async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
     command = tmp_path / "login"
     user = {"exec": {"apiVersion": API, "command": str(command), "interactiveMode": "Never"}}
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
         async with running(node, load_config(path)) as plugin:
             await until("a fault", lambda: "exec plugin" in plugin.publisher.fault)

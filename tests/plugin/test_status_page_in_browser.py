@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.dev_process import GPU, Dev, running, until
+from tests.helpers.dev_process import GPU, DevProcess, run_dev, wait_until
 
 pytest.importorskip("selenium", reason="selenium is not installed: make test installs it")
 from selenium import webdriver
@@ -83,7 +83,7 @@ class Browser:
         return str(self.driver.execute_script(script, css))
 
     def shows(self, text: str, css: str = "body") -> None:
-        until(lambda: text in self.text(css), 60)
+        wait_until(lambda: text in self.text(css), 60)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
@@ -109,7 +109,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
     """One node with eight GPUs whose plugin serves its own page; a slice of a driver that means no good; a pod that waits."""
     folder = tmp_path_factory.mktemp("dev")
     file = folder / "manifest.yaml"
@@ -121,17 +121,17 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         "info",
         "--no-reload",
     )  # at one address, whoever edits the driver
-    with running(folder, GPU, *serves, "--apply", str(file)) as found:
+    with run_dev(folder, GPU, *serves, "--apply", str(file)) as found:
         yield found
 
 
-def link(dev: Dev) -> str:
+def link(dev: DevProcess) -> str:
     return str(dev.verb("print-link")["url"])
 
 
-def own_page(dev: Dev) -> str:
+def own_page(dev: DevProcess) -> str:
     """Where the plugin serves."""
-    found = until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
+    found = wait_until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
     return str(found[1]) + "/"
 
 
@@ -145,7 +145,7 @@ def asked(url: str, method: str = "GET", data: bytes | None = None, **headers: s
             return e.code, e.read().decode()
 
 
-def apply(dev: Dev, folder: Path, *objects: dict[str, Any]) -> None:
+def apply(dev: DevProcess, folder: Path, *objects: dict[str, Any]) -> None:
     file = folder / "more.yaml"
     file.write_text("\n---\n".join(map(json.dumps, objects)))
     dev.kubectl("apply", "-f", str(file))
@@ -155,7 +155,7 @@ def apply(dev: Dev, folder: Path, *objects: dict[str, Any]) -> None:
 
 
 @pytest.mark.kubectl
-def test_the_page_of_dra_dev_follows_the_cluster(dev: Dev, browser: Browser, tmp_path: Path) -> None:
+def test_the_page_of_dra_dev_follows_the_cluster(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
     browser.driver.get(link(dev))
     browser.shows("0 of 8 held", "#groups")
     apply(dev, tmp_path, pod("train", "one"))
@@ -168,7 +168,9 @@ def test_the_page_of_dra_dev_follows_the_cluster(dev: Dev, browser: Browser, tmp
 
 
 @pytest.mark.full
-def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(dev: Dev, browser: Browser) -> None:
+def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(
+    dev: DevProcess, browser: Browser
+) -> None:
     browser.driver.get(link(dev))
     browser.shows("the only node does not take it", "#waiting")
     click = "document.querySelector('#waiting .row').click()"  # in one step: rows are made anew with each change
@@ -178,7 +180,7 @@ def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_who
     assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"
 
 
-def test_names_and_attributes_are_text_whatever_they_say(dev: Dev, browser: Browser) -> None:
+def test_names_and_attributes_are_text_whatever_they_say(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("odd-0", "#groups")
     browser.shows(SCRIPT, "#groups")  # the NUMA node is a column
@@ -189,7 +191,7 @@ def test_names_and_attributes_are_text_whatever_they_say(dev: Dev, browser: Brow
     assert browser.errors() == []
 
 
-def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev: Dev, browser: Browser) -> None:
+def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("live", "#state")
     tried = browser.driver.execute_async_script(
@@ -200,11 +202,11 @@ def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev
         "fetch('http://127.0.0.1:9/').then(() => out.push('asked'), () => out.push('no request')).then(() => done(out))"
     )
     assert tried == ["no html", "no script", "no request"]
-    until(lambda: any("Content Security Policy" in e for e in browser.errors()))
+    wait_until(lambda: any("Content Security Policy" in e for e in browser.errors()))
 
 
 @pytest.mark.full
-def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser: Browser) -> None:
+def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("gpu-7", "#groups")
     browser.press("/")
@@ -217,13 +219,13 @@ def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser
     browser.press("g")
     browser.shows("odd.example.com\n", "#groups")
     browser.press("c")
-    until(lambda: "gpu-7" not in browser.text("#groups"))
+    wait_until(lambda: "gpu-7" not in browser.text("#groups"))
     browser.press("c")
     browser.shows("gpu-7", "#groups")
     browser.press("j", "j", "j", Keys.ENTER)
     browser.shows("attributes", "#sheet")
     browser.press(Keys.ESCAPE)
-    until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
+    wait_until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
     browser.press("p")
     browser.shows("paused at", "#state")
     browser.press("p", "?")
@@ -231,7 +233,7 @@ def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: Dev, browser
 
 
 @pytest.mark.full
-def test_it_is_dark_where_the_reader_wants_that(dev: Dev, browser: Browser) -> None:
+def test_it_is_dark_where_the_reader_wants_that(dev: DevProcess, browser: Browser) -> None:
     colours = []
     browser.driver.get(link(dev))
     for scheme in ("light", "dark"):
@@ -245,7 +247,7 @@ def test_it_is_dark_where_the_reader_wants_that(dev: Dev, browser: Browser) -> N
 
 
 @pytest.mark.full
-def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) -> None:
+def test_a_link_counts_once_and_lasts_for_its_tab(dev: DevProcess, browser: Browser) -> None:
     url = link(dev)
     browser.driver.get(url)
     browser.shows("live", "#state")
@@ -255,11 +257,11 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: Dev, browser: Browser) ->
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
     browser.shows("`dra dev print-link` prints a new one", "#groups")
-    until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
+    wait_until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
     assert browser.driver.get_cookies() == []
 
 
-def test_nobody_else_gets_anything_of_dra_dev(dev: Dev) -> None:
+def test_nobody_else_gets_anything_of_dra_dev(dev: DevProcess) -> None:
     url, _, key = link(dev).partition("#key=")
     data = url + "overview.json"
     assert asked(data)[0] == 401
@@ -280,7 +282,7 @@ def test_nobody_else_gets_anything_of_dra_dev(dev: Dev) -> None:
 
 
 @pytest.mark.full
-def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: Browser) -> None:
+def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("live", "#state")
     seen = threading.Event()
@@ -304,7 +306,7 @@ def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: Dev, browser: B
 
 @pytest.mark.full
 @pytest.mark.kubectl
-def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: Dev, browser: Browser, tmp_path: Path) -> None:
+def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
     browser.driver.get(own_page(dev))
     browser.shows("gpu.example.com on node-1", "#title")
     browser.shows("gpu-7", "#groups")
@@ -321,9 +323,9 @@ def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: Dev, browser: B
     assert browser.errors() == []
 
 
-def test_the_page_of_a_plugin_only_reads_and_is_for_no_other_page(dev: Dev) -> None:
+def test_the_page_of_a_plugin_only_reads_and_is_for_no_other_page(dev: DevProcess) -> None:
     url = own_page(dev)
-    until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
+    wait_until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
     assert asked(url + "overview.json", Host="evil.example.com")[0] == 403
     assert asked(url + "overview.json", Origin="http://evil.example.com")[0] == 403
     assert asked(url + "overview.json", "POST", b"{}")[0] == 405

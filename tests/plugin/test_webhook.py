@@ -30,8 +30,8 @@ from dra_kubeletplugin.plugin import lifecycle
 from dra_kubeletplugin.plugin import webhook as webhook_module
 from dra_kubeletplugin.plugin.webhook import LIMITS, Webhook
 from dra_kubeletplugin.resourceapi.conversion import convert
-from tests.helpers.api_server import Curl
-from tests.helpers.api_server import serving as api_server
+from tests.helpers.api_server import ApiCaller
+from tests.helpers.api_server import running_api_server as api_server
 
 DRIVER = "gpu.example.com"
 ROOT = Path(__file__).parents[2]
@@ -416,7 +416,7 @@ async def test_what_follows_from_a_check_that_never_returns_is_the_failure_polic
             assert "parameters cannot be validated: all 2 threads" in answer.message
 
 
-async def configure(curl: Curl, webhook: Webhook, ca: Path, **more: Any) -> None:
+async def configure(curl: ApiCaller, webhook: Webhook, ca: Path, **more: Any) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],

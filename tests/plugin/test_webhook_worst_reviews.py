@@ -59,7 +59,7 @@ async def test_every_review_is_answered_and_no_step_of_the_loop_is_long(tmp_path
         for kind in (Plain, Layered):
             for shape in SHAPES:
                 sent = body(kind, shape)
-                with worst_parameters.steps_of_the_loop() as steps:
+                with worst_parameters.event_loop_steps() as steps:
                     status, answer = await post(webhook.url, ca, sent)
                 assert status == 200, (shape, answer[:300])
                 response = json.loads(answer)["response"]

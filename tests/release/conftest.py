@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.shared_folders import once
+from tests.helpers.shared_folders import shared_folder
 from tests.release import images
 from tests.release.installation import Environment, build
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist of this tree."""
-    return once(tmp_path_factory, "dist", build)
+    return shared_folder(tmp_path_factory, "dist", build)
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def wheel(dist: Path) -> Path:
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The name of an image that stands for python:3.13-slim."""
-    once(tmp_path_factory, "base", images.make_base)
+    shared_folder(tmp_path_factory, "base", images.make_base)
     return images.BASE
 
 

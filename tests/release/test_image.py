@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from tests.helpers.shared_folders import once
+from tests.helpers.shared_folders import shared_folder
 from tests.packaging.manifests.deployed import Deployed
 from tests.packaging.manifests.rendering import kustomized, values_of
 from tests.release import images
@@ -32,7 +32,7 @@ def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         images.remove(tag)
         images.build(ROOT, tag, "--build-arg", "DRIVER=drivers/pci")
 
-    once(tmp_path_factory, "image", build)
+    shared_folder(tmp_path_factory, "image", build)
     return tag
 
 

@@ -16,8 +16,8 @@ from dra_kubeletplugin.resourceapi.conversion import VERSIONS, convert
 from dra_kubeletplugin.resourceapi.decoding import read_device
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.publisher import Odd, api, publishing
-from tests.plugin.test_node import allocate, prepare_call, ref, toy
+from tests.helpers.publisher import ScriptedApiServer, running_publisher, scripted_api_server
+from tests.plugin.test_node import allocate, make_toy_class, prepare_call, ref
 
 GROUPED = [
     Device("mig", consumes_counters={"card": {"c": 1}}, compatibility_groups={"card": ["mig"]}),
@@ -30,10 +30,10 @@ ON = Features.of(
 )
 
 
-async def published(server: Odd, pool: Pool) -> tuple[Any, list[dict[str, Any]]]:
+async def published(server: ScriptedApiServer, pool: Pool) -> tuple[Any, list[dict[str, Any]]]:
     inventory = Inventory("node")
     await inventory.update([pool])
-    async with publishing(server, inventory) as publisher:
+    async with running_publisher(server, inventory) as publisher:
         status = await asyncio.wait_for(publisher.current(), 30)
     return status, [s["spec"] for s in server.slices()]
 
@@ -43,12 +43,12 @@ def devices_of(specs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_drops_them() -> None:
-    async with api(Features.of("1.37")) as server:
+    async with scripted_api_server(Features.of("1.37")) as server:
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert set(devices_of(specs)) == {"plain"}
         assert status.gates_off == {Gate.COMPATIBILITY}
         assert "DRADeviceCompatibilityGroups is off" in status.rejected["mig"]
-    async with api(ON) as server:
+    async with scripted_api_server(ON) as server:
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert devices_of(specs)["mig"]["consumesCounters"][0]["compatibilityGroups"] == ["mig"]
         assert (status.gates_off, dict(status.rejected)) == (frozenset(), {})
@@ -59,7 +59,7 @@ async def test_what_a_pool_says_of_all_its_devices_is_sent_where_it_is_known_and
     release: str,
 ) -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
-    async with api(Features.of(release)) as server:
+    async with scripted_api_server(Features.of(release)) as server:
         status, [spec] = await published(server, pool)
         assert "partitionTypeAttribute" not in spec
         assert "skipNodeOperations" not in spec
@@ -69,7 +69,7 @@ async def test_what_a_pool_says_of_all_its_devices_is_sent_where_it_is_known_and
 
 async def test_what_a_pool_says_of_all_its_devices_reaches_a_server_that_keeps_it() -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
-    async with api(ON) as server:
+    async with scripted_api_server(ON) as server:
         status, [spec] = await published(server, pool)
         assert (spec["partitionTypeAttribute"], spec["skipNodeOperations"]) == ("d.example.com/profile", ["*"])
         assert status.gates_off == frozenset()
@@ -101,7 +101,7 @@ async def test_what_is_no_operation_is_a_fault_of_its_pool() -> None:
 async def test_a_device_that_is_part_of_its_node_is_withheld_where_the_node_would_be_given_away_twice(
     resource: NodeResource, stays: bool
 ) -> None:
-    async with api(Features.of("1.37")) as server:
+    async with scripted_api_server(Features.of("1.37")) as server:
         device = Device("d", capacity={"cores": 4}, node_resources={"cpu": resource})
         status, specs = await published(server, Pool("node", [device]))
         assert ("d" in devices_of(specs)) == stays
@@ -111,7 +111,7 @@ async def test_a_device_that_is_part_of_its_node_is_withheld_where_the_node_woul
 
 @pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
 async def test_a_taint_that_only_informs_never_keeps_a_device_back(release: str) -> None:
-    async with api(Features.of(release)) as server:
+    async with scripted_api_server(Features.of(release)) as server:
         device = Device("d", taints=[Taint(key="example.com/note", effect="None")])
         _, specs = await published(server, Pool("node", [device]))
         assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
@@ -155,7 +155,7 @@ def test_newer_fields_survive_every_version_and_a_record() -> None:
 
 async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
     """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
-    async with node_with(toy(), reconcile_interval=0.2, reconcile_grace_period=0.2) as node:
+    async with node_with(make_toy_class(), reconcile_interval=0.2, reconcile_grace_period=0.2) as node:
         group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
         made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
         changed = {**made, "status": {**made["status"], "reservedFor": [group]}}

@@ -22,7 +22,7 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.localcluster.kubelet.node import STATUS_UNKNOWN
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
-from tests.helpers.crash.harness import DRIVER, Box
+from tests.helpers.crash.harness import DRIVER, NodeHarness
 
 pytestmark = pytest.mark.crash
 JSON = dict[str, Any]
@@ -33,7 +33,7 @@ EVICTED = [
 
 
 @contextlib.asynccontextmanager
-async def two_nodes(folder: Path) -> AsyncIterator[tuple[Box, Box]]:
+async def two_nodes(folder: Path) -> AsyncIterator[tuple[NodeHarness, NodeHarness]]:
     """Each with the plugin as a process of its own, and with hardware of its own."""
     timers = Timers(
         plugin_poll_interval=0.02, pod_sync_backoff=0.1, slice_wipe_delay=30, node_monitor_grace_period=600
@@ -43,7 +43,7 @@ async def two_nodes(folder: Path) -> AsyncIterator[tuple[Box, Box]]:
         boxes = []
         for name in cluster.nodes:
             (folder / name).mkdir()
-            boxes.append(Box(cluster, folder / name, node=name))
+            boxes.append(NodeHarness(cluster, folder / name, node=name))
         try:
             for b in boxes:
                 await b.start()
@@ -64,7 +64,7 @@ def on(node: str, name: str, claim: str) -> JSON:
     return made
 
 
-async def died(b: Box, *, plugin: bool = True) -> None:
+async def died(b: NodeHarness, *, plugin: bool = True) -> None:
     """The kubelet is gone, and the plugin at once with it, with whatever was under way; and the cluster knows.
 
     What the node controller says of such a node is said for it, so that this does not depend on time.
@@ -84,7 +84,7 @@ async def died(b: Box, *, plugin: bool = True) -> None:
     await b.cluster.wait(f"{b.node.name} to be away", known)
 
 
-async def handed_on(one: Box, two: Box) -> str:
+async def handed_on(one: NodeHarness, two: NodeHarness) -> str:
     """The claim of a pod of the first node becomes that of a pod of the second; its UID."""
     cluster = one.cluster
     first = on(one.node.name, "first", "kept")
@@ -128,7 +128,7 @@ async def deallocated(cluster: LocalCluster, claim: str) -> None:
     await cluster.wait(f"claim {claim} to be deallocated", check)
 
 
-async def reconciled(b: Box, count: int) -> None:
+async def reconciled(b: NodeHarness, count: int) -> None:
     """Until the plugin has looked so often from now on, or given something back."""
     before, held = b.log.read_text().count("reconciled:"), b.holders()
     await b.until(
@@ -136,17 +136,17 @@ async def reconciled(b: Box, count: int) -> None:
     )
 
 
-async def kubelet_then_plugin(b: Box) -> None:
+async def kubelet_then_plugin(b: NodeHarness) -> None:
     await b.node.kubelet.restart()
     await b.start()
 
 
-async def plugin_then_kubelet(b: Box) -> None:
+async def plugin_then_kubelet(b: NodeHarness) -> None:
     await b.start(ready=False)
     await b.node.kubelet.restart()
 
 
-async def after_a_reboot(b: Box) -> None:
+async def after_a_reboot(b: NodeHarness) -> None:
     sysfs.reboot(b.sysfs)
     for path in [*b.node.cdi_root.iterdir(), *b.hardware.iterdir()]:
         path.unlink()
@@ -154,7 +154,7 @@ async def after_a_reboot(b: Box) -> None:
     await b.start()
 
 
-async def without_the_kubelet_s_memory(b: Box) -> None:
+async def without_the_kubelet_s_memory(b: NodeHarness) -> None:
     """As after the machine was set up again around the disk that the plugin has."""
     b.node.kubelet.manager.checkpoint.unlink()
     await b.node.runtime.reboot()
@@ -166,7 +166,7 @@ async def without_the_kubelet_s_memory(b: Box) -> None:
     "back", [kubelet_then_plugin, plugin_then_kubelet, after_a_reboot, without_the_kubelet_s_memory]
 )
 async def test_a_claim_that_moved_to_another_node_is_undone_on_the_first_and_stays_on_the_second(
-    tmp_path: Path, back: Callable[[Box], Awaitable[None]]
+    tmp_path: Path, back: Callable[[NodeHarness], Awaitable[None]]
 ) -> None:
     async with two_nodes(tmp_path) as (one, two):
         uid = await handed_on(one, two)

@@ -20,7 +20,7 @@ _EACH = 3  # what it started is at another point each time
 _FILES = {controlplane.__file__, child_watcher.__file__}
 
 
-def killed_before(line: int, plane: ControlPlane, told: int) -> None:
+def kill_before(line: int, plane: ControlPlane, told: int) -> None:
     """``told`` gets how many servers there were, and whether they were waited for."""
     left = line
 
@@ -48,7 +48,7 @@ def main(assets: Path, folder: Path) -> None:
         child = os.fork()
         if not child:
             try:
-                killed_before(kills // _EACH, ControlPlane(assets, folder), theirs)
+                kill_before(kills // _EACH, ControlPlane(assets, folder), theirs)
             finally:
                 os._exit(70)
         os.close(theirs)

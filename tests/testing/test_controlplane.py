@@ -13,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin.testing import controlplane
 from dra_kubeletplugin.testing.controlplane import ControlPlane, ControlPlaneError
-from tests.helpers.fake_control_plane import install, told
+from tests.helpers.fake_control_plane import install_binaries, read_log
 from tests.test_pytest_plugin import FUNCTIONS, author, run
 
 pytest_plugins = ["pytester"]
@@ -25,7 +25,7 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
     author: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own process, HTTPS and a token: whatever the kit does, it does over HTTP."""
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(install(tmp_path / "assets")))
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(install_binaries(tmp_path / "assets")))
     author.makepyfile(
         test_a_functions=FUNCTIONS,
         test_b_next="""
@@ -48,11 +48,16 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
     result = run(author)
     result.assert_outcomes(passed=4)
     (lives,) = author.path.parent.rglob("lives")
-    assert told(lives.parent) == ["etcd serves", "kube-apiserver serves", "kube-apiserver has ended", "etcd has ended"]
+    assert read_log(lives.parent) == [
+        "etcd serves",
+        "kube-apiserver serves",
+        "kube-apiserver has ended",
+        "etcd has ended",
+    ]
 
 
 def test_a_program_that_ends_is_told_with_its_command_and_its_last_words(tmp_path: Path) -> None:
-    assets = install(tmp_path / "assets", kube_apiserver="echo 'unknown flag: --secure-port' >&2; exit 3")
+    assets = install_binaries(tmp_path / "assets", kube_apiserver="echo 'unknown flag: --secure-port' >&2; exit 3")
     with (
         pytest.raises(
             ControlPlaneError, match=r"kube-apiserver .*--secure-port=\d+.* has ended with 3: unknown flag"
@@ -69,7 +74,7 @@ def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_list
     monkeypatch.setattr(controlplane, "START", 5.0)
     monkeypatch.setattr(controlplane, "STOP", 0.2)
     deaf = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
-    plane = ControlPlane(install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf), tmp_path / "plane")
+    plane = ControlPlane(install_binaries(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf), tmp_path / "plane")
     with pytest.raises(ControlPlaneError, match=r"is not ready after 5 s: there is no .*apiserver.crt yet; waiting"):
         plane.__enter__()
     assert [p.returncode for p in plane.ended] == [-9, -9]
@@ -85,7 +90,7 @@ def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
 def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
     """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
     deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
-    assets = install(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
+    assets = install_binaries(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
     command = [sys.executable, "-m", "tests.testing.killed_control_plane", str(assets), str(tmp_path / "plane")]
     kills, most = 0, 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.shared_folders import once
+from tests.helpers.shared_folders import shared_folder
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -118,7 +118,7 @@ def test_a_folder_is_made_once_for_all_workers_and_again_after_a_failure(
         (folder / "whole").touch()
 
     with pytest.raises(OSError, match="no space"):
-        once(tmp_path_factory, name, fails)
-    folders = {once(tmp_path_factory, name, make) for _ in range(2)}
+        shared_folder(tmp_path_factory, name, fails)
+    folders = {shared_folder(tmp_path_factory, name, make) for _ in range(2)}
     assert len(made) == len(folders) == 1
     assert [p.name for p in folders.pop().iterdir()] == ["whole"]

@@ -60,7 +60,7 @@ _DRIVER = re.compile(
 _ENDING = "[bcdfghjklmnpqrstvwxz2456789]{5}"  # of a generated name, as the API server draws it
 
 
-class Differs(AssertionError):
+class StateDiffersError(AssertionError):
     """After a step something was not as recorded."""
 
 
@@ -70,7 +70,7 @@ Look = Callable[[LocalCluster, int], Awaitable[None]]
 async def replay(story: JSON, limit: float = LONGEST, look: Look | None = None) -> None:
     """``look`` is at the cluster after each step, once it is as recorded.
 
-    Raises :class:`Differs` with the step, the place and both values, where a state is not reached in ``limit`` seconds.
+    Raises :class:`StateDiffersError` with the step, the place and both values, where a state is not reached in ``limit`` seconds.
     """
     kubelet = bool(story.get("kubelet"))
     names = [n["name"] for n in story["nodes"]] if kubelet else []
@@ -79,7 +79,7 @@ async def replay(story: JSON, limit: float = LONGEST, look: Look | None = None) 
         LocalCluster(names, features=Features.of("1.36", runtime_config=config)) as cluster,
         contextlib.AsyncExitStack() as stack,
     ):
-        told = Telling(cluster, story, limit)
+        told = StoryReplay(cluster, story, limit)
         await told.begin()
         if story.get("driver"):
             await told.post(_GPU_CLASS)
@@ -103,7 +103,7 @@ _GPU_CLASS: JSON = {
 
 
 @dataclass
-class Telling:
+class StoryReplay:
     """One story on its way: what was generated gets the names that the recording has."""
 
     cluster: LocalCluster
@@ -188,15 +188,15 @@ class Telling:
     async def settle(self, number: int, after: JSON) -> None:
         """Waits until the state is as recorded for a while."""
         varies = [p.removeprefix(f"/{number}/") for p in self.story.get("varies", []) if p.startswith(f"/{number}/")]
-        now, after = asyncio.get_running_loop().time, _starred(after)
+        now, after = asyncio.get_running_loop().time, _mask_generated(after)
         end, since, difference = now() + self.limit, 0.0, ""
         while now() < end:
-            difference = differ(_without(after, varies), _without(await self.state(), varies))
+            difference = first_difference(_without(after, varies), _without(await self.state(), varies))
             since = 0.0 if difference else since or now()
             if since and now() - since >= HELD:
                 return
             await asyncio.sleep(0.05)
-        raise Differs(f"after step {number}: {difference or 'it does not stay so'}")
+        raise StateDiffersError(f"after step {number}: {difference or 'it does not stay so'}")
 
     async def state(self) -> JSON:
         """The state in the recording's form."""
@@ -249,7 +249,7 @@ class Telling:
             text = text.replace(real, shown)
         for prefix in prefixes:
             text = re.sub(re.escape(prefix) + _ENDING + r"(?![\w-])", prefix + "*", text)
-        return _starred(json.loads(_UID.sub("*", text)))
+        return _mask_generated(json.loads(_UID.sub("*", text)))
 
     def _pod(self, pod: JSON) -> JSON:
         status = pod.get("status") or {}
@@ -293,12 +293,12 @@ def _event(event: JSON) -> JSON:
     return {"kind": about["kind"], "name": about["name"], "reportingComponent": component, **told}
 
 
-def _starred(value: Any, key: str = "") -> Any:
+def _mask_generated(value: Any, key: str = "") -> Any:
     match value:
         case dict():
-            return {k: _starred(v, k) for k, v in value.items()}
+            return {k: _mask_generated(v, k) for k, v in value.items()}
         case list():
-            return [_starred(v) for v in value]
+            return [_mask_generated(v) for v in value]
         case str() if key == "shareID" or _TIME.fullmatch(value):
             return "*"
         case str():
@@ -315,7 +315,7 @@ def _node(short: JSON) -> JSON:
     return {"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": spec, "status": status}
 
 
-def differ(expected: JSON, seen: JSON) -> str:
+def first_difference(expected: JSON, seen: JSON) -> str:
     """The first difference as text, or nothing."""
     wanted = [json.dumps({k: v for k, v in e.items() if k != "sometimes"}, sort_keys=True) for e in expected["events"]]
     must = {w for w, e in zip(wanted, expected["events"], strict=True) if not e.get("sometimes")}

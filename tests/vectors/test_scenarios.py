@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .stories import JSON, LONGEST, Differs, replay
+from .stories import JSON, LONGEST, StateDiffersError, replay
 from .test_vectors import FOLDER
 
 HERE = Path(__file__).parent
@@ -24,7 +24,7 @@ async def test_the_cluster_tells_the_story_that_kubernetes_told(story: JSON) -> 
     reason = NOT_YET.get(story["id"])
     try:
         await replay(story, 1.0 if reason else LONGEST)
-    except Differs as e:
+    except StateDiffersError as e:
         if reason:
             pytest.xfail(f"{reason} ({e})")
         raise

@@ -20,8 +20,8 @@ from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.claims.store.store import FollowUp
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
-from tests.helpers.crash.claim_manager import Api, room
-from tests.helpers.crash.record_stores import DRIVER, a_record, add, instance
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.record_stores import DRIVER, insert, instance, make_record
 
 
 class Plain(Driver):
@@ -50,14 +50,14 @@ async def test_an_operation_that_fails_after_it_wrote_takes_back_its_own_part_al
     async with instance(tmp_path) as store:
 
         def twice(records: Records) -> None:
-            records.insert(a_record("bad", "d-9"))
-            records.insert(a_record("bad", "d-9"), shared=True)
+            records.insert(make_record("bad", "d-9"))
+            records.insert(make_record("bad", "d-9"), shared=True)
 
         found = await asyncio.gather(
-            add(store, a_record("first", "d-0")),
+            insert(store, make_record("first", "d-0")),
             store.do(twice),
-            add(store, a_record("held", "d-0")),
-            add(store, a_record("last", "d-1")),
+            insert(store, make_record("held", "d-0")),
+            insert(store, make_record("last", "d-1")),
             return_exceptions=True,
         )
         assert [type(f) for f in found] == [type(None), ValueError, HeldByError, type(None)]
@@ -75,8 +75,8 @@ async def test_what_fails_before_the_transaction_keeps_its_operation_and_no_othe
         await store.all()
         before = store.transactions
         bad, good = await asyncio.gather(
-            store.do(lambda records: records.insert(a_record("bad", "d-0")), first=full),
-            add(store, a_record("good", "d-1")),
+            store.do(lambda records: records.insert(make_record("bad", "d-0")), first=full),
+            insert(store, make_record("good", "d-1")),
             return_exceptions=True,
         )
         assert isinstance(bad, RecordsError)
@@ -96,7 +96,7 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
             return FollowUp(lambda records: records.forget("a"), then=lambda _: between)
 
         found: object = await store.do(
-            lambda records: records.insert(a_record("a", "d-0")),
+            lambda records: records.insert(make_record("a", "d-0")),
             then=go_on,  # type: ignore[arg-type]
         )
         assert found == ["a"]
@@ -105,9 +105,9 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
 
 async def test_a_claim_takes_two_hops_to_prepare_and_one_or_two_to_unprepare(tmp_path: Path) -> None:
     for driver, hops in ((Plain(), 1), (Careful(), 2)):
-        api, folder = Api(), tmp_path / type(driver).__name__
+        api, folder = FakeApiServer(), tmp_path / type(driver).__name__
         refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(8)]
-        async with room(folder, driver, api) as one:
+        async with running_manager(folder, driver, api) as one:
             if isinstance(driver, Careful):
                 driver.folder = one.settings.cdi_root
             store = one.claims.store
@@ -120,9 +120,9 @@ async def test_a_claim_takes_two_hops_to_prepare_and_one_or_two_to_unprepare(tmp
 
 
 async def test_the_cdi_spec_is_gone_before_the_driver_unprepares(tmp_path: Path) -> None:
-    api, driver = Api(), Careful()
+    api, driver = FakeApiServer(), Careful()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         driver.folder = one.settings.cdi_root
         await one.prepare(ref)
         assert one.claims.files.specs.note_path("a").exists()
@@ -135,9 +135,9 @@ async def test_the_cdi_spec_is_gone_before_the_driver_unprepares(tmp_path: Path)
 async def test_a_spec_that_cannot_be_removed_keeps_its_record_and_its_device(
     tmp_path: Path, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("stuck", "fine"))]
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         if isinstance(driver, Careful):
             driver.folder = one.settings.cdi_root
         await one.claims.prepare(refs)
@@ -165,7 +165,7 @@ async def test_a_spec_that_cannot_be_removed_keeps_its_record_and_its_device(
 async def test_a_claim_that_is_answered_has_its_note_and_one_whose_commit_fails_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref, bad = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("ab"))
     update = Records.update
 
@@ -173,7 +173,7 @@ async def test_a_claim_that_is_answered_has_its_note_and_one_whose_commit_fails_
         return record.uid != "b" and update(self, record, fence)
 
     monkeypatch.setattr(Records, "update", taken)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         answers = await one.claims.prepare([ref, bad])
         specs = one.claims.files.specs
         assert not isinstance(answers["a"], DraError)
@@ -185,9 +185,9 @@ async def test_a_claim_that_is_answered_has_its_note_and_one_whose_commit_fails_
 async def test_a_note_that_cannot_be_written_fails_no_claim_and_is_written_by_the_next_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, Plain(), api) as one:
         specs = one.claims.files.specs
         with monkeypatch.context() as patch:
 
@@ -232,9 +232,9 @@ async def test_what_nobody_waits_for_is_done_in_time_also_where_batches_never_pa
 async def test_a_claim_whose_note_cannot_be_removed_keeps_its_record_and_never_comes_back(
     tmp_path: Path, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         if isinstance(driver, Careful):
             driver.folder = one.settings.cdi_root
         await one.prepare(ref)
@@ -250,6 +250,6 @@ async def test_a_claim_whose_note_cannot_be_removed_keeps_its_record_and_never_c
         assert isinstance(first, RecordsError | UndoFailedError)
         assert await one.records() == {"a": "Unpreparing"}
         assert await one.unprepare(ref) == ()
-    async with room(tmp_path, driver, api) as two:
+    async with running_manager(tmp_path, driver, api) as two:
         assert await two.records() == {}
         assert not isinstance(await two.prepare(other), DraError)

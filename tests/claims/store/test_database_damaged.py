@@ -26,7 +26,7 @@ from dra_kubeletplugin.claims.store.journal import LOCK
 from dra_kubeletplugin.claims.store.lines import Change, encode, parse
 from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
-from tests.helpers.crash.record_stores import a_record, add, instance, lose_bodies, with_file
+from tests.helpers.crash.record_stores import insert, instance, lose_bodies, make_record, make_record_with_file
 
 WITH_FILES = [f"d-{i}" for i in range(4)]
 
@@ -40,9 +40,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         async with instance(folder) as store:
             await store.all()
             for i, device in enumerate(WITH_FILES):
-                await add(store, with_file(folder, f"u-{i}", device))
+                await insert(store, make_record_with_file(folder, f"u-{i}", device))
             for i in (8, 9):
-                await add(store, a_record(f"u-{i}", f"d-{i}", complete=True))
+                await insert(store, make_record(f"u-{i}", f"d-{i}", complete=True))
 
     asyncio.run(make())
     return folder
@@ -61,8 +61,8 @@ async def check_goes_on(folder: Path) -> None:
             assert set(WITH_FILES) <= {d for _, d in await store.held()}
             for device in WITH_FILES:
                 with pytest.raises(DeviceHeldError):
-                    await add(store, a_record("thief", device))
-            await add(store, a_record(new, f"d-{new}"))
+                    await insert(store, make_record("thief", device))
+            await insert(store, make_record(new, f"d-{new}"))
             await store.probe()
             assert store.fault == ""
     assert not [p.name for p in folder.iterdir() if ".new" in p.name]
@@ -124,13 +124,13 @@ async def test_a_claim_of_which_only_the_head_can_be_read_stays_held_until_it_is
         assert isinstance(record, UnreadableRecord)
         assert record.shown == "ns/name-u-8 (UID u-8)"
         with pytest.raises(DeviceHeldError, match="whose record cannot be read"):
-            await add(store, a_record("thief", "d-8"))
+            await insert(store, make_record("thief", "d-8"))
         assert isinstance(await store.get("u-9"), Record)
         assert await store.recovering()
     await check_goes_on(path.parent)
     forget(path, 1, "u-8")
     async with instance(path.parent) as store:
-        await add(store, a_record("next", "d-8"))
+        await insert(store, make_record("next", "d-8"))
 
 
 async def test_a_claim_whose_body_is_lost_comes_back_from_its_note(original: Path, tmp_path: Path) -> None:

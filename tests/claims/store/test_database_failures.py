@@ -16,8 +16,8 @@ from dra_kubeletplugin.claims.store.journal import LOCK
 from dra_kubeletplugin.claims.store.lines import FORMAT
 from dra_kubeletplugin.errors import RecordsError, RecordsNewerError
 from dra_kubeletplugin.testing import DriverNode, node_with
-from tests.helpers.crash.record_stores import JOURNAL, a_record, add, instance, open_store, set_format
-from tests.helpers.drivers import Toy, toy
+from tests.helpers.crash.record_stores import JOURNAL, insert, instance, make_record, open_store, set_format
+from tests.helpers.drivers import Toy, make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 
@@ -58,7 +58,7 @@ async def broken_after(node: DriverNode, damage: Callable[[Path], None]) -> str:
 
 @pytest.mark.parametrize("damage", [cut_and_followed, zero, garbage, garbage_inside])
 async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(damage: Callable[[Path], None]) -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls, http_address="127.0.0.1:0") as node:
         uid = await broken_after(node, damage)
         folder = node.settings.plugin_dir
@@ -77,7 +77,7 @@ async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(da
 
 
 async def test_a_database_that_vanished_is_rebuilt_from_cdi_files() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         uid = await broken_after(node, vanish)
         assert (await node.leftovers())["held"] == ["toy-0"]
         again = await prepare_call(node, ref(await node.claim_of("pod")))
@@ -113,7 +113,7 @@ async def test_what_the_driver_knows_completes_what_the_files_tell() -> None:
 
 
 async def test_damage_while_running_is_mended_at_the_next_call() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         garbage(node.settings.records_path)
@@ -140,7 +140,7 @@ async def test_damage_while_running_asks_the_driver_what_it_holds() -> None:
 
 
 async def test_a_database_that_is_removed_under_a_running_plugin_is_written_again() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         node.settings.records_path.unlink()
         await node.run_pod("second")
@@ -158,7 +158,7 @@ async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_p
     await first.all()
     await second.all()
     garbage(tmp_path / "records.journal")
-    await add(first, a_record("u", "d-0"))
+    await insert(first, make_record("u", "d-0"))
     assert [r.uid for r in await second.all()] == ["u"]
     assert len([p for p in tmp_path.iterdir() if ".damaged-" in p.name and p.name.endswith("Z")]) == 1
     await first.close()
@@ -192,7 +192,7 @@ def fill(folder: Path) -> Path:
 
 @pytest.mark.mounts
 async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> None:
-    cls = toy()
+    cls = make_toy_class()
     async with node_with(cls) as node:
         await node.stop()
         shutil.copytree(node.settings.kubelet_root, small_disk / "kubelet", ignore=shutil.ignore_patterns("*.sock"))
@@ -220,7 +220,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
 
 @pytest.mark.mounts
 async def test_a_read_only_disk_is_told_and_nothing_is_reset(tmp_path: Path) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         await node.stop()
@@ -239,7 +239,7 @@ async def test_a_read_only_disk_is_told_and_nothing_is_reset(tmp_path: Path) -> 
 
 
 async def test_records_that_cannot_be_used_fail_claims_and_not_the_plugin() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         await node.stop()
         path = node.settings.records_path
@@ -275,7 +275,7 @@ async def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) ->
 
 @pytest.mark.mounts
 async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_heals() -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])

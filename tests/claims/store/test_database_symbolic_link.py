@@ -10,7 +10,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.errors import RecordsError
-from tests.helpers.crash.record_stores import a_record, instance
+from tests.helpers.crash.record_stores import instance, make_record
 
 
 @pytest.mark.parametrize("moved", ["the file", "nothing"])
@@ -22,7 +22,7 @@ async def test_a_start_refuses_the_link_and_the_moved_records_are_whole_when_the
     elsewhere.mkdir()
     path = folder / "records.journal"
     async with instance(folder) as store:
-        await store.do(lambda records: records.insert(a_record("u", "dev-0")))
+        await store.do(lambda records: records.insert(make_record("u", "dev-0")))
     path.rename(elsewhere / path.name)
     path.symlink_to(elsewhere / (path.name if moved == "the file" else "not-there"))
     async with instance(folder) as store:

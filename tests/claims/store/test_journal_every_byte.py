@@ -16,7 +16,7 @@ from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store.journal_file import new_header
 from dra_kubeletplugin.claims.store.lines import OPEN, encode, parse
 from dra_kubeletplugin.claims.store.records import Records
-from tests.helpers.crash.record_stores import DRIVER, a_record, instance
+from tests.helpers.crash.record_stores import DRIVER, instance, make_record
 
 CLAIMS = 50
 STEP = 97  # a prime, so that each run meets all parts of a line
@@ -33,7 +33,7 @@ def written() -> bytes:
         records.commit()
 
     for i in range(CLAIMS):
-        record = a_record(
+        record = make_record(
             f"u-{i}", f"d-{i % 40}-{i}", State.PREPARING, "1-owner", undo=[{"step": "s", "data": {"i": i}}]
         )
         if i % 7 == 0:

@@ -29,8 +29,16 @@ from dra_kubeletplugin.errors import (
     RecordsBusyError,
     RecordsError,
 )
-from tests.helpers.crash.claim_manager import Api, Room, room, until
-from tests.helpers.crash.record_stores import DRIVER, JOURNAL, a_record, add, instance, open_store, with_file
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.record_stores import (
+    DRIVER,
+    JOURNAL,
+    insert,
+    instance,
+    make_record,
+    make_record_with_file,
+    open_store,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -180,17 +188,17 @@ async def test_an_instance_that_slept_while_the_file_was_written_again_never_put
         await asleep.all()
         for device in ("d-0", "d-1", "d-2"):  # whatever was removed how often
             remove(tmp_path)
-            await add(awake, a_record(f"u-{device}", device))
+            await insert(awake, make_record(f"u-{device}", device))
         remove(tmp_path)
         with pytest.raises(RecordsBusyError, match=f"process {os.getpid()} of the plugin, which has it open"):
-            await add(asleep, a_record("thief", "d-2"))
+            await insert(asleep, make_record("thief", "d-2"))
         async with instance(tmp_path, wait=0.1) as third:
             with pytest.raises(RecordsBusyError, match="which has it open"):
                 await third.all()
             await awake.check_file()
             for store in (asleep, third):
                 with pytest.raises(DeviceHeldError):
-                    await add(store, a_record("thief", "d-2"))
+                    await insert(store, make_record("thief", "d-2"))
                 assert len(await store.all()) == 3
 
 
@@ -200,7 +208,7 @@ async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path
         for i in range(6):
             await asyncio.gather(first.all(), second.all())
             remove(tmp_path)
-            await add(stores[i % 2], a_record(f"u-{i}", f"d-{i}"))
+            await insert(stores[i % 2], make_record(f"u-{i}", f"d-{i}"))
         assert len(await first.all()) == len(await second.all()) == 6
 
 
@@ -212,10 +220,12 @@ async def test_what_the_dead_knew_is_told_by_notes_and_the_driver_and_an_outdate
     async with instance(tmp_path) as asleep:
         awake = open_store(tmp_path)
         await recovered(awake)
-        ended, changed, kept = (with_file(tmp_path, u, d) for u, d in (("e", "d-0"), ("c", "d-1"), ("k", "d-2")))
-        unfinished = a_record("p", "d-3", State.PREPARING, "1-dead")
+        ended, changed, kept = (
+            make_record_with_file(tmp_path, u, d) for u, d in (("e", "d-0"), ("c", "d-1"), ("k", "d-2"))
+        )
+        unfinished = make_record("p", "d-3", State.PREPARING, "1-dead")
         for record in (ended, changed, kept, unfinished):
-            await add(awake, record)
+            await insert(awake, record)
         await asleep.all()
         remove(tmp_path)
         specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
@@ -223,7 +233,7 @@ async def test_what_the_dead_knew_is_told_by_notes_and_the_driver_and_an_outdate
             assert await awake.do(lambda records, fence=record.fence: records.delete(fence))
             specs.remove_note(record.uid)
         for uid, device in (("new", "d-0"), ("c", "d-5")):
-            await add(awake, with_file(tmp_path, uid, device))
+            await insert(awake, make_record_with_file(tmp_path, uid, device))
         await die(awake)
         remove(tmp_path)
         if file == "there":  # somebody else, who knew nothing, has made one
@@ -242,14 +252,14 @@ async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
         raise OSError(28, "No space left on device")
 
     async with instance(tmp_path) as first, instance(tmp_path) as second:
-        await add(first, a_record("a", "d-0"))
+        await insert(first, make_record("a", "d-0"))
         await second.all()
         remove(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(*((journal, step) if step == "write_new" else (Path, step)), fails)
             with pytest.raises(RecordsError, match="the disk is full"):
-                await add(first, a_record("b", "d-1"))
-        await add(second, a_record("c", "d-2"))
+                await insert(first, make_record("b", "d-1"))
+        await insert(second, make_record("c", "d-2"))
         assert {r.uid for r in await first.all()} == {"a", "c"}
 
 
@@ -258,14 +268,14 @@ async def test_of_two_claims_with_one_device_both_hold_it_where_the_end_of_one_i
     killed = open_store(tmp_path)
     await recovered(killed)
     specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
-    ended, kept = (with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1")))
+    ended, kept = (make_record_with_file(tmp_path, u, d) for u, d in (("ended", "d-0"), ("kept", "d-1")))
     for record in (ended, kept):
-        await add(killed, record)
+        await insert(killed, record)
     copy = (tmp_path / JOURNAL).read_bytes()
     await killed.do(lambda records: records.delete(ended.fence))
     specs.remove("ended")
     specs.remove_note("ended")
-    await add(killed, with_file(tmp_path, "later", "d-0"))
+    await insert(killed, make_record_with_file(tmp_path, "later", "d-0"))
     await die(killed)
     (tmp_path / JOURNAL).write_bytes(copy)
     async with instance(tmp_path) as store:
@@ -274,16 +284,16 @@ async def test_of_two_claims_with_one_device_both_hold_it_where_the_end_of_one_i
         assert any("two claims have one device" in line for line in store.journal.report)
         for uid in ("ended", "later"):  # whichever goes first, the device is free after both
             with pytest.raises(HeldByError):
-                await add(store, a_record("thief", "d-0"))
+                await insert(store, make_record("thief", "d-0"))
             await store.do(lambda records, uid=uid: records.forget(uid))  # type: ignore[misc]
-        await add(store, a_record("new", "d-0"))
+        await insert(store, make_record("new", "d-0"))
 
 
 @pytest.mark.parametrize("size", [0, 9, 8192])
 async def test_what_comes_in_the_place_of_a_file_in_use_is_set_aside_and_never_read(tmp_path: Path, size: int) -> None:
     async with instance(tmp_path, wait=0.1) as first, instance(tmp_path, wait=0.1) as second:
         for i in range(40):
-            await add(first, a_record(f"u-{i}", f"d-{i}"))
+            await insert(first, make_record(f"u-{i}", f"d-{i}"))
         (tmp_path / "garbage").write_bytes(os.urandom(size))
         (tmp_path / "garbage").rename(tmp_path / JOURNAL)
         with pytest.raises(RecordsBusyError):
@@ -299,7 +309,7 @@ async def test_what_is_removed_while_it_is_written_to_is_written_again_with_the_
         await store.all()
 
         def removed(records: Records) -> None:
-            records.insert(a_record("a", "d-0"))
+            records.insert(make_record("a", "d-0"))
             remove(tmp_path)
 
         await store.do(removed)
@@ -312,10 +322,10 @@ async def test_who_lets_go_of_the_records_is_waited_for_no_more(tmp_path: Path) 
         await recovered(staying)
         await leaving.all()
         remove(tmp_path)
-        await add(leaving, a_record("a", "d-0"))
+        await insert(leaving, make_record("a", "d-0"))
         await leaving.close()
         remove(tmp_path)
-        await add(staying, a_record("b", "d-1"))
+        await insert(staying, make_record("b", "d-1"))
         assert await staying.recovering()
 
 
@@ -329,13 +339,13 @@ async def test_what_was_answered_is_held_though_the_plugin_dies_and_the_records_
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return [d.prepared(ContainerEdits(env=edits)) for d in claim.devices]
 
-    api = Api()
-    killed = Room(tmp_path, Plain(), api, "boot")
+    api = FakeApiServer()
+    killed = RunningManager(tmp_path, Plain(), api, "boot")
     await killed.open()
     assert not isinstance(await killed.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
     await die(killed.claims.store)
     killed.settings.records_path.unlink()
-    async with room(tmp_path, Plain(), api) as after:
+    async with running_manager(tmp_path, Plain(), api) as after:
         assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
 
 
@@ -371,9 +381,9 @@ def knowing(answer: Any) -> Knowing:
     return driver
 
 
-async def lost(folder: Path, api: Api) -> Room:
+async def lost(folder: Path, api: FakeApiServer) -> RunningManager:
     """A claim is prepared without CDI edits, and the database and its note go while nobody runs."""
-    async with room(folder, Knowing(), api) as before:
+    async with running_manager(folder, Knowing(), api) as before:
         assert not isinstance(await before.prepare(api.allocate("a", "a", "d-0", DRIVER)), DraError)
     before.settings.records_path.unlink()
     before.claims.files.specs.remove_note("a")
@@ -381,9 +391,11 @@ async def lost(folder: Path, api: Api) -> Room:
 
 
 async def test_a_database_that_is_gone_has_the_driver_asked_though_no_claim_has_cdi_edits(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     await lost(tmp_path, api)
-    async with room(tmp_path, knowing([known("a", a_device("d-0"), namespace="ns", name="a")]), api) as after:
+    async with running_manager(
+        tmp_path, knowing([known("a", a_device("d-0"), namespace="ns", name="a")]), api
+    ) as after:
         assert await after.records() == {"a": "Prepared"}
         assert isinstance(await after.prepare(api.allocate("b", "b", "d-0", DRIVER)), DeviceHeldError)
         assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
@@ -392,7 +404,7 @@ async def test_a_database_that_is_gone_has_the_driver_asked_though_no_claim_has_
 
 async def test_one_claim_that_conflicts_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
     answer = [known("a", a_device("d-0")), known("thief", a_device("d-0")), known("c", a_device("d-2"))]
-    async with room(tmp_path, knowing(answer)) as after:
+    async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "c": "Prepared"}
         assert any(
             "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
@@ -417,13 +429,13 @@ async def test_what_only_the_hardware_knows_is_undone_first_though_a_record_give
         async def unprepare(self, claim: PreparedClaim) -> None:
             self.calls.append(f"unprepare {claim.uid} {claim.devices[0].name} {claim.complete}")
 
-    api, driver = Api(), Undone()
+    api, driver = FakeApiServer(), Undone()
     driver.answer = [known("begun", a_device("d-0"))]
-    async with room(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as one:
         driver.answer = []
         store = one.claims.store
         await store.do(lambda records: records.forget("begun"))
-        await add(store, a_record("ended", "d-0", complete=True))
+        await insert(store, make_record("ended", "d-0", complete=True))
         await store.do(lambda records: records.set_meta(RECOVER, "pending"))
         driver.answer = [known("begun", a_device("d-0"))]
         assert await one.claims.recovery.once()
@@ -438,7 +450,7 @@ async def test_what_only_the_hardware_knows_is_undone_first_though_a_record_give
 
 async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:
     answer = [known("a", a_device("d-0")), known("admin", a_device("d-0", admin_access=True))]
-    async with room(tmp_path, knowing(answer)) as after:
+    async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "admin": "Prepared"}
         record = await after.claims.store.get("admin")
         assert isinstance(record, Record)
@@ -470,14 +482,14 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
     tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
-    api, driver = Api(), knowing(answer)
+    api, driver = FakeApiServer(), knowing(answer)
     if isinstance(answer, BaseException):
 
         def raises() -> None:
             raise answer
 
         driver.answer = raises
-    async with room(tmp_path, driver, api) as after:
+    async with running_manager(tmp_path, driver, api) as after:
         (fault,) = await after.claims.faults()
         assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
         new = api.allocate("x", "x", "d-9", DRIVER)
@@ -488,7 +500,7 @@ async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
         async def merged() -> bool:
             return "a" in await after.records()
 
-        await until(merged)
+        await wait_until(merged)
         assert not asking.done()
         asking.cancel()
         assert await after.claims.faults() == []
@@ -499,8 +511,8 @@ async def test_the_driver_is_asked_for_another_instance_that_died_before_it_coul
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_CHECK", 0.01)
-    api = Api()
-    async with room(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, knowing([known("a", a_device("d-0"))]), api) as one:
         asking = asyncio.create_task(one.claims.background()["recovery"]())  # type: ignore[arg-type]
         await one.claims.store.do(lambda records: records.forget("a"))
         other = open_store(one.settings.plugin_dir, in_flight=one.claims.store.journal.in_flight)
@@ -510,7 +522,7 @@ async def test_the_driver_is_asked_for_another_instance_that_died_before_it_coul
         async def merged() -> bool:
             return await one.records() == {"a": "Prepared"} and not await one.claims.store.recovering()
 
-        await until(merged)
+        await wait_until(merged)
         assert not isinstance(await one.prepare(api.allocate("x", "x", "d-9", DRIVER)), DraError)
         asking.cancel()
 
@@ -528,14 +540,14 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
         go.wait(110)  # longer than the test may take
         return [known("a", a_device("d-0"))]
 
-    api = Api()
-    async with room(tmp_path, knowing(hangs), api) as after:
+    api = FakeApiServer()
+    async with running_manager(tmp_path, knowing(hangs), api) as after:
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]
 
         async def told() -> bool:
             return any("has not returned for" in f for f in await after.claims.faults())
 
-        await until(told)
+        await wait_until(told)
         new = api.allocate("x", "x", "d-9", DRIVER)
         assert isinstance(await after.prepare(new), HardwareUnknownError)
         assert not isinstance(await after.unprepare(new), DraError)
@@ -544,13 +556,13 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
         async def merged() -> bool:
             return "a" in await after.records()
 
-        await until(merged)
+        await wait_until(merged)
         assert calls == [1]
 
         async def mended() -> bool:
             return await after.claims.faults() == []
 
-        await until(mended)
+        await wait_until(mended)
         asking.cancel()
 
 
@@ -559,16 +571,16 @@ async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_h
     tmp_path: Path, on_record: bool
 ) -> None:
     """A driver may have looked at its hardware before, and answer after."""
-    api = Api()
+    api = FakeApiServer()
     if on_record:
-        async with room(tmp_path, Knowing(), api) as before:
+        async with running_manager(tmp_path, Knowing(), api) as before:
             await before.prepare(api.allocate("a", "a", "d-0", DRIVER))
-            await until(lambda: before.claims.files.specs.note_path("a").exists())
+            await wait_until(lambda: before.claims.files.specs.note_path("a").exists())
         before.settings.records_path.write_bytes(b"")
     else:
         await lost(tmp_path, api)
     driver = knowing(DriverError("not yet"))
-    async with room(tmp_path, driver, api) as after:
+    async with running_manager(tmp_path, driver, api) as after:
         assert ("a" in await after.records()) is on_record
         assert await after.unprepare(api.allocate("a", "a", "d-0", DRIVER)) == ()
         driver.answer = [known("a", a_device("d-0")), known("b", a_device("d-1"))]

@@ -22,7 +22,7 @@ from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.records import Records, Row
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.helpers.crash.record_stores import a_record, lose_bodies, open_store
+from tests.helpers.crash.record_stores import lose_bodies, make_record, open_store
 
 REPAIR = {module.__file__ for module in (journal, journal_file)}
 Harm = Callable[[Path], object]
@@ -59,7 +59,7 @@ class Two:
     def add(self, name: str, device: str) -> None:
         """An instance tries to get a device; it may be told that the records are busy, or whose the device is."""
         store = self.stores[name]
-        record = a_record(f"{name}-{next(self._uids)}", device)
+        record = make_record(f"{name}-{next(self._uids)}", device)
         answer = do(store, lambda records: records.insert(record))
         if answer is None:
             assert device not in self.told, f"{device} was given to {self.told[device]} and to {name}"

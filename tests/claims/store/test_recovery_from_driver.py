@@ -17,7 +17,7 @@ from dra_kubeletplugin.claims.store.recovery import Recovery
 from dra_kubeletplugin.claims.transitions import ENDED, RECOVER
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
-from tests.helpers.crash.record_stores import BOOT, DRIVER, a_record, add, append_body, instance
+from tests.helpers.crash.record_stores import BOOT, DRIVER, append_body, insert, instance, make_record
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -116,13 +116,13 @@ async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to
 
 async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(store: RecordStore) -> None:
     await pending(store)
-    lacking = a_record("file", "d-0", rebuilt=True, more="kept")
+    lacking = make_record("file", "d-0", rebuilt=True, more="kept")
     lacking.namespace = lacking.name = ""
     lacking.devices[0]["request"] = ""
     lacking.doc["devices"].append({"request": "mine", "pool": "node", "device": "d-1", "data": {"mine": 1}})
     lacking.doc["devices"].append({"pool": "node", "device": "d-9"})
-    await add(store, lacking)
-    await add(store, a_record("right", "d-5"))
+    await insert(store, lacking)
+    await insert(store, make_record("right", "d-5"))
     driver = Telling()
     told = [device("d-0", data={"n": 1}), device("d-1", data={"n": 2}, request="other"), device("d-7")]
     driver.told = [
@@ -145,7 +145,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
 
 async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: RecordStore) -> None:
     await pending(store)
-    append_body(store.path, a_record("odd", "d-0"), b"{")
+    append_body(store.path, make_record("odd", "d-0"), b"{")
     driver = Telling()
     driver.told = [claim("odd", [device("d-0")]), claim("new", [device("d-1")])]
     asks = recovery(store, driver)

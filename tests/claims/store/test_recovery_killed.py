@@ -12,13 +12,13 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.errors import RecordsError
 from tests.helpers.crash.driver import REPAIR_POINTS
-from tests.helpers.crash.harness import DRIVER, Box, box
+from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
 from tests.helpers.crash.record_stores import lose_bodies
 
 pytestmark = pytest.mark.crash
 
 
-def records(b: Box) -> Path:
+def records(b: NodeHarness) -> Path:
     return b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
 
 
@@ -34,7 +34,7 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
-async def hold_two(b: Box) -> None:
+async def hold_two(b: NodeHarness) -> None:
     """Two running pods, one of whose claims has no CDI edits, so that only its record and the driver know of it."""
     await b.start()
     for name in ("first", "second"):
@@ -43,7 +43,7 @@ async def hold_two(b: Box) -> None:
     await b.kill()
 
 
-async def check_nothing_is_lost(b: Box) -> None:
+async def check_nothing_is_lost(b: NodeHarness) -> None:
     await b.start()
     await b.until("all stories to agree", lambda: is_quiet(b))
     held = b.holders()
@@ -58,7 +58,7 @@ async def check_nothing_is_lost(b: Box) -> None:
     await b.until("no part of a repair to be left", lambda: not b.unrepaired())
 
 
-def is_quiet(b: Box) -> bool:
+def is_quiet(b: NodeHarness) -> bool:
     try:
         b.check_quiet()
     except (AssertionError, RecordsError):
@@ -70,7 +70,7 @@ def is_quiet(b: Box) -> bool:
 async def test_a_database_that_is_lost_while_the_plugin_is_down_loses_no_claim(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await hold_two(b)
         damage(records(b))
         await check_nothing_is_lost(b)
@@ -78,7 +78,7 @@ async def test_a_database_that_is_lost_while_the_plugin_is_down_loses_no_claim(
 
 @pytest.mark.parametrize("point", REPAIR_POINTS)
 async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tmp_path: Path, point: str) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await hold_two(b)
         garbage(records(b))
         await b.start(KILL_AT=point, ready=False)
@@ -89,7 +89,7 @@ async def test_killed_in_repair_no_claim_is_lost_and_no_device_is_given_twice(tm
 @pytest.mark.full
 @pytest.mark.parametrize("skip", [0, 1])
 async def test_killed_twice_in_repair_the_third_start_knows_every_claim(tmp_path: Path, skip: int) -> None:
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await hold_two(b)
         without_bodies(records(b))
         for point in ("repair: after setting aside", "repair: before the name"):
@@ -105,7 +105,7 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
     tmp_path: Path, point: str
 ) -> None:
     """The hardware knows of the claim, and nobody what its containers get: that is no claim to be answered for."""
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
@@ -129,7 +129,7 @@ async def test_killed_in_prepare_and_the_records_lost_the_pod_never_runs_with_ha
 async def test_while_nobody_knows_what_the_hardware_has_in_use_nothing_is_prepared(tmp_path: Path) -> None:
     """The records are lost, a device is half taken, and the driver cannot tell: the pod waits, and says for what."""
     # Of a pod 25 Events are told, and then hardly any: those of tries while no plugin is there must not be all.
-    async with box(tmp_path, retry=2) as b:
+    async with node_harness(tmp_path, retry=2) as b:
         await b.start(KILL_AT="prepare: between two steps of hardware")
         await b.apply_pod("pod")
         await b.died()

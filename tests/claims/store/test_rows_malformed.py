@@ -21,8 +21,8 @@ from dra_kubeletplugin.claims.store.offline import forget, read_rows
 from dra_kubeletplugin.claims.store.records import COLUMNS, shown_key
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable
-from tests.helpers.crash.claim_manager import Api, room
-from tests.helpers.crash.record_stores import DRIVER, a_record, append_body
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.record_stores import DRIVER, append_body, make_record
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -80,7 +80,7 @@ ODD: dict[str, dict[str, Any]] = {
 
 def put_odd(path: Path, **change: Any) -> str:
     """Appends a record that holds d-0, changed; returns the UID under which it is shown."""
-    record = a_record("odd", "d-0")
+    record = make_record("odd", "d-0")
     record.doc = dict(DOC)
     fields = {c: getattr(record, c) for c in COLUMNS} | change
     append_body(path, record, msgspec.json.encode(fields), change.get("uid", "odd"))
@@ -88,8 +88,8 @@ def put_odd(path: Path, **change: Any) -> str:
 
 
 async def check_all_goes_on(folder: Path, shown: str) -> None:
-    api = Api()
-    async with room(folder, Plain(), api) as after:
+    api = FakeApiServer()
+    async with running_manager(folder, Plain(), api) as after:
         assert not isinstance(await after.prepare(api.allocate("fine", "fine", "d-1", DRIVER)), DraError)
         held = await after.prepare(api.allocate("second", "second", "d-0", DRIVER))
         assert isinstance(held, DeviceHeldError), held
@@ -103,7 +103,7 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
 @pytest.mark.cases(10)
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
 async def test_an_odd_row_stays_held_and_is_told_and_the_others_work(tmp_path: Path, change: dict[str, Any]) -> None:
-    async with room(tmp_path, Plain()) as before:
+    async with running_manager(tmp_path, Plain()) as before:
         path = before.settings.records_path
         await before.claims.store.all()
     shown = put_odd(path, **change)
@@ -121,7 +121,7 @@ async def test_an_odd_row_is_listed_and_can_be_forgotten(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with room(tmp_path, Plain()) as before:
+    async with running_manager(tmp_path, Plain()) as before:
         path = before.settings.records_path
         await before.claims.store.all()
     shown = put_odd(path, **change)
@@ -142,13 +142,13 @@ async def test_an_odd_row_is_listed_and_can_be_forgotten(
 
 
 async def test_the_row_of_a_claim_that_the_kubelet_asks_for_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("odd", "odd", "d-0", DRIVER)
-    async with room(tmp_path, Plain(), api) as before:
+    async with running_manager(tmp_path, Plain(), api) as before:
         path = before.settings.records_path
         await before.claims.store.all()
     put_odd(path, state="Hibernating")
-    async with room(tmp_path, Plain(), api) as after:
+    async with running_manager(tmp_path, Plain(), api) as after:
         for answer in (await after.prepare(ref), await after.unprepare(ref)):
             assert isinstance(answer, DraError)
             assert "dra claims forget odd" in str(answer)

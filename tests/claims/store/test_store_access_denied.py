@@ -17,7 +17,7 @@ from dra_kubeletplugin.base import forks
 from dra_kubeletplugin.errors import SocketError
 from dra_kubeletplugin.plugin.grpc import UnixServer
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import Toy, toy
+from tests.helpers.drivers import Toy, make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 HOST = {"functions": [{"address": "0000:01:00.0", "vendor": 0x10EE, "device": 0x1234}]}
@@ -70,7 +70,7 @@ def _deny(patch: pytest.MonkeyPatch, name: str, part: str) -> None:
 async def test_cdi_files_that_may_not_be_written_fail_the_claim_and_show_in_readiness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with node_with(cls := toy()) as node:
+    async with node_with(cls := make_toy_class()) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         uid, cdi = found["metadata"]["uid"], str(node.settings.cdi_root)
         with monkeypatch.context() as patch:
@@ -92,7 +92,7 @@ async def test_cdi_files_that_may_not_be_written_fail_the_claim_and_show_in_read
 
 
 async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with node_with(toy()) as node:
+    async with node_with(make_toy_class()) as node:
         found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         uid = found["metadata"]["uid"]
         assert (await prepare_call(node, ref(found))).claims[uid].error == ""

@@ -20,8 +20,8 @@ from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import NothingToDo, Prepare, RollBack, Transitions
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError
-from tests.helpers.crash.claim_manager import Api, Room, room, until
-from tests.helpers.crash.record_stores import DRIVER, Stocked, a_record, in_memory
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.record_stores import DRIVER, PoolSupply, make_record, memory_database
 
 owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
 fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))
@@ -30,10 +30,10 @@ fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_fr
 @settings(deadline=None)
 @given(owner=owners, state=st.sampled_from(State), fence=fences, delete=st.booleans())
 def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
-    records = in_memory()
-    records.insert(a_record("u", "d-0", state, owner))
+    records = memory_database()
+    records.insert(make_record("u", "d-0", state, owner))
     before = records.all_lines()
-    late = a_record("u", "d-0", State.PREPARED, "", late=True)
+    late = make_record("u", "d-0", State.PREPARED, "", late=True)
     holds = fence == Fence("u", owner, state)
     assert (records.delete(fence) if delete else records.update(late, fence)) is holds
     assert (records.all_lines() == before) is not holds
@@ -68,10 +68,10 @@ async def test_a_late_commit_of_an_instance_taken_for_dead_is_refused_and_change
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hardware: dict[str, str] = {}
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("c", "u", "d-0", DRIVER)
     slow = Slow(hardware, wait=True)
-    async with room(tmp_path, slow, api) as late, room(tmp_path, Slow(hardware), api) as quick:
+    async with running_manager(tmp_path, slow, api) as late, running_manager(tmp_path, Slow(hardware), api) as quick:
         call = asyncio.create_task(late.prepare(ref))
         await slow.entered.wait()
         monkeypatch.setattr(quick.process, "alive", lambda _: False)
@@ -97,10 +97,10 @@ async def test_a_step_that_is_registered_late_is_refused_before_it_is_taken(
             taken.append(claim.uid)
             return [d.prepared(ContainerEdits()) for d in claim.devices]
 
-    api = Api()
+    api = FakeApiServer()
     ref = api.allocate("c", "u", "d-0", DRIVER)
     driver = Late({}, wait=True)
-    async with room(tmp_path, driver, api) as late, room(tmp_path, Slow({}), api) as quick:
+    async with running_manager(tmp_path, driver, api) as late, running_manager(tmp_path, Slow({}), api) as quick:
         call = asyncio.create_task(late.prepare(ref))
         await driver.entered.wait()
         monkeypatch.setattr(quick.process, "alive", lambda _: False)
@@ -123,10 +123,10 @@ def garble(path: Path) -> None:
 async def test_a_record_in_work_comes_back_with_its_holds_when_the_database_is_lost(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     first, second = (api.allocate(n, n, "d-0", DRIVER) for n in ("a", "b"))
     slow = Slow({}, wait=True)
-    async with room(tmp_path, slow, api) as one:
+    async with running_manager(tmp_path, slow, api) as one:
         call = asyncio.create_task(one.prepare(first))
         await slow.entered.wait()
         damage(one.settings.records_path)
@@ -152,14 +152,14 @@ def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
 ) -> None:
     folder = tmp_path_factory.mktemp("processes")
     ours, others = judge(folder), judge(folder)
-    records = in_memory()
-    holder = a_record("holder", "d-0", State.UNPREPARING, "1-dead0000")
+    records = memory_database()
+    holder = make_record("holder", "d-0", State.UNPREPARING, "1-dead0000")
     records.insert(holder)
-    stale = ours.begin(records, a_record("new", "d-0"), None, Stocked())
+    stale = ours.begin(records, make_record("new", "d-0"), None, PoolSupply())
     assert [r.uid for r in getattr(stale, "holders", [])] == ["holder"]
     match now:
         case "prepared":  # undone by another instance, and prepared again
-            assert records.update(a_record("holder", "d-0"), holder.fence)
+            assert records.update(make_record("holder", "d-0"), holder.fence)
         case "gone":
             assert records.delete(holder.fence)
         case "taken over":
@@ -174,12 +174,12 @@ def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
 async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, hardware = Api(), {}  # type: ignore[var-annotated]
+    api, hardware = FakeApiServer(), {}  # type: ignore[var-annotated]
     old, new = (api.allocate(n, n, "d-0", DRIVER) for n in ("old", "new"))
-    async with room(tmp_path, Slow(hardware), api, boot="before") as before:
+    async with running_manager(tmp_path, Slow(hardware), api, boot="before") as before:
         await before.prepare(old)
     hardware.clear()
-    async with room(tmp_path, Slow(hardware), api) as one:
+    async with running_manager(tmp_path, Slow(hardware), api) as one:
         free = one.claims.engine.rollback.free
 
         async def prepared_in_between(holders: Any) -> None:
@@ -209,16 +209,16 @@ class SlowToUndo(Slow):
 
 
 @contextlib.asynccontextmanager
-async def left_over(folder: Path, api: Api) -> AsyncIterator[tuple[Room, SlowToUndo]]:
+async def left_over(folder: Path, api: FakeApiServer) -> AsyncIterator[tuple[RunningManager, SlowToUndo]]:
     """A room where the claim ``gone`` holds d-0 and d-1, from before a reboot."""
     hardware: dict[str, str] = {}
     gone = api.allocate("gone", "gone", "d-0", DRIVER)
     results = api.claims["gone"]["status"]["allocation"]["devices"]["results"]
     results.append({**results[0], "device": "d-1", "request": "r1"})
-    async with room(folder, Slow(hardware), api, boot="before") as before:
+    async with running_manager(folder, Slow(hardware), api, boot="before") as before:
         await before.prepare(gone)
     driver = SlowToUndo(hardware)
-    async with room(folder, driver, api) as after:
+    async with running_manager(folder, driver, api) as after:
         yield after, driver
 
 
@@ -226,7 +226,7 @@ async def left_over(folder: Path, api: Api) -> AsyncIterator[tuple[Room, SlowToU
 async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
     tmp_path: Path, begun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     async with left_over(tmp_path, api) as (one, driver):
         judge, judged = one.claims.engine.context.transitions, set[str]()
         begin = judge.begin
@@ -252,7 +252,7 @@ async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
                 first = asyncio.create_task(one.prepare(refs.pop()))
         await driver.undoing.wait()
         late = [asyncio.create_task(one.prepare(ref)) for ref in refs]
-        await until(lambda: {ref.uid for ref in refs} <= judged)
+        await wait_until(lambda: {ref.uid for ref in refs} <= judged)
         driver.may_undo.set()
         answers = [await task for task in (first, *late)]
         assert not [a for a in answers if isinstance(a, Exception)]
@@ -263,7 +263,7 @@ async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
 async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = Api()
+    api = FakeApiServer()
     async with left_over(tmp_path, api) as (one, driver):
         tries, waits = list[str](), list[str]()
         start = one.claims.tasks.start
@@ -282,7 +282,7 @@ async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
         monkeypatch.setattr(one.claims.tasks, "start", started)
         refs = [api.allocate(name, name, f"d-{i % 2}", DRIVER) for i, name in enumerate("abcdef")]
         calls = [asyncio.create_task(one.prepare(ref)) for ref in refs]
-        await until(lambda: len(waits) == len(refs))
+        await wait_until(lambda: len(waits) == len(refs))
         driver.may_undo.set()
         answers = [await call for call in calls]
         assert {type(a) for a in answers} == {DeviceHeldError}
@@ -291,7 +291,7 @@ async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
 
 
 async def test_who_waits_long_for_an_undo_is_told_for_which_and_the_undo_goes_on(tmp_path: Path) -> None:
-    api = Api()
+    api = FakeApiServer()
     async with left_over(tmp_path, api) as (one, driver):
         ref = api.allocate("new", "new", "d-0", DRIVER)
         one.claims.engine.rollback.holder_timeout = 0.01
@@ -309,15 +309,15 @@ async def test_who_waits_long_for_an_undo_is_told_for_which_and_the_undo_goes_on
 async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_reboot(
     tmp_path: Path, count: int
 ) -> None:
-    api, hardware = Api(), {}  # type: ignore[var-annotated]
-    async with room(tmp_path, Slow(hardware), api, boot="before") as before:
+    api, hardware = FakeApiServer(), {}  # type: ignore[var-annotated]
+    async with running_manager(tmp_path, Slow(hardware), api, boot="before") as before:
         for i in range(count):
             await before.prepare(api.allocate(f"old-{i}", f"old-{i}", f"d-{i}", DRIVER))
     hardware.clear()
     ref = api.allocate("new", "new", "d-0", DRIVER)
     results = api.claims["new"]["status"]["allocation"]["devices"]["results"]
     results += [{**results[0], "device": f"d-{i}", "request": f"r{i}"} for i in range(1, count)]
-    async with room(tmp_path, Slow(hardware), api) as after:
+    async with running_manager(tmp_path, Slow(hardware), api) as after:
         assert not isinstance(await after.prepare(ref), Exception)
         assert await after.records() == {"new": "Prepared"}
         assert set(hardware.values()) == {"new"}
@@ -325,11 +325,11 @@ async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_
 
 def test_a_fresh_record_and_its_holds_are_written_together(tmp_path: Path) -> None:
     ours = judge(tmp_path)
-    records = in_memory()
-    assert isinstance(ours.begin(records, a_record("u", "d-0"), None, Stocked()), Prepare)
+    records = memory_database()
+    assert isinstance(ours.begin(records, make_record("u", "d-0"), None, PoolSupply()), Prepare)
     assert records.holders(Hold("node", "d-0", "", "", "")) == ["u"]
     with pytest.raises(DeviceHeldError, match="still held by claim ns/name-u"):
-        ours.begin(records, a_record("v", "d-0"), None, Stocked())
+        ours.begin(records, make_record("v", "d-0"), None, PoolSupply())
     assert isinstance(records.read("u"), Record)
     assert records.read("v") is None
     ours.process.release()

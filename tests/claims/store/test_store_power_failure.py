@@ -19,12 +19,12 @@ os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin.kube.resource import PODS
 from tests.helpers.crash.driver import PREPARE_POINTS, UNPREPARE_POINTS
-from tests.helpers.crash.harness import DRIVER, ROOT, Box, box
+from tests.helpers.crash.harness import DRIVER, ROOT, NodeHarness, node_harness
 
 pytestmark = pytest.mark.crash
 
 
-def cut_the_journal(b: Box, rng: random.Random) -> None:
+def cut_the_journal(b: NodeHarness, rng: random.Random) -> None:
     """Leaves what was synced, and anything between nothing and all of what was not."""
     log = b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
     if not log.exists():
@@ -35,7 +35,7 @@ def cut_the_journal(b: Box, rng: random.Random) -> None:
     os.truncate(log, rng.choice([synced, min(length, synced), rng.randint(min(synced, length), length)]))
 
 
-async def lose_power(b: Box, *, keeps: bool, rng: random.Random) -> None:
+async def lose_power(b: NodeHarness, *, keeps: bool, rng: random.Random) -> None:
     cut_the_journal(b, rng)
     if not keeps:
         for path in b.hardware.iterdir():
@@ -49,7 +49,7 @@ async def test_power_fails_in_prepare_and_the_pod_gets_its_device_afresh(
     tmp_path: Path, point: str, keeps: bool
 ) -> None:
     rng = random.Random(f"{point} {keeps}")
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
@@ -70,7 +70,7 @@ async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(
     tmp_path: Path, point: str, keeps: bool
 ) -> None:
     rng = random.Random(f"{point} {keeps}")
-    async with box(tmp_path) as b:
+    async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")

@@ -19,7 +19,7 @@ import dra_kubeletplugin
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell.exit_codes import Exit
 from dra_kubeletplugin.cli.shell.exit_handling import ended
-from tests.helpers.signals import inherited
+from tests.helpers.signals import inherit_signals
 
 HANGS = """
 import time
@@ -166,7 +166,7 @@ def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -
         finally:
             steps.append("unwound")
 
-    with inherited(SIGNALS):
+    with inherit_signals(SIGNALS):
         assert ended(lambda: asyncio.run(work()) or 0) == SIGNALS[number]
     assert steps == ["whole", "unwound"]
 
@@ -206,7 +206,7 @@ def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, d
 
 
 def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    with inherited(SIGNALS):
+    with inherit_signals(SIGNALS):
         return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -20,44 +20,56 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from tests.helpers.publisher import DRIVER, SLICES_PATH, api, inventory_of, json, publishing, until
+from tests.helpers.publisher import (
+    DRIVER,
+    SLICES_PATH,
+    json_response,
+    make_inventory,
+    running_publisher,
+    scripted_api_server,
+    wait_until,
+)
 
 # --- other writers ----------------------------------------------------------------------------------
 
 
 async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_hundreds() -> None:
-    old, new = await inventory_of("a", "b"), await inventory_of("b", "c")
-    async with api() as server, publishing(server, old), publishing(server, new):
+    old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
+    async with scripted_api_server() as server, running_publisher(server, old), running_publisher(server, new):
         await asyncio.sleep(5)
         assert len(server.writes()) <= 6
 
 
 async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_and_comes_forward() -> None:
     newest = "new"
-    old, new = await inventory_of("a", "b"), await inventory_of("b", "c")
-    async with api() as server, publishing(server, old, lambda: newest == "old") as older:
-        await until(lambda: "has not published all slices yet" in older.fault)
+    old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
+    async with scripted_api_server() as server, running_publisher(server, old, lambda: newest == "old") as older:
+        await wait_until(lambda: "has not published all slices yet" in older.fault)
         assert (older.published.is_set(), server.writes()) == (False, [])
-        async with publishing(server, new, lambda: newest == "new") as newer:
+        async with running_publisher(server, new, lambda: newest == "new") as newer:
             await asyncio.wait_for(newer.published.wait(), 30)
             await asyncio.wait_for(older.published.wait(), 30)
-            await until(lambda: not older.fault)
+            await wait_until(lambda: not older.fault)
             assert server.devices() == ["b", "c"]
             await old.update([Pool("node", [Device("a")])])
             await older.current()
             assert len(server.writes()) == 1, "whoever does not lead writes nothing"
         newest = "old"
-        await until(lambda: server.devices() == ["a"])
+        await wait_until(lambda: server.devices() == ["a"])
 
 
 async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_told_at_once() -> None:
-    inventory = await inventory_of("a")
-    async with api() as server, publishing(server, inventory), KubeClient(server.config) as client:
+    inventory = await make_inventory("a")
+    async with (
+        scripted_api_server() as server,
+        running_publisher(server, inventory),
+        KubeClient(server.config) as client,
+    ):
         for _ in range(3):
-            await until(lambda: server.devices() == ["a"])
+            await wait_until(lambda: server.devices() == ["a"])
             for obj in (await client.list(SLICES))["items"]:
                 await client.delete(SLICES, obj["metadata"]["name"])
-        await until(lambda: server.devices() == ["a"])
+        await wait_until(lambda: server.devices() == ["a"])
         # Another writer is left alone for a while; what changes here is not.
         for _ in range(3):
             (found,) = (await client.list(SLICES))["items"]
@@ -65,7 +77,7 @@ async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ou
             await asyncio.sleep(0.1)
         assert server.devices() == ["theirs"]
         await inventory.update([Pool("node", [Device("a"), Device("b")])])
-        await until(lambda: server.devices() == ["a", "b"])
+        await wait_until(lambda: server.devices() == ["a", "b"])
 
 
 @given(st.lists(st.tuples(st.sampled_from(WriterConflict), st.integers(0, 30)), min_size=20, max_size=60))
@@ -99,39 +111,39 @@ def refusing(name: str) -> Callable[[Request], Response | None]:
         if at is None:
             return None
         cause = {"reason": "FieldValueForbidden", "field": f"spec.devices[{at}].attributes[x]", "message": "Forbidden"}
-        return json({"kind": "Status", "message": "invalid", "code": 422, "details": {"causes": [cause]}}, 422)
+        return json_response({"kind": "Status", "message": "invalid", "code": 422, "details": {"causes": [cause]}}, 422)
 
     return answer
 
 
 async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() -> None:
-    inventory = await inventory_of("a", "bad", "c")
-    async with api() as server:
+    inventory = await make_inventory("a", "bad", "c")
+    async with scripted_api_server() as server:
         server.instead = refusing("bad")
-        async with publishing(server, inventory) as publisher:
+        async with running_publisher(server, inventory) as publisher:
             await asyncio.wait_for(publisher.published.wait(), 30)
-            await until(lambda: not publisher.fault)
+            await wait_until(lambda: not publisher.fault)
             assert server.devices() == ["a", "c"]
             assert "rejected by the API server: attributes[x]: Forbidden" in inventory.rejected["bad"]
             server.instead = lambda request: None
             await inventory.update([Pool("node", [Device("a"), Device("bad", {"x": 1}), Device("c")])])
-            await until(lambda: server.devices() == ["a", "bad", "c"])
+            await wait_until(lambda: server.devices() == ["a", "bad", "c"])
 
 
 async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_until_something_changes() -> None:
-    inventory = await inventory_of("a")
+    inventory = await make_inventory("a")
     sent: list[str] = []
 
     def refuse(request: Request) -> Response | None:
         if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
             return None
         sent.append(request.path)
-        return json({"kind": "Status", "message": "no", "code": 422}, 422)
+        return json_response({"kind": "Status", "message": "no", "code": 422}, 422)
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = refuse
-        async with publishing(server, inventory) as publisher, KubeClient(server.config) as client:
-            await until(lambda: "rejects the slices" in publisher.fault)
+        async with running_publisher(server, inventory) as publisher, KubeClient(server.config) as client:
+            await wait_until(lambda: "rejects the slices" in publisher.fault)
             server.instead = lambda request: None
             made = await client.create(SLICES, _foreign_slice())  # an event on our slices
             server.instead = refuse
@@ -184,26 +196,26 @@ ODD_LISTS: dict[str, object] = {
 async def test_an_odd_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
     def odd(request: Request) -> Response | None:
         if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
-            return json(ODD_LISTS[what])
+            return json_response(ODD_LISTS[what])
         return None
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = odd
-        async with publishing(server, await inventory_of("a")) as publisher:
-            await until(lambda: bool(publisher.fault))
+        async with running_publisher(server, await make_inventory("a")) as publisher:
+            await wait_until(lambda: bool(publisher.fault))
             assert publisher.fault.encode()
             server.instead = lambda request: None
             await asyncio.wait_for(publisher.published.wait(), 30)
-            await until(lambda: not publisher.fault)
+            await wait_until(lambda: not publisher.fault)
             assert server.devices() == ["a"]
 
 
 @pytest.mark.parametrize("body", [b"<html>proxy</html>", b"", b"\xff\xfe", b"null"])
 async def test_a_proxy_that_answers_for_the_server_is_a_fault_and_not_the_end(body: bytes) -> None:
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = lambda request: Response(200, body, "text/html")
-        async with publishing(server, await inventory_of("a")) as publisher:
-            await until(lambda: bool(publisher.fault))
+        async with running_publisher(server, await make_inventory("a")) as publisher:
+            await wait_until(lambda: bool(publisher.fault))
             server.instead = lambda request: None
             await asyncio.wait_for(publisher.published.wait(), 30)
 
@@ -215,12 +227,12 @@ async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCapt
         if request.path != SLICES_PATH or "watch" in request.query:
             return None
         asked.append(request.path)
-        return json({"items": [{}]})
+        return json_response({"items": [{}]})
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = odd
-        async with publishing(server, await inventory_of("a")):
-            await until(lambda: len(asked) >= 5)
+        async with running_publisher(server, await make_inventory("a")):
+            await wait_until(lambda: len(asked) >= 5)
     assert len([r for r in caplog.records if r.name.endswith("publisher") and "cannot publish" in r.getMessage()]) == 1
 
 
@@ -232,38 +244,40 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
 
     def versions(request: Request) -> Response | None:
         if request.path == "/apis/resource.k8s.io":
-            return json({"versions": [{"version": v} for v in served]})
+            return json_response({"versions": [{"version": v} for v in served]})
         if request.path.startswith("/apis/resource.k8s.io/") and request.path.split("/")[3] not in served:
-            return json(
+            return json_response(
                 {"kind": "Status", "code": 404, "message": "the server could not find the requested resource"}, 404
             )
         return None
 
-    async with api(Features.of(runtime_config={"api/all": True})) as server:
+    async with scripted_api_server(Features.of(runtime_config={"api/all": True})) as server:
         server.instead = versions
-        async with publishing(server, await inventory_of("a")) as publisher:
-            await until(lambda: server.devices() == ["a"])
+        async with running_publisher(server, await make_inventory("a")) as publisher:
+            await wait_until(lambda: server.devices() == ["a"])
             served[:] = ["v1"]
             server.drop_connections()  # as the restart of a control plane does
             async with KubeClient(server.config) as client:
                 for obj in (await client.list(SLICES))["items"]:
                     await client.delete(SLICES, obj["metadata"]["name"])
-            await until(lambda: server.devices() == ["a"])
-            await until(lambda: not publisher.fault)
+            await wait_until(lambda: server.devices() == ["a"])
+            await wait_until(lambda: not publisher.fault)
 
 
 async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
     def no_watch(request: Request) -> Response | None:
-        return json({"kind": "Status", "code": 500, "message": "etcd"}, 500) if "watch" in request.query else None
+        return (
+            json_response({"kind": "Status", "code": 500, "message": "etcd"}, 500) if "watch" in request.query else None
+        )
 
-    async with api() as server, publishing(server, await inventory_of("a")) as publisher:
+    async with scripted_api_server() as server, running_publisher(server, await make_inventory("a")) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)
         server.instead = no_watch
         server.drop_connections()
-        await until(lambda: "are not noticed" in publisher.fault)
+        await wait_until(lambda: "are not noticed" in publisher.fault)
         assert b"\ndra_publish_failing 1.0\n" in publisher.metrics.text()
         server.instead = lambda request: None
-        await until(lambda: not publisher.fault)
+        await wait_until(lambda: not publisher.fault)
         assert b"\ndra_publish_failing 0.0\n" in publisher.metrics.text()
 
 
@@ -276,7 +290,7 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
     object.__setattr__(bad, "attributes", {"x": 2**63})
     inventory = Inventory("node")
     await inventory.update([Pool("node", [bad, Device("good", consumes_counters={"fine": {"x": 1}})], [CounterSet("GPU_0", {"x": 1}), CounterSet("fine", {"x": 1})])])  # fmt: skip
-    async with api() as server, publishing(server, inventory) as publisher:
+    async with scripted_api_server() as server, running_publisher(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)
         assert server.devices() == ["good"]
         assert set(inventory.rejected) == {"bad", "counter set GPU_0"}
@@ -289,22 +303,22 @@ async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(st
 
     def refuse(request: Request) -> Response | None:
         wrong = request.method in {"POST", "PUT"} and b"node/bad" in request.body
-        return json({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
+        return json_response({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = refuse
-        async with publishing(server, inventory) as publisher:
-            await until(lambda: server.devices() == ["b"])
-            await until(lambda: "not this pool" in publisher.fault)
+        async with running_publisher(server, inventory) as publisher:
+            await wait_until(lambda: server.devices() == ["b"])
+            await wait_until(lambda: "not this pool" in publisher.fault)
             server.instead = lambda request: None
             await inventory.update([Pool("node/bad", [Device("a2")]), Pool("node/good", [Device("b")])])
-            await until(lambda: server.devices() == ["a2", "b"])
-            await until(lambda: not publisher.fault)
+            await wait_until(lambda: server.devices() == ["a2", "b"])
+            await wait_until(lambda: not publisher.fault)
 
 
 async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.devices.slices.publisher._pause", lambda failures: 600.0)
-    inventory = await inventory_of("a")
+    inventory = await make_inventory("a")
     sent, changed = asyncio.Event(), asyncio.Event()
 
     async def fail(*args: Any) -> Any:
@@ -313,11 +327,11 @@ async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(m
         publisher.client.update = update  # type: ignore[method-assign]
         raise ApiError("unavailable", status=503)
 
-    async with api() as server, publishing(server, inventory) as publisher:
+    async with scripted_api_server() as server, running_publisher(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)
         update, publisher.client.update = publisher.client.update, fail  # type: ignore[method-assign]
         await inventory.update([Pool("node", [Device("a"), Device("b")])])
         await asyncio.wait_for(sent.wait(), 30)
         await inventory.update([Pool("node", [Device("b")])])
         changed.set()
-        await until(lambda: server.devices() == ["b"])
+        await wait_until(lambda: server.devices() == ["b"])

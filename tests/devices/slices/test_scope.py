@@ -10,7 +10,14 @@ from dra_kubeletplugin.devices.slices import ClusterScope
 from dra_kubeletplugin.driver import Role
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from tests.helpers.publisher import DRIVER, Odd, api, inventory_of, publishing, until
+from tests.helpers.publisher import (
+    DRIVER,
+    ScriptedApiServer,
+    make_inventory,
+    running_publisher,
+    scripted_api_server,
+    wait_until,
+)
 
 
 async def cluster_pools(**pools: str) -> Inventory:
@@ -20,7 +27,7 @@ async def cluster_pools(**pools: str) -> Inventory:
     return inventory
 
 
-def published(server: Odd) -> dict[str, list[str]]:
+def published(server: ScriptedApiServer) -> dict[str, list[str]]:
     found = server.storage.list("resourceslices.resource.k8s.io")
     out: dict[str, list[str]] = {}
     for slice_ in found:
@@ -30,9 +37,12 @@ def published(server: Odd) -> dict[str, list[str]]:
 
 async def test_controllers_of_two_namespaces_leave_each_others_slices_alone() -> None:
     first, second = await cluster_pools(east="a", west="b"), await cluster_pools(north="c")
-    async with api() as server, publishing(server, first, scope=ClusterScope(DRIVER, "one")) as one:
+    async with (
+        scripted_api_server() as server,
+        running_publisher(server, first, scope=ClusterScope(DRIVER, "one")) as one,
+    ):
         await one.current()
-        async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
+        async with running_publisher(server, second, scope=ClusterScope(DRIVER, "two")) as two:
             await two.current()
             await first.update([Pool("east", [Device("a")], nodes=Nodes.all())])
             await one.current()
@@ -44,31 +54,31 @@ async def test_controllers_of_two_namespaces_leave_each_others_slices_alone() ->
 
 async def test_a_pool_that_a_controller_elsewhere_publishes_is_left_to_it_until_its_slices_are_gone() -> None:
     first, second = await cluster_pools(fabric="a"), await cluster_pools(fabric="b", other="c")
-    async with api() as server, KubeClient(server.config) as client:
-        async with publishing(server, first, scope=ClusterScope(DRIVER, "one")) as one:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        async with running_publisher(server, first, scope=ClusterScope(DRIVER, "one")) as one:
             await one.current()
-            async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
+            async with running_publisher(server, second, scope=ClusterScope(DRIVER, "two")) as two:
                 await two.current()
                 assert published(server) == {"fabric": ["a"], "other": ["c"]}
                 assert "namespace 'one'" in second.rejected["pool fabric"]
                 assert "-l dra-kubeletplugin.dev/namespace=one" in second.rejected["pool fabric"]
                 assert [p.name for p in two.status.pools] == ["other"]
-        async with publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two:
+        async with running_publisher(server, second, scope=ClusterScope(DRIVER, "two")) as two:
             await two.current()
             (left,) = (await client.list(SLICES, labels="dra-kubeletplugin.dev/namespace=one"))["items"]
             await client.delete(SLICES, left["metadata"]["name"])
-            await until(lambda: published(server) == {"fabric": ["b"], "other": ["c"]})
+            await wait_until(lambda: published(server) == {"fabric": ["b"], "other": ["c"]})
             assert not second.rejected
 
 
 async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_them() -> None:
     first, second = await cluster_pools(fabric="a"), await cluster_pools(fabric="b")
     async with (
-        api() as server,
-        publishing(server, first, scope=ClusterScope(DRIVER, "one")) as one,
-        publishing(server, second, scope=ClusterScope(DRIVER, "two")) as two,
+        scripted_api_server() as server,
+        running_publisher(server, first, scope=ClusterScope(DRIVER, "one")) as one,
+        running_publisher(server, second, scope=ClusterScope(DRIVER, "two")) as two,
     ):
-        await until(lambda: len(first.rejected) + len(second.rejected) == 1)
+        await wait_until(lambda: len(first.rejected) + len(second.rejected) == 1)
         await one.current()
         await two.current()
         assert published(server) == {"fabric": ["b" if first.rejected else "a"]}
@@ -76,23 +86,23 @@ async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_the
 
 async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
     inventory = await cluster_pools(fabric="a")
-    async with api() as server, KubeClient(server.config) as client:
-        async with publishing(server, inventory, scope=ClusterScope(DRIVER, "one")) as one:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        async with running_publisher(server, inventory, scope=ClusterScope(DRIVER, "one")) as one:
             await one.current()
             (found,) = (await client.list(SLICES))["items"]
             del found["metadata"]["labels"]
             await client.update(SLICES, found)
-            await until(lambda: len(server.written) == 3)
+            await wait_until(lambda: len(server.written) == 3)
             await one.current()
         assert published(server) == {"fabric": ["a"]}
 
 
 async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published() -> None:
     """Whether there is such a node or not: the name may be a node's tomorrow."""
-    inventory = await inventory_of()
+    inventory = await make_inventory()
     names = ("node", "node/1", "node-b", "node-b/1", "node1/a", "serial-77", "No Name")
     await inventory.update([Pool(n, [Device("a")]) for n in names])
-    async with api() as server, publishing(server, inventory) as publisher:
+    async with scripted_api_server() as server, running_publisher(server, inventory) as publisher:
         await publisher.current()
         assert sorted(published(server)) == ["node", "node/1"]
     refused = "a pool of node node must be named 'node', or begin with 'node/'"
@@ -102,11 +112,11 @@ async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published(
 
 async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot_be_published() -> None:
     pools = [Pool("node", [Device("a")]), Pool("No Name", [Device("b")])]
-    old, new = await inventory_of(), await inventory_of()
+    old, new = await make_inventory(), await make_inventory()
     await old.update(pools)
     await new.update(pools)
-    async with api() as server, publishing(server, new) as newer:
+    async with scripted_api_server() as server, running_publisher(server, new) as newer:
         await newer.current()
-        async with publishing(server, old, lambda: False) as older, asyncio.timeout(30):
+        async with running_publisher(server, old, lambda: False) as older, asyncio.timeout(30):
             await older.current()
             assert not older.not_ready()

@@ -19,7 +19,14 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.event_recorder import EventRecorder
 from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.publisher import Odd, api, inventory_of, json, publishing, until
+from tests.helpers.publisher import (
+    ScriptedApiServer,
+    json_response,
+    make_inventory,
+    running_publisher,
+    scripted_api_server,
+    wait_until,
+)
 
 LISTS = {"ints", "bools", "strings", "versions"}
 NOEXECUTE = Taint(key="example.com/sick", effect="NoExecute")
@@ -29,7 +36,7 @@ async def current(publisher: Any) -> Any:
     return await asyncio.wait_for(publisher.current(), 60)
 
 
-def sent(server: Odd) -> dict[str, dict[str, Any]]:
+def sent(server: ScriptedApiServer) -> dict[str, dict[str, Any]]:
     return {d["name"]: d for s in server.slices() for d in s["spec"].get("devices") or []}
 
 
@@ -42,7 +49,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         seen.append(set(sent(server)))
         return None
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.faults.dropped |= {
             "sharedCounters",
             "consumesCounters",
@@ -55,7 +62,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         bound = Device("bound", binding_conditions=["example.com/a"], binding_failure_conditions=["example.com/b"])
         devices = [*parts, Device("tainted", taints=[NOEXECUTE]), bound, Device("plain")]
         await inventory.update([Pool("node", devices, [CounterSet("gpu", {"c": 3})])])
-        async with publishing(server, inventory) as publisher:
+        async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
         assert set().union(*seen) <= {"plain"}
         assert set(sent(server)) == {"plain"}
@@ -67,40 +74,42 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
 
 async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer_to_a_write() -> None:
     def no_dry_run(request: Request) -> Response | None:
-        return json({"kind": "Status", "code": 403, "message": "no"}, 403) if "dryRun" in request.query else None
+        return (
+            json_response({"kind": "Status", "code": 403, "message": "no"}, 403) if "dryRun" in request.query else None
+        )
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.faults.dropped.add("taints")
         server.instead = no_dry_run
-        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]), "b")
-        async with publishing(server, inventory) as publisher:
+        inventory = await make_inventory(Device("a", taints=[NOEXECUTE]), "b")
+        async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
         assert set(sent(server)) == {"b"}
         assert status.gates_off == {Gate.TAINTS}
 
 
 async def test_attributes_with_several_values_are_left_out_where_the_server_refuses_them() -> None:
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.faults.dropped |= LISTS
-        inventory = await inventory_of(Device("a", {"x": ["1", "2"], "y": 3}), "b")
-        async with publishing(server, inventory) as publisher:
+        inventory = await make_inventory(Device("a", {"x": ["1", "2"], "y": 3}), "b")
+        async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
         assert sent(server)["a"]["attributes"] == {"y": {"int": 3}}
         assert (status.gates_off, dict(status.rejected)) == ({Gate.LISTS}, {})
 
 
 async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.faults.dropped.add("taints")
-        inventory = await inventory_of("a", "b")
-        async with publishing(server, inventory) as publisher:
+        inventory = await make_inventory("a", "b")
+        async with running_publisher(server, inventory) as publisher:
             await current(publisher)
             await inventory.set_health({"a": Health(False, "hot", taint=NOEXECUTE)}, at=1.0)
-            await until(lambda: set(sent(server)) == {"b"})
-            await until(lambda: set(inventory.rejected) == {"a"})
+            await wait_until(lambda: set(sent(server)) == {"b"})
+            await wait_until(lambda: set(inventory.rejected) == {"a"})
             await inventory.set_health({}, at=2.0)
-            await until(lambda: set(sent(server)) == {"a", "b"})
-            await until(lambda: inventory.rejected == {})
+            await wait_until(lambda: set(sent(server)) == {"a", "b"})
+            await wait_until(lambda: inventory.rejected == {})
 
 
 async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none_asks_none() -> None:
@@ -110,10 +119,10 @@ async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none
         asked.extend(["dry"] * ("dryRun" in request.query))
         return None
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = look
-        inventory = await inventory_of("a")
-        async with publishing(server, inventory) as publisher:
+        inventory = await make_inventory("a")
+        async with running_publisher(server, inventory) as publisher:
             await current(publisher)
             assert asked == []
             for value in range(3):
@@ -130,10 +139,10 @@ async def test_a_misspelt_key_of_a_policy_is_not_taken_for_a_gate() -> None:
             request.query["fieldValidation"] = "Warn"
         return None
 
-    async with api() as server:
+    async with scripted_api_server() as server:
         server.instead = forgiving
-        inventory = await inventory_of(Device("a", extra={"madeUp": {"x": 1}}))
-        async with publishing(server, inventory) as publisher:
+        inventory = await make_inventory(Device("a", extra={"madeUp": {"x": 1}}))
+        async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
             assert (status.gates_off, status.dropped) == (frozenset(), {"spec.devices[].madeUp"})
             assert len(server.written) == 1
@@ -142,7 +151,7 @@ async def test_a_misspelt_key_of_a_policy_is_not_taken_for_a_gate() -> None:
 # --- times of taints --------------------------------------------------------------------------------
 
 
-def time_of(server: Odd) -> str:
+def time_of(server: ScriptedApiServer) -> str:
     return str(sent(server)["a"]["taints"][0]["timeAdded"])
 
 
@@ -150,33 +159,33 @@ def time_of(server: Odd) -> str:
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bool) -> None:
     file = tmp_path / "times.json"
-    async with api() as server, KubeClient(server.config) as client:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
 
         async def wipe() -> None:
             for obj in (await client.list(SLICES))["items"]:
                 await client.delete(SLICES, obj["metadata"]["name"])
 
-        inventory = await inventory_of(Device("a", taints=[NOEXECUTE]))
-        async with publishing(server, inventory, times=file) as publisher:
+        inventory = await make_inventory(Device("a", taints=[NOEXECUTE]))
+        async with running_publisher(server, inventory, times=file) as publisher:
             await current(publisher)
             (found,) = (await client.list(SLICES))["items"]
             found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
             await client.update(SLICES, found)  # no difference to us, and noticed
-            await until(lambda: b"2026-01-01" in (file.read_bytes() if file.exists() else b""))
+            await wait_until(lambda: b"2026-01-01" in (file.read_bytes() if file.exists() else b""))
             if not restarted:
                 await wipe()
-                await until(lambda: "a" in sent(server))
+                await wait_until(lambda: "a" in sent(server))
         if restarted:
             await wipe()
-            async with publishing(server, inventory, times=file) as publisher:
+            async with running_publisher(server, inventory, times=file) as publisher:
                 await current(publisher)
         assert time_of(server) == "2026-01-01T00:00:00Z"
         # A taint that goes and comes again is a new one.
-        async with publishing(server, inventory, times=file) as publisher:
+        async with running_publisher(server, inventory, times=file) as publisher:
             for taints in ([], [NOEXECUTE]):
                 await inventory.update([Pool("node", [Device("a", taints=taints)])])
                 await current(publisher)
-                await until(lambda taints=taints: bool(taints) == ("taints" in sent(server)["a"]))  # type: ignore[misc]
+                await wait_until(lambda taints=taints: bool(taints) == ("taints" in sent(server)["a"]))  # type: ignore[misc]
                 await asyncio.sleep(0.2)
         assert time_of(server) != "2026-01-01T00:00:00Z"
 
@@ -185,7 +194,10 @@ async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bo
 async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "times.json"
     file.write_bytes(content)
-    async with api() as server, publishing(server, await inventory_of("a"), times=file) as publisher:
+    async with (
+        scripted_api_server() as server,
+        running_publisher(server, await make_inventory("a"), times=file) as publisher,
+    ):
         assert (await current(publisher)).current
 
 
@@ -196,7 +208,10 @@ async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Pat
     taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
     file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
     device = Device("a", taints=[Taint(key="sick")])
-    async with api() as server, publishing(server, await inventory_of(device), times=file) as publisher:
+    async with (
+        scripted_api_server() as server,
+        running_publisher(server, await make_inventory(device), times=file) as publisher,
+    ):
         assert (await current(publisher)).current
         assert time_of(server) != time
 
@@ -206,15 +221,15 @@ async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Pat
 
 async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
     async with (
-        api() as server,
+        scripted_api_server() as server,
         KubeClient(server.config) as client,
-        publishing(server, await inventory_of("a")) as publisher,
+        running_publisher(server, await make_inventory("a")) as publisher,
     ):
         await current(publisher)
         (found,) = (await client.list(SLICES))["items"]
         before = found["metadata"]["ownerReferences"]
         await client.update(SLICES, {**found, "metadata": {**found["metadata"], "ownerReferences": []}})
-        await until(lambda: server.slices()[0]["metadata"].get("ownerReferences") == before)
+        await wait_until(lambda: server.slices()[0]["metadata"].get("ownerReferences") == before)
         assert server.slices()[0]["spec"]["pool"]["generation"] == 1
 
 
@@ -267,9 +282,9 @@ async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate
         name = node.cluster.node.name
         node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
-        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
         assert node.driver.gates_off == {Gate.PARTITIONS}
-        await until(lambda: not node.plugin.inventory.rejected)
+        await wait_until(lambda: not node.plugin.inventory.rejected)
 
 
 class SplitAndOdd(Split):
@@ -288,12 +303,12 @@ async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fau
         name = node.cluster.node.name
         node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
-        await until(lambda: devices_of(node).get(name) == ["gpu-0"])
-        await until(lambda: not node.plugin.inventory.rejected)
+        await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
+        await wait_until(lambda: not node.plugin.inventory.rejected)
         assert "not published" not in caplog.text
         node.driver.odd = True
         node.driver.changed()
-        await until(lambda: node.cluster.events(name) != [])
+        await wait_until(lambda: node.cluster.events(name) != [])
         assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events come in order"
 
 
@@ -314,7 +329,7 @@ async def test_what_a_driver_answers_all_the_same_is_told(caplog: pytest.LogCapt
     async with node_with(Stubborn) as node:
         node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
-        await until(lambda: node.cluster.events(node.cluster.node.name) != [])
+        await wait_until(lambda: node.cluster.events(node.cluster.node.name) != [])
         assert "not published: part: the API server's feature gate DRAPartitionableDevices is off" in caplog.text
         assert any(line.startswith("part is not published") for line in await node.plugin.notes())
 
@@ -334,7 +349,7 @@ class Odds(Driver):
 async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_readiness() -> None:
     async with node_with(Odds) as node:
         name = node.cluster.node.name
-        await until(lambda: node.cluster.events(name) != [])
+        await wait_until(lambda: node.cluster.events(name) != [])
         (event,) = node.cluster.events(name)
         assert event.startswith(
             "DeviceNotPublished: odd is not published: it consumes counters of counter set 'nowhere'"
@@ -351,7 +366,7 @@ async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
         await node.plugin.published(60)
         node.driver.bad = False
         await asyncio.to_thread(node.driver.changed)
-        await until(lambda: not node.plugin.inventory.rejected)
+        await wait_until(lambda: not node.plugin.inventory.rejected)
 
 
 async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
@@ -359,7 +374,7 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
         node.cluster.api.faults.down = True
         node.driver.bad = False
         await node.plugin.discovery.look()
-        await until(lambda: "cannot publish" in node.plugin.publisher.fault)
+        await wait_until(lambda: "cannot publish" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)
         node.cluster.api.faults.down = False
@@ -369,33 +384,33 @@ async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
 async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
     def no_events(request: Request) -> Response | None:
         return (
-            json({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
+            json_response({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
             if "/events" in request.path
             else None
         )
 
-    async with api() as server, KubeClient(server.config) as client:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
         server.instead = no_events
-        inventory = await inventory_of("a")
+        inventory = await make_inventory("a")
         notices = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
         task = asyncio.create_task(notices.run())
         await inventory.refuse({"a": "no"})
-        await until(lambda: "no events for you" in caplog.text)
+        await wait_until(lambda: "no events for you" in caplog.text)
         server.instead = lambda request: None
         await inventory.refuse({"a": "still no"})
-        await until(lambda: len(server.storage.list("events")) == 1)
+        await wait_until(lambda: len(server.storage.list("events")) == 1)
         assert not task.done()
         task.cancel()
 
 
 async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
-    async with api() as server, KubeClient(server.config) as client:
-        inventory = await inventory_of(*(f"d{i}" for i in range(300)))
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        inventory = await make_inventory(*(f"d{i}" for i in range(300)))
         await inventory.refuse({f"d{i}": "no" for i in range(300)})
         task = asyncio.create_task(
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
-        await until(lambda: len(server.storage.list("events")) == 11)
+        await wait_until(lambda: len(server.storage.list("events")) == 11)
         await asyncio.sleep(0.2)
         assert len(server.storage.list("events")) == 11
         assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
@@ -403,14 +418,14 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
 
 
 async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
-    async with api() as server, KubeClient(server.config) as client:
-        inventory = await inventory_of("a")
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        inventory = await make_inventory("a")
         task = asyncio.create_task(
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
         for n in range(25):  # each is told while there is room for it
             await inventory.refuse({"a": f"<object at {n:#x}>"})
-            await until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
+            await wait_until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
         for n in range(25, 60):
             await inventory.refuse({"a": f"<object at {n:#x}>"})
             await asyncio.sleep(0.02)

@@ -15,7 +15,7 @@ from dra_kubeletplugin.devices.slices import ClusterScope, Publisher
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from tests.helpers.publisher import DRIVER, Odd, api, publishing, until
+from tests.helpers.publisher import DRIVER, ScriptedApiServer, running_publisher, scripted_api_server, wait_until
 
 pytestmark = pytest.mark.gates(
     "DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity", "DRADeviceBindingConditions"
@@ -27,7 +27,7 @@ TAINT = Taint(key="example.com/sick", effect="NoExecute")
 class Row:
     """A server with slices, and a driver's pools."""
 
-    def __init__(self, server: Odd, client: KubeClient, role: Role) -> None:
+    def __init__(self, server: ScriptedApiServer, client: KubeClient, role: Role) -> None:
         self.server, self.client = server, client
         self.inventory = Inventory("node" if role is Role.NODE else "", role=role)
         self.scope = None if role is Role.NODE else ClusterScope(DRIVER, "default")
@@ -60,7 +60,7 @@ class Row:
 
     @contextlib.asynccontextmanager
     async def published(self) -> AsyncIterator[Publisher]:
-        async with publishing(self.server, self.inventory, scope=self.scope) as publisher:
+        async with running_publisher(self.server, self.inventory, scope=self.scope) as publisher:
             await asyncio.wait_for(publisher.current(), 30)
             yield publisher
             await asyncio.wait_for(publisher.current(), 30)
@@ -91,7 +91,7 @@ class Row:
 
 @contextlib.asynccontextmanager
 async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
-    async with api() as server, KubeClient(server.config) as client:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
         yield Row(server, client, role)
 
 
@@ -465,4 +465,4 @@ async def test_random_names_that_are_in_order_are_left_as_they_are() -> None:
         await r.owned()
         await r.answer([*"abcd"])
         assert await r.reconcile() == []
-        await until(lambda: len(r.shape()) == 2)
+        await wait_until(lambda: len(r.shape()) == 2)

@@ -166,7 +166,7 @@ async def test_small_parameters_are_resolved_at_once_and_large_ones_in_a_thread(
     author: Any = Author()
     resolver = Resolver(author, DRIVER)
     for shape in SHAPES:
-        with worst_parameters.steps_of_the_loop() as steps:
+        with worst_parameters.event_loop_steps() as steps:
             for size in (worst_parameters.PARAMETERS, 2000):
                 config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(Layered, shape, 2, size)]
                 encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))

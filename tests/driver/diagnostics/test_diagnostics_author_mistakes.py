@@ -24,7 +24,7 @@ from tests.helpers.author_mistakes import (
     PREPARE,
     UNPUBLISHED,
     Mistake,
-    told,
+    check_message,
 )
 
 # Python's own word on an `await` that is missing; it has the author's line.
@@ -70,7 +70,7 @@ async def refused(node: DriverNode[Driver]) -> None:
 def test_a_file_that_is_no_driver_s_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
     with pytest.raises(DraError) as e:
         load_driver(str(mistake.write(tmp_path)))
-    told(e.value.event(), mistake)
+    check_message(e.value.event(), mistake)
 
 
 @pytest.mark.cases(16)
@@ -79,7 +79,7 @@ async def test_a_class_that_cannot_work_is_told_before_anything_starts(tmp_path:
     with pytest.raises(DraError) as e:
         async with started(mistake, tmp_path):
             pass
-    told(e.value.event(), mistake)
+    check_message(e.value.event(), mistake)
 
 
 @pytest.mark.cases(11)
@@ -90,9 +90,9 @@ async def test_an_answer_of_devices_that_is_none_is_the_first_thing_that_is_read
     with pytest.raises(NotReadyError) as e:
         async with started(mistake, tmp_path):
             pass
-    told(str(e.value), mistake)  # the lines of /readyz
+    check_message(str(e.value), mistake)  # the lines of /readyz
     assert mistake.says[0] in str(e.value).partition("; ")[0].replace("Did you mean", "did you mean")
-    told(caplog.text, mistake)
+    check_message(caplog.text, mistake)
 
 
 @named(UNPUBLISHED)
@@ -100,11 +100,11 @@ async def test_what_is_not_published_is_told_where_the_pod_waits(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(mistake, tmp_path) as node:
-        told("\n".join(await node.plugin.notes()), mistake)
+        check_message("\n".join(await node.plugin.notes()), mistake)
         with pytest.raises(PodError) as e:
             await node.run_pod(patience=0)
-    told(e.value.why, mistake)
-    told(caplog.text, mistake)
+    check_message(e.value.why, mistake)
+    check_message(caplog.text, mistake)
 
 
 @pytest.mark.cases(4)
@@ -114,7 +114,7 @@ async def test_parameters_that_nobody_reads_are_told_in_the_event(tmp_path: Path
         with pytest.raises(PodError) as e:
             await node.apply_pod(parameters=mistake.given)
             await refused(node)
-    told(e.value.why, mistake)
+    check_message(e.value.why, mistake)
 
 
 @pytest.mark.cases(8)
@@ -126,9 +126,9 @@ async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_te
         with pytest.raises(PodError) as e:
             await node.apply_pod()
             await refused(node)
-    told(e.value.why, mistake)
-    told("".join(event.message for event in e.value.events), mistake)
-    told(caplog.text, mistake)
+    check_message(e.value.why, mistake)
+    check_message("".join(event.message for event in e.value.events), mistake)
+    check_message(caplog.text, mistake)
 
 
 @named(HEALTH)
@@ -140,8 +140,8 @@ async def test_a_report_of_health_that_is_none_is_told_in_readiness(
         async def noted() -> str:
             return "\n".join(await node.plugin.notes())
 
-        told(await node.cluster.wait("a note", noted), mistake)
-    told(caplog.text, mistake)
+        check_message(await node.cluster.wait("a note", noted), mistake)
+    check_message(caplog.text, mistake)
 
 
 @pytest.mark.cases(16)
@@ -149,7 +149,7 @@ async def test_a_report_of_health_that_is_none_is_told_in_readiness(
 def test_inspect_tells_the_same(tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(mistake.write(tmp_path)) + ":Acme"])
     out, err = capsys.readouterr()
-    told(out + err, mistake)
+    check_message(out + err, mistake)
 
 
 def test_a_deep_fault_is_logged_with_the_author_s_own_lines_and_none_of_ours(

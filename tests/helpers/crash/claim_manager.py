@@ -23,7 +23,7 @@ from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
-class Api:
+class FakeApiServer:
     """Claims by name, as the API server has them."""
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class Api:
         return ClaimIdentity("ns", name, uid)
 
 
-class Room:
+class RunningManager:
     """One instance. ``claims`` is what the rest of a plugin would use."""
 
-    def __init__(self, folder: Path, driver: Driver, api: Api, boot: str, **options: Any) -> None:
+    def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
         # Nobody who is only slow is given up.
         options = {"call_timeout": 60, "lock_timeout": 30, "reconcile_grace_period": 0, **options}
         self.settings = Settings(
@@ -127,11 +127,11 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def room(
-    folder: Path, driver: Driver, api: Api | None = None, boot: str = "boot", **options: Any
-) -> AsyncIterator[Room]:
+async def running_manager(
+    folder: Path, driver: Driver, api: FakeApiServer | None = None, boot: str = "boot", **options: Any
+) -> AsyncIterator[RunningManager]:
     """An open one, closed at the end."""
-    made = Room(folder, driver, api or Api(), boot, **options)
+    made = RunningManager(folder, driver, api or FakeApiServer(), boot, **options)
     try:
         await made.open()
         yield made
@@ -139,7 +139,7 @@ async def room(
         await made.close()
 
 
-async def until(check: Any, timeout: float = 30) -> None:
+async def wait_until(check: Any, timeout: float = 30) -> None:
     """Waits until ``check()``, plain or a coroutine function, is true."""
     async with asyncio.timeout(timeout):
         while True:

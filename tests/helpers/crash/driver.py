@@ -89,7 +89,7 @@ REPAIR_POINTS = (
 )
 
 
-def reach(point: str) -> None:
+def kill_at(point: str) -> None:
     global _skip
     if point != KILL_AT:
         return
@@ -105,73 +105,73 @@ class Crash(Driver):
     metadata = True  # one more kind of file that must be there and must go
 
     def devices(self) -> list[Device]:
-        if fault("devices-hangs"):
+        if consume_fault("devices-hangs"):
             time.sleep(2)
-        if fault("devices-raises"):
+        if consume_fault("devices-raises"):
             raise OSError("the bus does not answer")
-        if fault("devices-answers-anything"):
+        if consume_fault("devices-answers-anything"):
             return [None, "c-0", Device("C 0")]  # type: ignore[list-item]
-        gone = "c-3" if asked("device-gone") else ""
+        gone = "c-3" if is_fault_active("device-gone") else ""
         return [Device(f"c-{i}", {"index": i}) for i in range(DEVICES) if f"c-{i}" != gone]
 
     def health(self) -> dict[str, Health]:
-        if fault("health-raises"):
+        if consume_fault("health-raises"):
             raise ValueError(SURROGATE)
-        if fault("health-answers-anything"):
+        if consume_fault("health-answers-anything"):
             return {7: "fine"}  # type: ignore[dict-item]
-        return {"c-2": Health(healthy=False, message="it smokes")} if asked("device-sick") else {}
+        return {"c-2": Health(healthy=False, message="it smokes")} if is_fault_active("device-sick") else {}
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        if fault("prepare-hangs"):
+        if consume_fault("prepare-hangs"):
             time.sleep(2)
-        if fault("prepare-raises"):
+        if consume_fault("prepare-raises"):
             raise RuntimeError(SURROGATE)
-        if fault("prepare-stops-iteration"):
+        if consume_fault("prepare-stops-iteration"):
             next(iter(()))
-        if fault("prepare-exits"):
+        if consume_fault("prepare-exits"):
             raise SystemExit(7)
-        if fault("prepare-cancels"):
+        if consume_fault("prepare-cancels"):
             raise asyncio.CancelledError
-        if fault("prepare-answers-nothing"):
+        if consume_fault("prepare-answers-nothing"):
             return None  # type: ignore[return-value]
-        reach("prepare: before hardware")
+        kill_at("prepare: before hardware")
         for d in claim.devices:
             claim.on_undo("release", device=d.name)
-            take(d.name, "a", claim.uid)
+            acquire(d.name, "a", claim.uid)
             if DELAY:
                 time.sleep(DELAY)
-            while asked("prepare-held"):
+            while is_fault_active("prepare-held"):
                 time.sleep(0.01)
-            reach("prepare: between two steps of hardware")
-            take(d.name, "b", claim.uid)
-        reach("prepare: after hardware")
-        if fault("prepare-answers-anything"):  # when all is done, so that all has to be undone
+            kill_at("prepare: between two steps of hardware")
+            acquire(d.name, "b", claim.uid)
+        kill_at("prepare: after hardware")
+        if consume_fault("prepare-answers-anything"):  # when all is done, so that all has to be undone
             return [d.name for d in claim.devices]  # type: ignore[misc]
         return [d.prepared(ContainerEdits(env={f"CRASH_{d.name[2:]}": claim.uid})) for d in claim.devices]
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        reach("unprepare: before hardware")
-        if fault("unprepare-hangs"):
+        kill_at("unprepare: before hardware")
+        if consume_fault("unprepare-hangs"):
             time.sleep(2)
-        if fault("unprepare-raises"):
+        if consume_fault("unprepare-raises"):
             raise OSError(SURROGATE)
         for d in claim.devices:
             if d.data == RECOVERED:  # its undo steps were lost with its record
-                give(d.name, "b", claim.uid)
-                give(d.name, "a", claim.uid)
+                release(d.name, "b", claim.uid)
+                release(d.name, "a", claim.uid)
 
     def undo_release(self, claim: PreparedClaim, device: str) -> None:
-        if fault("undo-raises"):
+        if consume_fault("undo-raises"):
             raise StopAsyncIteration
-        give(device, "b", claim.uid)
-        reach("unprepare: between two steps of hardware")
+        release(device, "b", claim.uid)
+        kill_at("unprepare: between two steps of hardware")
         if DELAY:
             time.sleep(DELAY)
-        give(device, "a", claim.uid)
-        reach("unprepare: after hardware")
+        release(device, "a", claim.uid)
+        kill_at("unprepare: after hardware")
 
     def recover(self) -> list[RecoveredClaim]:
-        if fault("recover-raises") or asked("recover-fails"):
+        if consume_fault("recover-raises") or is_fault_active("recover-fails"):
             raise OSError("the bus does not answer")
         by_uid: dict[str, list[str]] = {}
         for path in sorted(HARDWARE.glob("*.a")):
@@ -187,7 +187,7 @@ class Crash(Driver):
         ]
 
 
-def take(device: str, step: str, uid: str) -> None:
+def acquire(device: str, step: str, uid: str) -> None:
     """A file that is made with its content or not at all, as a register is written."""
     path = HARDWARE / f"{device}.{step}"
     written = HARDWARE.parent / f"{uid}.{device}.{step}"
@@ -202,7 +202,7 @@ def take(device: str, step: str, uid: str) -> None:
         written.unlink()
 
 
-def give(device: str, step: str, uid: str) -> None:
+def release(device: str, step: str, uid: str) -> None:
     path = HARDWARE / f"{device}.{step}"
     if path.exists() and path.read_text() == uid:
         path.unlink()
@@ -211,7 +211,7 @@ def give(device: str, step: str, uid: str) -> None:
 # --- points outside the driver: around the framework's own effects ------------------------------------
 
 
-def around(owner: Any, name: str, before: Callable[..., None], after: Callable[..., None]) -> None:
+def wrap_method(owner: Any, name: str, before: Callable[..., None], after: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -232,15 +232,15 @@ def instrument() -> None:
         """``before`` is killed inside the transaction, ``after`` when it is on disk."""
 
         def before(*_: Any) -> None:
-            reach(phase.format("before"))
+            kill_at(phase.format("before"))
             done.append(phase.format("after"))
 
-        around(owner, name, before, lambda *_: None)
+        wrap_method(owner, name, before, lambda *_: None)
 
     def committed(self: Any, operations: Any, **_: Any) -> None:
         points, done[:] = list(done), []
         for point in points:
-            reach(point)
+            kill_at(point)
 
     in_transaction(Transitions, "begin", "prepare: {} record")
     in_transaction(Transitions, "end", "unprepare: {} record")
@@ -250,18 +250,18 @@ def instrument() -> None:
 
     def update(self: Records, record: Any, fence: Any) -> bool:
         if record.state is State.PREPARED:
-            reach("prepare: before commit")
+            kill_at("prepare: before commit")
             done.append("prepare: after commit")
         return original_update(self, record, fence)
 
     Records.update = update  # type: ignore[method-assign]
-    around(RecordStore, "_attempt", lambda *_, **__: done.clear(), committed)
+    wrap_method(RecordStore, "_attempt", lambda *_, **__: done.clear(), committed)
     for name, word in (("write", "prepare"), ("remove", "unprepare")):
-        around(
+        wrap_method(
             ClaimSpecs,
             name,
-            lambda *_, word=word: reach(f"{word}: before CDI file"),
-            lambda *_, word=word: reach(f"{word}: after CDI file"),
+            lambda *_, word=word: kill_at(f"{word}: before CDI file"),
+            lambda *_, word=word: kill_at(f"{word}: after CDI file"),
         )
     for owner, name, what in (
         (Journal, "_keep_aside", "repair: {} setting aside"),
@@ -270,21 +270,21 @@ def instrument() -> None:
         (Journal, "_open", "repair: {} opening"),
         (Reconciler, "_orphans", "reconcile: {} orphans"),
     ):
-        around(
+        wrap_method(
             owner,
             name,
-            lambda *_, w=what, **__: reach(w.format("before")),
-            lambda *_, w=what, **__: reach(w.format("after")),
+            lambda *_, w=what, **__: kill_at(w.format("before")),
+            lambda *_, w=what, **__: kill_at(w.format("after")),
         )
-    around(directory, "_write_all", lambda *_: None, lambda *_: reach("prepare: half a CDI file"))
+    wrap_method(directory, "_write_all", lambda *_: None, lambda *_: kill_at("prepare: half a CDI file"))
     rename = Path.rename
 
     def renamed(self: Path, target: Any) -> Any:
         if self.name == ".records.journal.new":
-            reach("repair: before the name")
+            kill_at("repair: before the name")
         result = rename(self, target)
         if self.name == ".records.journal.new":
-            reach("repair: after the name")
+            kill_at("repair: after the name")
         return result
 
     Path.rename = renamed  # type: ignore[method-assign]
@@ -294,13 +294,13 @@ def instrument() -> None:
         async def replying(self: Any, request: Any, kind: Any, original: Any = original, method: str = method) -> Any:
             answer = await original(self, request, kind)
             if request.claims:
-                reach(f"{method}: before reply")
+                kill_at(f"{method}: before reply")
             return answer
 
         setattr(NodeService, method, replying)
 
 
-def note_syncs() -> None:
+def record_syncs() -> None:
     """Notes the size of the journal at its last sync: a power failure keeps at least that much."""
     attempt, replace = RecordStore._attempt, Journal._replace
 
@@ -324,18 +324,18 @@ def note_syncs() -> None:
     Journal._replace = replaced  # type: ignore[method-assign]
 
 
-def inject() -> None:
+def inject_faults() -> None:
     """Faults of the disk that a test turns on while the process runs, by writing their names into a folder."""
     attempt = RecordStore._attempt
     write = directory._write_all
 
     def failing(self: Any, operations: Any, **options: Any) -> Any:
-        if fault("eio") or fault("eio-again"):
+        if consume_fault("eio") or consume_fault("eio-again"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return attempt(self, operations, **options)
 
     def full(fd: int, data: bytes) -> None:
-        if asked("cdi-full"):
+        if is_fault_active("cdi-full"):
             write(fd, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(fd, data)
@@ -344,7 +344,7 @@ def inject() -> None:
     directory._write_all = full
 
 
-def fault(name: str) -> bool:
+def consume_fault(name: str) -> bool:
     """Whether a fault is asked for; it happens once."""
     try:
         (FAULTS / name).unlink()
@@ -353,12 +353,12 @@ def fault(name: str) -> bool:
     return True
 
 
-def asked(name: str) -> bool:
+def is_fault_active(name: str) -> bool:
     """Whether a fault that lasts is asked for."""
     return (FAULTS / name).exists()
 
 
 if HARDWARE.is_dir():  # in the plugin's process; a test that imports the names of the points changes nothing in its own
-    note_syncs()
+    record_syncs()
     instrument()
-    inject()
+    inject_faults()

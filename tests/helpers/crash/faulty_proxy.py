@@ -27,7 +27,7 @@ class Mode(enum.Enum):
     RESET = enum.auto()  # hangs up
 
 
-class Proxy:
+class FaultyProxy:
     """Use with ``async with``. ``account`` is laid out like the folder of a pod's service account.
 
     Args:
@@ -48,7 +48,7 @@ class Proxy:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._broken: set[asyncio.StreamWriter] = set()  # bytes of these were lost: they can never work again
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> FaultyProxy:
         self.account.mkdir()
         make_certificate(self.account)
         (self.account / "token").write_text(self._token)

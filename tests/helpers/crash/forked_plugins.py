@@ -147,7 +147,7 @@ def _serve() -> None:
                     done, status = os.waitpid(pid, os.WNOHANG)
                     if done:
                         children.discard(pid)
-                        _tell(f"{pid} ended {os.waitstatus_to_exitcode(status)}")
+                        _print_line(f"{pid} ended {os.waitstatus_to_exitcode(status)}")
             if 0 not in ready:
                 continue
             found = os.read(0, 1 << 16)
@@ -164,14 +164,14 @@ def _serve() -> None:
                     os.close(waker)
                     _plugin(order)
                 children.add(pid)
-                _tell(f"{pid} forked")
+                _print_line(f"{pid} forked")
     finally:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 

@@ -25,7 +25,7 @@ from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError
 from dra_kubeletplugin.metadata.document import decode
 from dra_kubeletplugin.testing import ClaimSpec, Request, pods
-from tests.helpers.crash.faulty_proxy import Proxy
+from tests.helpers.crash.faulty_proxy import FaultyProxy
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "crash.example.com"
@@ -34,11 +34,11 @@ Found = TypeVar("Found")
 WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
 
 
-def _as_it_stands(look: Callable[[Box], Found]) -> Callable[[Box], Found]:
+def _retry_when_file_vanishes(look: Callable[[NodeHarness], Found]) -> Callable[[NodeHarness], Found]:
     """Looks again where a file went, by a plugin's hand, after its name was found and before it was read."""
 
     @functools.wraps(look)
-    def looks(box: Box) -> Found:
+    def looks(box: NodeHarness) -> Found:
         for _ in range(1000):
             try:
                 return look(box)
@@ -49,7 +49,7 @@ def _as_it_stands(look: Callable[[Box], Found]) -> Callable[[Box], Found]:
     return looks
 
 
-def _described_by(path: Path) -> str:
+def _claim_uid_in_file(path: Path) -> str:
     """The UID of a claim; the path where the file is not whole, which no claim is called."""
     try:
         return decode(path.read_bytes(), path).claim.uid
@@ -57,14 +57,16 @@ def _described_by(path: Path) -> str:
         return str(path)
 
 
-class Box:
+class NodeHarness:
     """One node, the first unless it is named. ``plugins`` are the processes that were started, by a name of the test's choice.
 
     With a ``proxy`` they run as in a pod, with a service account, and reach the API server through it; the cluster's own
     components do not.
     """
 
-    def __init__(self, cluster: LocalCluster, folder: Path, proxy: Proxy | None = None, *, node: str = "") -> None:
+    def __init__(
+        self, cluster: LocalCluster, folder: Path, proxy: FaultyProxy | None = None, *, node: str = ""
+    ) -> None:
         self.cluster = cluster
         self._node = node
         self.proxy = proxy
@@ -187,7 +189,7 @@ class Box:
 
     @contextlib.contextmanager
     def full_cdi(self) -> Iterator[None]:
-        """While inside, the CDI folder has no space: the disk's own word within :func:`small_cdi`, the driver's pretence else."""
+        """While inside, the CDI folder has no space: the disk's own word within :func:`small_cdi_folder`, the driver's pretence else."""
         filler = self.node.cdi_root / "filler" if self.small else self.faults / "cdi-full"
         try:
             with filler.open("wb", buffering=0) as file:
@@ -219,7 +221,7 @@ class Box:
         """Its last line may be half written."""
         return self.log.read_text(errors="replace")
 
-    @_as_it_stands
+    @_retry_when_file_vanishes
     def holders(self) -> dict[str, str]:
         """Device → claim UID, for devices that are taken whole."""
         return {p.stem: p.read_text() for p in self.hardware.glob("*.b")}
@@ -236,11 +238,11 @@ class Box:
         parts = (".new",)
         return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
 
-    @_as_it_stands
+    @_retry_when_file_vanishes
     def described(self) -> dict[str, bool]:
         """Claims that have a metadata file, or a spec that mounts one: whether they have both."""
         top = self.records_path.parent / "dra-device-metadata"
-        files = {_described_by(p) for p in top.glob("*.json")}
+        files = {_claim_uid_in_file(p) for p in top.glob("*.json")}
         specs = {p.stem.partition("_")[2] for p in self.node.cdi_root.glob("*.json") if str(top) in p.read_text()}
         return {uid: uid in specs and uid in files for uid in {*specs, *files}}
 
@@ -287,9 +289,9 @@ class Box:
 
 
 @contextlib.asynccontextmanager
-async def box(
+async def node_harness(
     folder: Path, *, proxied: bool = False, call: float = TIMERS.call_timeout, retry: float = TIMERS.pod_sync_backoff
-) -> AsyncIterator[Box]:
+) -> AsyncIterator[NodeHarness]:
     """Socket paths are short, so the cluster keeps its own folder below /tmp.
 
     ``call`` is the kubelet's time-out and ``retry`` its wait before the next try, in seconds.
@@ -299,8 +301,8 @@ async def box(
             LocalCluster(timers=dataclasses.replace(TIMERS, call_timeout=call, pod_sync_backoff=retry))
         )
         await cluster.apply(pods.device_class("devices", DRIVER))
-        proxy = Proxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None
-        b = Box(cluster, folder, proxy and await stack.enter_async_context(proxy))
+        proxy = FaultyProxy(cluster.api.url, cluster.api.token, folder / "account") if proxied else None
+        b = NodeHarness(cluster, folder, proxy and await stack.enter_async_context(proxy))
         try:
             yield b
         finally:
@@ -311,7 +313,7 @@ async def box(
 
 
 @contextlib.contextmanager
-def small_cdi(b: Box, size: str = "128k") -> Iterator[bool]:
+def small_cdi_folder(b: NodeHarness, size: str = "128k") -> Iterator[bool]:
     """A file system of its own for the CDI folder, so that it can be full; False where there is no right to mount."""
     root = str(b.node.cdi_root)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", root]

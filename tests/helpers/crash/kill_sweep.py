@@ -41,12 +41,12 @@ from tests.helpers.crash.forked_plugins import Order
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 DRIVER = "crash.example.com"
-_PATIENCE = 60.0  # seconds
+_TIMEOUT = 60.0  # seconds
 _MISSES = 3  # steps that a phase does not get to, before it is taken for swept: two runs are never quite alike
 Ref = tuple[str, str, str]  # namespace, name, UID
 
 
-class Forks:
+class PluginForker:
     """The process that forks plugins."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -73,7 +73,7 @@ class Forks:
 
 
 @contextlib.asynccontextmanager
-async def forks() -> AsyncIterator[Forks]:
+async def plugin_forker() -> AsyncIterator[PluginForker]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tests.helpers.crash.forked_plugins"),
@@ -82,7 +82,7 @@ async def forks() -> AsyncIterator[Forks]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    made = Forks(process)
+    made = PluginForker(process)
     listening = asyncio.create_task(made.listen())
     try:
         yield made
@@ -105,7 +105,7 @@ class Plugin:
 
     async def serves(self) -> bool:
         """False where it ended first."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             while not self.ended.done():
                 if is_live(self.node.registration(self.path)) and is_live(self.path):
                     return True
@@ -124,10 +124,10 @@ class Plugin:
         try:
             call = getattr(pb_grpc.DRAPluginStub(channel), method)
             claims = [pb.Claim(namespace=n, name=m, uid=u) for n, m, u in refs]
-            answer = await call(request(claims=claims), timeout=_PATIENCE)
+            answer = await call(request(claims=claims), timeout=_TIMEOUT)
             return {uid: result.error for uid, result in answer.claims.items()}
         except grpc.aio.AioRpcError:
-            if not (await asyncio.wait([self.ended], timeout=_PATIENCE))[0]:
+            if not (await asyncio.wait([self.ended], timeout=_TIMEOUT))[0]:
                 raise
             return None
         finally:
@@ -136,14 +136,14 @@ class Plugin:
     async def end(self, number: int = signal.SIGKILL) -> int:
         if not self.ended.done():
             os.kill(self.pid, number)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await asyncio.shield(self.ended)
 
 
 class Node:
     """A kubelet's root of its own, with two claims, ``a`` on c-0 and ``b`` on c-1."""
 
-    def __init__(self, forks: Forks, cluster: LocalCluster, folder: Path, a: Ref, b: Ref) -> None:
+    def __init__(self, forks: PluginForker, cluster: LocalCluster, folder: Path, a: Ref, b: Ref) -> None:
         self.forks = forks
         self.cluster = cluster
         self.folder = folder
@@ -205,7 +205,7 @@ class Node:
 
     async def published(self, count: int, unless: Plugin) -> None:
         """Waits until the slices tell of ``count`` devices, each once, in whole pools and nothing else; or a plugin has ended."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             while not unless.ended.done():
                 pools = [s["spec"]["pool"] for s in self.cluster.slices(DRIVER)]
                 names = [d["name"] for s in self.cluster.slices(DRIVER) for d in s["spec"].get("devices") or []]
@@ -238,25 +238,25 @@ async def start(node: Node, step: int) -> None:
 async def prepare(node: Node, step: int) -> None:
     one = await node.start("prepare", step)
     assert await one.serves()
-    _well(await one.prepare(node.a, node.b))
+    _check_no_error(await one.prepare(node.a, node.b))
 
 
 async def unprepare(node: Node, step: int) -> None:
     one = await node.start("unprepare", step)
     assert await one.serves()
-    _well(await one.prepare(node.a, node.b))
-    _well(await one.unprepare(node.a))
+    _check_no_error(await one.prepare(node.a, node.b))
+    _check_no_error(await one.unprepare(node.a))
 
 
 async def undo(node: Node, step: int) -> None:
     """A start that finds a claim half prepared, and another."""
-    await _half(node)
+    await _prepare_half(node)
     await start(node, step)
 
 
 async def free(node: Node, step: int) -> None:
     """A prepare of a claim whose device another has, half prepared, and whose undo failed at the start."""
-    await _half(node)
+    await _prepare_half(node)
     faults = node.folder / "faults"
     faults.mkdir()
     (faults / "undo-raises").touch()
@@ -264,11 +264,11 @@ async def free(node: Node, step: int) -> None:
     assert await one.serves()
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
     node.over.append(other)
-    _well(await one.prepare(other))
-    _well(await one.unprepare(other))
+    _check_no_error(await one.prepare(other))
+    _check_no_error(await one.unprepare(other))
 
 
-async def _half(node: Node) -> None:
+async def _prepare_half(node: Node) -> None:
     first = await node.start(KILL_AT="prepare: between two steps of hardware", KILL_SKIP="1")
     assert await first.serves()
     assert not any((await first.prepare(node.b) or {"": "died"}).values())
@@ -279,16 +279,16 @@ async def reconcile(node: Node, step: int) -> None:
     """A claim that is gone from the API server, and that nobody unprepares."""
     one = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
     if await one.serves() and (told := await one.prepare(node.a, node.b)) is not None:
-        _well(told)
+        _check_no_error(told)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             while not one.ended.done() and node.a[2] in node.records():
                 await asyncio.sleep(0.01)
 
 
 async def repair(node: Node, step: int) -> None:
     """A start that finds no journal in the file, and a claim half prepared."""
-    await _half(node)
+    await _prepare_half(node)
     path = node.plugin_dir / "records.journal"
     path.write_bytes(b"no journal" * 1000)
     await start(node, step)
@@ -305,7 +305,7 @@ async def publish(node: Node, step: int) -> None:
     (node.folder / "faults" / "device-sick").touch()
     two = await node.start("publish", step, CRASH_DEVICES="200")
     await node.published(200, two)
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_TIMEOUT):
         while not two.ended.done() and not times.exists():
             await asyncio.sleep(0.01)
 
@@ -314,24 +314,24 @@ async def update(node: Node, step: int) -> None:
     """The next instance is killed while it starts; the one before goes on."""
     old = await node.start(pod="old")
     assert await old.serves()
-    _well(await old.prepare(node.a))
+    _check_no_error(await old.prepare(node.a))
     new = await node.start("start", step, pod="new")
     await new.serves()
     await new.end()
-    _well(await old.prepare(node.a, node.b))
+    _check_no_error(await old.prepare(node.a, node.b))
 
 
 async def handover(node: Node, step: int) -> None:
     """The instance before is killed while it stops; the next goes on."""
     old = await node.start("stop", step, pod="old")
     assert await old.serves()
-    _well(await old.prepare(node.a))
+    _check_no_error(await old.prepare(node.a))
     new = await node.start(pod="new")
     assert await new.serves()
     calls = asyncio.gather(new.prepare(node.b), new.prepare(node.a))
     await old.end(signal.SIGTERM)
     for told in await calls:
-        _well(told)
+        _check_no_error(told)
 
 
 PHASES: dict[str, Callable[[Node, int], Awaitable[None]]] = {
@@ -339,7 +339,7 @@ PHASES: dict[str, Callable[[Node, int], Awaitable[None]]] = {
 }
 
 
-def _well(told: Mapping[str, str] | None) -> None:
+def _check_no_error(told: Mapping[str, str] | None) -> None:
     """Nothing was refused; or the process died."""
     assert not any((told or {}).values()), told
 
@@ -347,19 +347,19 @@ def _well(told: Mapping[str, str] | None) -> None:
 # --- what holds after any kill ------------------------------------------------------------------------------------------------------
 
 
-async def _settled(node: Node) -> None:
+async def _check_recovery(node: Node) -> None:
     """The next instance answers as it must, hands nothing out twice, and when all is unprepared nothing is left."""
-    before = _prepared(node)
+    before = _prepared_uids(node)
     next_ = await node.start()
     assert await next_.serves()
     if node.over:
-        _well(await next_.unprepare(*node.over))
+        _check_no_error(await next_.unprepare(*node.over))
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
     told = await next_.prepare(other)
     assert told is not None
     refused = told[other[2]]
     assert not refused or refused.startswith("DEVICE_HELD"), refused
-    assert bool(refused) is (node.a[2] in _prepared(node)), refused
+    assert bool(refused) is (node.a[2] in _prepared_uids(node)), refused
     assert refused or node.a[2] not in before
     assert node.holders("a").get("c-0") == (node.a[2] if refused else other[2])
     again = await next_.prepare(node.a, node.b)
@@ -368,7 +368,7 @@ async def _settled(node: Node) -> None:
     assert bool(again[node.a[2]]) is (gone or not refused), again
     assert not again[node.b[2]], again
     assert node.holders("a") == node.holders("b") == {"c-0": node.a[2] if refused else other[2], "c-1": node.b[2]}
-    _well(await next_.unprepare(node.a, node.b, other))
+    _check_no_error(await next_.unprepare(node.a, node.b, other))
     assert node.records() == {}
     await node.published(4, next_)
     assert await next_.end(signal.SIGTERM) == 0
@@ -376,7 +376,7 @@ async def _settled(node: Node) -> None:
     assert not list(node.hardware.glob("VIOLATION*"))
 
 
-def _prepared(node: Node) -> set[str]:
+def _prepared_uids(node: Node) -> set[str]:
     """UIDs, as far as the database can be read."""
     try:
         return {uid for uid, state in node.records().items() if state == "Prepared"}
@@ -392,7 +392,7 @@ def _where(e: BaseException) -> str:
 class Sweep:
     """Kills, on one cluster."""
 
-    def __init__(self, forks: Forks, cluster: LocalCluster) -> None:
+    def __init__(self, forks: PluginForker, cluster: LocalCluster) -> None:
         self._forks = forks
         self._cluster = cluster
         self._nodes = 0
@@ -418,7 +418,7 @@ class Sweep:
             await node.end()
             taken = [line for line in node.log.read_text(errors="replace").splitlines() if line.startswith("STEP ")]
             if settle:
-                await _settled(node)
+                await _check_recovery(node)
         except Exception as e:
             told = f"{phase}, killed before step {step}: {_where(e)}\na is {a[2]}, b {b[2]}\n{node.log.read_text(errors='replace')}"
             raise AssertionError(told) from e
@@ -430,7 +430,7 @@ class Sweep:
 
 @contextlib.asynccontextmanager
 async def sweep() -> AsyncIterator[Sweep]:
-    async with forks() as made, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
+    async with plugin_forker() as made, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
         await cluster.apply(device_class("devices", DRIVER))
         yield Sweep(made, cluster)
 

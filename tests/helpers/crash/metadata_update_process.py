@@ -17,7 +17,7 @@ from dra_kubeletplugin.base import rewrite
 from dra_kubeletplugin.claims import metadata_files as metadata
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.store.records import Records
-from tests.helpers.crash.claim_manager import Api, Room, room
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 
 POINTS = (
@@ -45,7 +45,7 @@ class Net(Driver):
         return [d.prepared(metadata={"text": "x" * 64}) for d in claim.devices]
 
 
-def claim(api: Api) -> Any:
+def claim(api: FakeApiServer) -> Any:
     """One with two requests, one of which is an alternative, and has two devices."""
     ref = api.allocate("c", UID, "d-0", DRIVER, request="net/fast")
     results = api.claims["c"]["status"]["allocation"]["devices"]["results"]
@@ -53,7 +53,7 @@ def claim(api: Api) -> Any:
     return ref
 
 
-def path(r: Room, request: str) -> Path:
+def path(r: RunningManager, request: str) -> Path:
     return r.settings.plugin_dir / f"dra-device-metadata/{UID}_{request}.json"
 
 
@@ -114,7 +114,7 @@ def instrument() -> None:
 
 
 async def main(folder: Path, number: int) -> None:
-    async with room(folder, Net()) as r:
+    async with running_manager(folder, Net()) as r:
         instrument()
         await r.driver.update_metadata(UID, "net", attributes={"number": number, "text": "y" * (number % 60)})
 

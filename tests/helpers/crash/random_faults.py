@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from dra_kubeletplugin.claims.store.journal import LOCK
 from tests.helpers.crash.faulty_proxy import Mode
-from tests.helpers.crash.harness import Box
+from tests.helpers.crash.harness import NodeHarness
 
 # Names of files that the driver of the tests looks for. These happen once, when it gets there:
 ONCE = (
@@ -53,7 +53,7 @@ class Faults:
     ``happened`` counts those that took effect, by kind.
     """
 
-    def __init__(self, box: Box, rng: random.Random, *, pause: float = 0.4) -> None:
+    def __init__(self, box: NodeHarness, rng: random.Random, *, pause: float = 0.4) -> None:
         self.box = box
         self.rng = rng
         self.pause = pause

@@ -50,15 +50,15 @@ async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIter
         store.journal.process.release()
 
 
-def a_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **doc: Any) -> Record:
+def make_record(uid: str, device: str, state: State = State.PREPARED, owner: str = "", **doc: Any) -> Record:
     devices = [{"request": "r", "pool": "node", "device": device}]
     return Record(uid, "ns", f"name-{uid}", state, BOOT, owner, {"devices": devices, **doc})
 
 
-def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
+def make_record_with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
     """A prepared claim's record, its CDI file and its note."""
     specs = ClaimSpecs(folder / "cdi", DRIVER)
-    record = a_record(uid, device, complete=True, **doc)
+    record = make_record(uid, device, complete=True, **doc)
     record.devices[0]["cdi"] = [specs.device_id(specs.device_name(uid, device))]
     record.doc["cdi"] = specs.build([(specs.device_name(uid, device), {"env": [f"X={device}"]})])
     specs.write(uid, record.doc["cdi"])
@@ -66,7 +66,7 @@ def with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
     return record
 
 
-async def add(store: RecordStore, record: Record) -> None:
+async def insert(store: RecordStore, record: Record) -> None:
     await store.do(lambda records: records.insert(record))
 
 
@@ -107,7 +107,7 @@ def records_locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class Stocked(Supply):
+class PoolSupply(Supply):
     """What there is to be had: devices and counter sets of one pool."""
 
     def __init__(
@@ -127,6 +127,6 @@ class Stocked(Supply):
         return self.counter_sets.get(counter_set)
 
 
-def in_memory() -> Records:
+def memory_database() -> Records:
     """Records without a file."""
     return Records()

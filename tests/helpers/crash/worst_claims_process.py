@@ -17,12 +17,12 @@ from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.host.memory import trim
 from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.helpers import worst_parameters
-from tests.helpers.crash.claim_manager import Api, room
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 
 CLAIMS = 40
 
 
-class Server(Api):
+class Server(FakeApiServer):
     """Encodes each claim once, before the measurement."""
 
     def __init__(self) -> None:
@@ -51,7 +51,9 @@ def resident(field: str = "VmRSS") -> int:
 
 def encoded(kind: Any, shape: str, name: str, requests: int) -> bytes:
     config = worst_parameters.entries(kind, shape)
-    obj = worst_parameters.allocated(worst_parameters.claim(config, name, requests=requests), config, requests=requests)
+    obj = worst_parameters.with_allocation(
+        worst_parameters.claim(config, name, requests=requests), config, requests=requests
+    )
     return json.dumps(obj, separators=(",", ":")).encode()
 
 
@@ -65,7 +67,7 @@ async def main(folder: Path) -> None:
     }
     api.encoded["warm"] = encoded(worst_parameters.Plain, "same", "warm", 1)
     faults = 0
-    async with room(folder, Worst(), api) as one:
+    async with running_manager(folder, Worst(), api) as one:
         await one.prepare(ClaimIdentity("ns", "warm", "warm"))
         trim()
         before = resident()

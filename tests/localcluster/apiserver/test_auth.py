@@ -6,45 +6,47 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.helpers.api_server import Curl, serving
+from tests.helpers.api_server import ApiCaller, running_api_server
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
-    async with serving() as curl:
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
         yield curl
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pods", "/version", "/api", "/healthz", "/openapi/v3", "/nowhere"])
 @pytest.mark.parametrize("given", ["", "Bearer wrong", "Basic eDp5", "Bearer"])
-async def test_without_the_token_nothing_is_answered_on_the_loopback_either(curl: Curl, path: str, given: str) -> None:
+async def test_without_the_token_nothing_is_answered_on_the_loopback_either(
+    curl: ApiCaller, path: str, given: str
+) -> None:
     answer = await curl("GET", path, headers={"Authorization": given})
     assert (answer.status, answer.json["reason"]) == (401, "Unauthorized")
 
 
 @pytest.mark.parametrize("host", ["evil.example.com", "evil.example.com:6443", "localhost.evil.example.com", "[x]", ""])
-async def test_a_request_under_a_foreign_name_is_refused_even_with_the_token(curl: Curl, host: str) -> None:
+async def test_a_request_under_a_foreign_name_is_refused_even_with_the_token(curl: ApiCaller, host: str) -> None:
     answer = await curl("GET", "/api/v1/pods", headers={"Host": host or "-"})
     assert answer.status == 403
     assert "host" in answer.message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1234", "[::1]:9", "192.168.1.7", "kubernetes.default.svc"])
-async def test_its_addresses_and_own_names_are_served(curl: Curl, host: str) -> None:
+async def test_its_addresses_and_own_names_are_served(curl: ApiCaller, host: str) -> None:
     assert (await curl("GET", "/api/v1/pods", headers={"Host": host})).status == 200
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example.com", "null", "http://localhost:8080"])
-async def test_a_web_page_gets_nothing_whichever_it_is(curl: Curl, origin: str) -> None:
+async def test_a_web_page_gets_nothing_whichever_it_is(curl: ApiCaller, origin: str) -> None:
     answer = await curl("GET", "/api/v1/pods", headers={"Origin": origin})
     assert answer.status == 403
     assert "web page" in answer.message
 
 
-async def test_an_account_gets_what_its_roles_allow_and_no_more(curl: Curl) -> None:
+async def test_an_account_gets_what_its_roles_allow_and_no_more(curl: ApiCaller) -> None:
     await curl.make("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "reader"}})
     made = await curl.make("/api/v1/namespaces/default/serviceaccounts/reader/token", {"spec": {}})
     bearer = {"Authorization": f"Bearer {made['status']['token']}"}

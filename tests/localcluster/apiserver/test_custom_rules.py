@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.api_server import Curl, serving
+from tests.helpers.api_server import ApiCaller, running_api_server
 
 JSON = dict[str, Any]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -16,8 +16,8 @@ MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
-    async with serving() as curl:
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
         yield curl
 
 
@@ -67,7 +67,9 @@ def foo(name: str = "f", **spec: Any) -> JSON:
         ({"type": "object", "properties": {"n": {"type": "integer"}}}, "!has(self.n) || self.n == 1", {}, {"n": 2}),
     ],
 )  # fmt: skip
-async def test_a_value_is_judged_as_its_schemas_type(curl: Curl, type_: JSON, rule: str, good: Any, bad: Any) -> None:
+async def test_a_value_is_judged_as_its_schemas_type(
+    curl: ApiCaller, type_: JSON, rule: str, good: Any, bad: Any
+) -> None:
     await curl.make(DEFINITIONS, definition(ruled(type_, rule)))
     await curl.make(FOOS, foo(x=good))
     refused = await curl("POST", FOOS, foo("g", x=bad))
@@ -86,7 +88,7 @@ async def test_a_value_is_judged_as_its_schemas_type(curl: Curl, type_: JSON, ru
         ({"fieldPath": ".n"}, "FieldValueInvalid", "spec.x.n", "failed rule"),
     ],
 )
-async def test_a_rule_says_what_where_and_why(curl: Curl, rule: JSON, reason: str, field: str, said: str) -> None:
+async def test_a_rule_says_what_where_and_why(curl: ApiCaller, rule: JSON, reason: str, field: str, said: str) -> None:
     type_ = {"type": "object", "properties": {"n": {"type": "integer"}}}
     await curl.make(DEFINITIONS, definition(ruled(type_, {"rule": "self.n > 5", **rule})))
     refused = await curl("POST", FOOS, foo(x={"n": 1}))
@@ -94,7 +96,7 @@ async def test_a_rule_says_what_where_and_why(curl: Curl, rule: JSON, reason: st
     assert said in refused.message
 
 
-async def test_rules_of_the_root_see_names_and_fields_that_have_rules_of_their_own(curl: Curl) -> None:
+async def test_rules_of_the_root_see_names_and_fields_that_have_rules_of_their_own(curl: ApiCaller) -> None:
     rules = [{"rule": "self.metadata.name == self.spec.x && self.kind == 'Foo'"}]
     await curl.make(DEFINITIONS, definition(ruled({"type": "string"}, "self != 'never'"), rules))
     await curl.make(FOOS, foo("f", x="f"))
@@ -102,7 +104,7 @@ async def test_rules_of_the_root_see_names_and_fields_that_have_rules_of_their_o
     assert refused.causes == [("FieldValueInvalid", "<nil>")]
 
 
-async def test_a_rule_that_names_what_was_there_is_for_updates(curl: Curl) -> None:
+async def test_a_rule_that_names_what_was_there_is_for_updates(curl: ApiCaller) -> None:
     rules: list[str | JSON] = ["self >= oldSelf", {"rule": "oldSelf.hasValue() || self < 5", "optionalOldSelf": True}]
     await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, *rules)))
     assert (await curl("POST", FOOS, foo(x=7))).status == 422, "the optional one is for new objects too"
@@ -111,7 +113,7 @@ async def test_a_rule_that_names_what_was_there_is_for_updates(curl: Curl) -> No
     assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 8}}, headers=MERGE)).status == 422
 
 
-async def test_items_of_lists_with_keys_are_known_again(curl: Curl) -> None:
+async def test_items_of_lists_with_keys_are_known_again(curl: ApiCaller) -> None:
     item = {
         "type": "object",
         "required": ["name"],
@@ -127,7 +129,7 @@ async def test_items_of_lists_with_keys_are_known_again(curl: Curl) -> None:
     assert refused.causes == [("FieldValueInvalid", "spec.x[0]")]
 
 
-async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: Curl) -> None:
+async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: ApiCaller) -> None:
     made = await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, "self > 0", y={"type": "integer"})))
     await curl.make(FOOS, foo(x=1, y=1))
     stricter = definition(ruled({"type": "integer"}, "self > 5", y={"type": "integer"}))
@@ -149,7 +151,7 @@ async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: 
         ("self == 'text'", "no matching overload"),
     ],
 )
-async def test_a_rule_that_does_not_compile_is_not_kept(curl: Curl, rule: str, said: str) -> None:
+async def test_a_rule_that_does_not_compile_is_not_kept(curl: ApiCaller, rule: str, said: str) -> None:
     refused = await curl("POST", DEFINITIONS, definition(ruled({"type": "integer"}, rule)))
     assert refused.status == 422
     where = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x].x-kubernetes-validations[0].rule"
@@ -160,7 +162,7 @@ async def test_a_rule_that_does_not_compile_is_not_kept(curl: Curl, rule: str, s
 @pytest.mark.parametrize(
     ("format_", "bad"), [("date-time", "today"), ("duration", "long"), ("date", "2026-13-01"), ("byte", "!")]
 )
-async def test_a_text_that_is_not_of_its_format_is_refused(curl: Curl, format_: str, bad: str) -> None:
+async def test_a_text_that_is_not_of_its_format_is_refused(curl: ApiCaller, format_: str, bad: str) -> None:
     await curl.make(
         DEFINITIONS, definition({"type": "object", "properties": {"x": {"type": "string", "format": format_}}})
     )
@@ -168,7 +170,7 @@ async def test_a_text_that_is_not_of_its_format_is_refused(curl: Curl, format_: 
     assert (refused.status, f"must be of type {format_}" in refused.message) == (422, True)
 
 
-async def test_the_scale_of_a_custom_resource_is_where_its_definition_says(curl: Curl) -> None:
+async def test_the_scale_of_a_custom_resource_is_where_its_definition_says(curl: ApiCaller) -> None:
     fields = {"size": {"type": "integer"}, "selector": {"type": "string"}}
     scale = {
         "specReplicasPath": ".spec.size",

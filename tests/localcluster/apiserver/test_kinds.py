@@ -13,7 +13,7 @@ import pytest
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.localcluster.apiserver.storage import HISTORY
-from tests.helpers.api_server import Curl, serving
+from tests.helpers.api_server import ApiCaller, running_api_server
 
 JSON = dict[str, Any]
 CORE = "/api/v1/namespaces/default"
@@ -25,8 +25,8 @@ TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
-    async with serving() as curl:
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
         yield curl
 
 
@@ -41,7 +41,7 @@ def template(**spec: Any) -> JSON:
 DEPLOYMENT = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template()}}
 
 
-async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_says(curl: Curl) -> None:
+async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_says(curl: ApiCaller) -> None:
     odd = pod("p", nodeNam="x")
     odd["spec"]["containers"][0]["imagee"] = "y"
     told = 'unknown field "spec.nodeNam", unknown field "spec.containers[0].imagee"'
@@ -56,7 +56,7 @@ async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_sa
     assert (ignored.status, ignored.headers.get("Warning")) == (201, None)
 
 
-async def test_a_field_that_comes_twice_is_told_with_its_path(curl: Curl) -> None:
+async def test_a_field_that_comes_twice_is_told_with_its_path(curl: ApiCaller) -> None:
     body = '{"metadata": {"name": "c"}, "data": {"a": "1", "a": "2"}}'
     answer = await curl("POST", f"{CORE}/configmaps", body, fieldValidation="Strict")
     assert (answer.status, 'duplicate field "data.a"' in answer.message) == (400, True)
@@ -81,7 +81,9 @@ async def test_a_field_that_comes_twice_is_told_with_its_path(curl: Curl) -> Non
         ),
     ],
 )
-async def test_a_value_of_another_type_is_refused_in_the_server_s_words(curl: Curl, spec: JSON, words: str) -> None:
+async def test_a_value_of_another_type_is_refused_in_the_server_s_words(
+    curl: ApiCaller, spec: JSON, words: str
+) -> None:
     answer = await curl("POST", f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec}, fieldValidation="Ignore")
     assert answer.status == 400
     assert words in answer.message
@@ -120,14 +122,14 @@ async def test_a_value_of_another_type_is_refused_in_the_server_s_words(curl: Cu
     ],
 )
 async def test_a_pod_that_breaks_a_rule_is_refused_with_the_path(
-    curl: Curl, change: JSON, cause: tuple[str, str]
+    curl: ApiCaller, change: JSON, cause: tuple[str, str]
 ) -> None:
     answer = await curl("POST", f"{CORE}/pods", pod("p", **change))
     assert answer.status == 422
     assert cause in answer.causes
 
 
-async def test_a_pod_gets_what_kubernetes_fills_in(curl: Curl) -> None:
+async def test_a_pod_gets_what_kubernetes_fills_in(curl: ApiCaller) -> None:
     made = await curl.make(f"{CORE}/pods", pod("p"))
     spec = made["spec"]
     assert (spec["restartPolicy"], spec["dnsPolicy"], spec["schedulerName"]) == (
@@ -146,7 +148,7 @@ async def test_a_pod_gets_what_kubernetes_fills_in(curl: Curl) -> None:
     assert made["status"]["qosClass"] == "Guaranteed"
 
 
-async def test_hardly_anything_of_a_pod_can_be_changed(curl: Curl) -> None:
+async def test_hardly_anything_of_a_pod_can_be_changed(curl: ApiCaller) -> None:
     await curl.make(f"{CORE}/pods", pod("p", activeDeadlineSeconds=20))
     path = f"{CORE}/pods/p"
     ok: list[JSON] = [
@@ -173,7 +175,7 @@ async def test_hardly_anything_of_a_pod_can_be_changed(curl: Curl) -> None:
         assert answer.status == 422, (spec, answer.body)
 
 
-async def test_a_gated_pod_may_lose_gates_and_become_more_narrow_and_is_not_bound(curl: Curl) -> None:
+async def test_a_gated_pod_may_lose_gates_and_become_more_narrow_and_is_not_bound(curl: ApiCaller) -> None:
     await curl.make(f"{CORE}/pods", pod("p", schedulingGates=[{"name": "a.b/c"}]))
     bind = {"target": {"kind": "Node", "name": "n"}}
     assert (await curl("POST", f"{CORE}/pods/p/binding", bind)).status == 409
@@ -184,7 +186,7 @@ async def test_a_gated_pod_may_lose_gates_and_become_more_narrow_and_is_not_boun
     assert (again.status, "already assigned" in again.message) == (409, True)
 
 
-async def test_priorities_come_from_classes(curl: Curl) -> None:
+async def test_priorities_come_from_classes(curl: ApiCaller) -> None:
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     await curl.make(classes, {"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"})
     await curl.make(classes, {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True})
@@ -199,7 +201,7 @@ async def test_priorities_come_from_classes(curl: Curl) -> None:
 # --- other kinds ------------------------------------------------------------------------------------
 
 
-async def test_workloads_are_filled_in_judged_and_scaled(curl: Curl) -> None:
+async def test_workloads_are_filled_in_judged_and_scaled(curl: ApiCaller) -> None:
     made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
     assert made["spec"]["replicas"] == 1
     assert made["spec"]["strategy"] == {
@@ -222,7 +224,7 @@ async def test_workloads_are_filled_in_judged_and_scaled(curl: Curl) -> None:
     assert (await curl("PATCH", scale, {"spec": {"replicas": -1}}, MERGE)).status == 422
 
 
-async def test_a_job_gets_the_selector_of_its_own_pods(curl: Curl) -> None:
+async def test_a_job_gets_the_selector_of_its_own_pods(curl: ApiCaller) -> None:
     """``kubectl logs job/NAME`` and ``describe`` go by it; without one they take the pods of all others."""
     jobs = "/apis/batch/v1/namespaces/default/jobs"
     made = await curl.make(jobs, {"metadata": {"name": "j"}, "spec": {"template": template(restartPolicy="Never")}})
@@ -246,7 +248,9 @@ async def test_a_job_gets_the_selector_of_its_own_pods(curl: Curl) -> None:
     )
 
 
-async def test_who_goes_over_from_client_side_to_server_side_apply_meets_no_conflict_with_himself(curl: Curl) -> None:
+async def test_who_goes_over_from_client_side_to_server_side_apply_meets_no_conflict_with_himself(
+    curl: ApiCaller,
+) -> None:
     def said(value: str) -> JSON:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": value}}
 
@@ -264,7 +268,7 @@ async def test_who_goes_over_from_client_side_to_server_side_apply_meets_no_conf
     assert (await curl("PATCH", by("kubectl"), said("4"), APPLY)).status == 409
 
 
-async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: Curl) -> None:
+async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: ApiCaller) -> None:
     made = await curl.make(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"a": "b"}})
     assert (made["data"], made["type"]) == ({"a": base64.b64encode(b"b").decode()}, "Opaque")
     bad = await curl("POST", f"{CORE}/secrets", {"metadata": {"name": "t"}, "data": {"a": "$"}})
@@ -274,7 +278,7 @@ async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: Curl) -> 
         assert (await curl("PATCH", f"{CORE}/configmaps/c", change, MERGE)).status == 422
 
 
-async def test_an_eviction_asks_the_disruption_budget(curl: Curl) -> None:
+async def test_an_eviction_asks_the_disruption_budget(curl: ApiCaller) -> None:
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     labelled = pod("p")
     labelled["metadata"]["labels"] = {"a": "b"}
@@ -293,7 +297,7 @@ async def test_an_eviction_asks_the_disruption_budget(curl: Curl) -> None:
     assert (await curl("GET", f"{budgets}/b")).json["status"]["disruptionsAllowed"] == 0
 
 
-async def test_kinds_without_anybody_behind_them_are_refused_with_the_reason(curl: Curl) -> None:
+async def test_kinds_without_anybody_behind_them_are_refused_with_the_reason(curl: ApiCaller) -> None:
     for path, words in (
         (f"{CORE}/persistentvolumeclaims", "no persistent volumes"),
         (f"{APPS}/statefulsets", "no controller"),
@@ -303,7 +307,7 @@ async def test_kinds_without_anybody_behind_them_are_refused_with_the_reason(cur
         assert (answer.status, words in answer.message) == (422, True)
 
 
-async def test_one_event_has_two_groups(curl: Curl) -> None:
+async def test_one_event_has_two_groups(curl: ApiCaller) -> None:
     event = {
         "metadata": {"name": "e"},
         "regarding": {"kind": "Pod", "namespace": "default", "name": "p"},
@@ -353,7 +357,7 @@ def definition(**version: Any) -> JSON:
     return {"metadata": {"name": "foos.example.com"}, "spec": spec}
 
 
-async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(curl: Curl) -> None:
+async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(curl: ApiCaller) -> None:
     definitions, foos = (
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
         "/apis/example.com/v1/namespaces/default/foos",
@@ -390,7 +394,7 @@ async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(c
 
 
 async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
-    curl: Curl, monkeypatch: pytest.MonkeyPatch
+    curl: ApiCaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.localcluster.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
     await curl.make("/api/v1/namespaces", {"metadata": {"name": "n"}})
@@ -415,7 +419,7 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
     assert not (await curl("GET", "/api/v1/configmaps")).json["items"]
 
 
-async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_asked_for(curl: Curl) -> None:
+async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_asked_for(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
 
     async def family(policy: str) -> list[str]:
@@ -439,7 +443,7 @@ async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_aske
     assert all("ownerReferences" not in m["metadata"] for m in (await curl("GET", maps)).json["items"])
 
 
-async def test_pages_of_a_list_show_one_moment_whatever_changes_meanwhile(curl: Curl) -> None:
+async def test_pages_of_a_list_show_one_moment_whatever_changes_meanwhile(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
     for i in range(5):
         await curl.make(maps, {"metadata": {"name": f"c{i}"}, "data": {"v": "old"}})
@@ -460,7 +464,7 @@ async def test_pages_of_a_list_show_one_moment_whatever_changes_meanwhile(curl: 
     assert (late.status, late.json["reason"]) == (410, "Expired")
 
 
-async def test_versions_of_lists_are_exact_not_older_or_refused(curl: Curl) -> None:
+async def test_versions_of_lists_are_exact_not_older_or_refused(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
     made = await curl.make(maps, {"metadata": {"name": "a"}})
     then = made["metadata"]["resourceVersion"]
@@ -483,14 +487,14 @@ async def test_versions_of_lists_are_exact_not_older_or_refused(curl: Curl) -> N
     ],
 )
 async def test_a_field_that_cannot_be_selected_is_refused_and_matches_not_nothing(
-    curl: Curl, path: str, selector: str
+    curl: ApiCaller, path: str, selector: str
 ) -> None:
     for watch in ({}, {"watch": "1"}):
         answer = await curl("GET", path, fieldSelector=selector, **watch)
         assert (answer.status, answer.message) == (400, f"field label not supported: {selector.partition('=')[0]}")
 
 
-async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) -> None:
+async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: ApiCaller) -> None:
     seen: list[tuple[str, str]] = []
 
     async def watch(client: KubeClient, ready: asyncio.Event) -> None:
@@ -518,7 +522,7 @@ async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: Curl) 
     assert seen == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
 
 
-async def test_all_of_a_namespace_and_what_is_published_of_types(curl: Curl) -> None:
+async def test_all_of_a_namespace_and_what_is_published_of_types(curl: ApiCaller) -> None:
     resources = (await curl("GET", "/apis/apps/v1")).json["resources"]
     assert {r["name"] for r in resources if "all" in r.get("categories", ())} >= {
         "deployments",
@@ -534,7 +538,7 @@ async def test_all_of_a_namespace_and_what_is_published_of_types(curl: Curl) -> 
     }
 
 
-async def test_limits_of_a_namespace_fill_in_and_refuse(curl: Curl) -> None:
+async def test_limits_of_a_namespace_fill_in_and_refuse(curl: ApiCaller) -> None:
     item = {"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}, "max": {"cpu": "2"}}
     await curl.make(f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [item]}})
     made = await curl.make(f"{CORE}/pods", pod("p"))
@@ -544,7 +548,7 @@ async def test_limits_of_a_namespace_fill_in_and_refuse(curl: Curl) -> None:
     assert (answer.status, "maximum cpu usage per Container is 2, but limit is 3" in answer.message) == (403, True)
 
 
-async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl) -> None:
+async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: ApiCaller) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
     spec = {"policyName": "p", "validationActions": ["Audit"]}
     made = await curl("POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})
@@ -562,7 +566,7 @@ async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: Curl
     assert "Warning" not in (await curl("POST", f"{CORE}/configmaps", {"metadata": {"name": "c"}})).headers
 
 
-async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_their_class(curl: Curl) -> None:
+async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_their_class(curl: ApiCaller) -> None:
     classes = "/apis/resource.k8s.io/v1/deviceclasses"
     claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
     await curl.make(classes, {"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}})
@@ -603,7 +607,7 @@ async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_the
     assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
 
 
-async def test_types_are_published_as_json_and_as_the_message_that_kubectl_reads(curl: Curl) -> None:
+async def test_types_are_published_as_json_and_as_the_message_that_kubectl_reads(curl: ApiCaller) -> None:
     wanted = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
     message = await curl("GET", "/openapi/v2", headers={"Accept": wanted})
     assert message.headers["Content-Type"] == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
@@ -612,7 +616,7 @@ async def test_types_are_published_as_json_and_as_the_message_that_kubectl_reads
     assert all(name.encode() in message.body for name in document["definitions"])
 
 
-async def test_generations_are_counted_where_kubernetes_counts_them(curl: Curl) -> None:
+async def test_generations_are_counted_where_kubernetes_counts_them(curl: ApiCaller) -> None:
     made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
     assert made["metadata"]["generation"] == 1
     await curl("PATCH", f"{APPS}/deployments/d/status", {"status": {"replicas": 1}}, MERGE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.localcluster.apiserver.kinds import Registry, ServedKind
-from tests.helpers.api_server import FEATURES, Answer, Curl, serving
+from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse, running_api_server
 
 JSON = dict[str, Any]
 ROUNDS = 12
@@ -135,8 +135,8 @@ PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+js
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
-    async with serving() as curl:
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
         yield curl
 
 
@@ -175,7 +175,7 @@ def mutated(obj: JSON, dice: random.Random) -> JSON:
     return out
 
 
-def sensible(answer: Answer) -> None:
+def sensible(answer: ApiResponse) -> None:
     """A Status with a sentence, or an object; a schema error of an apply is the one 500 that Kubernetes has."""
     assert answer.body != b"internal error"
     found = answer.json
@@ -187,7 +187,7 @@ def sensible(answer: Answer) -> None:
 
 @pytest.mark.cases(16)
 @pytest.mark.parametrize("kind", list(Registry(FEATURES)), ids=lambda k: k.key)
-async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: Curl, kind: ServedKind) -> None:
+async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: ApiCaller, kind: ServedKind) -> None:
     dice = random.Random(kind.key)
     version = kind.versions[0]
     path = collection(kind, version)
@@ -227,7 +227,7 @@ TYPES = (
     "path", ["/api/v1/namespaces/default/configmaps", "/api/v1/namespaces", "/apis/resource.k8s.io/v1/deviceclasses"]
 )
 @pytest.mark.parametrize("type_", TYPES)
-async def test_bodies_that_are_no_objects_are_told_from_objects(curl: Curl, path: str, type_: str) -> None:
+async def test_bodies_that_are_no_objects_are_told_from_objects(curl: ApiCaller, path: str, type_: str) -> None:
     for body in BODIES:
         headers = {"Content-Type": type_}
         for method, place in (
@@ -245,7 +245,7 @@ async def test_bodies_that_are_no_objects_are_told_from_objects(curl: Curl, path
             )
 
 
-async def test_a_body_beyond_the_limit_is_refused_with_the_limit(curl: Curl) -> None:
+async def test_a_body_beyond_the_limit_is_refused_with_the_limit(curl: ApiCaller) -> None:
     body = json.dumps({"metadata": {"name": "x"}, "data": {"a": "b" * 4_000_000}})
     answer = await curl("POST", "/api/v1/namespaces/default/configmaps", body)
     assert (answer.status, answer.json["reason"]) == (413, "RequestEntityTooLarge")
@@ -277,7 +277,7 @@ VALUES = (
 
 @pytest.mark.cases(8)
 @pytest.mark.parametrize("name", QUERIES)
-async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl: Curl, name: str) -> None:
+async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl: ApiCaller, name: str) -> None:
     path = "/api/v1/namespaces/default/configmaps"
     await curl.make(path, {"metadata": {"name": "x"}})
     for value in VALUES:
@@ -317,7 +317,7 @@ async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl:
         "/api/v1/nodes/n/proxy/x",
     ],
 )
-async def test_odd_paths_are_found_or_not(curl: Curl, path: str) -> None:
+async def test_odd_paths_are_found_or_not(curl: ApiCaller, path: str) -> None:
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"):
         answer = await curl(method, path, {} if method in {"POST", "PUT", "PATCH"} else None)
         assert answer.status in {200, 400, 403, 404, 405, 415, 422, 501} and answer.body != b"internal error", (

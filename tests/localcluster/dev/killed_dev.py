@@ -22,7 +22,7 @@ _MARK = "KILLED_DEV"
 assert dev  # imported once, for all starts
 
 
-def killed_at(step: int, state: Path, events: frozenset[str]) -> None:
+def kill_at(step: int, state: Path, events: frozenset[str]) -> None:
     """For the rest of this process."""
     left = step
 
@@ -38,7 +38,7 @@ def killed_at(step: int, state: Path, events: frozenset[str]) -> None:
     sys.addaudithook(hook)
 
 
-def left_of(state: Path, mark: str) -> list[str]:
+def leftovers(state: Path, mark: str) -> list[str]:
     """Processes that we started and those that they started, their mounts, and cgroups of the containers."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -55,7 +55,7 @@ def left_of(state: Path, mark: str) -> list[str]:
     return found + [str(p) for p in cgroups if p.name in own]
 
 
-def until(check: Callable[[], Any]) -> Any:
+def wait_until(check: Callable[[], Any]) -> Any:
     end = time.monotonic() + _LONG
     while not (found := check()) and time.monotonic() < end:
         time.sleep(0.02)
@@ -83,7 +83,7 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
             out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(out, 1)
             os.dup2(out, 2)
-            killed_at(step, state, events)
+            kill_at(step, state, events)
             os._exit(main(["dev", *arguments, "--state-dir", str(state)]))
         ended: list[int] = []
 
@@ -95,17 +95,17 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
         def up(log: Path = log) -> bool:
             return log.exists() and "Ctrl-C ends it" in log.read_text() and pods_run(state)
 
-        until(lambda over=over, up=up: over() or up())
+        wait_until(lambda over=over, up=up: over() or up())
         if not ended:
             os.kill(child, signal.SIGINT)
-            until(over)
+            wait_until(over)
         if not ended:
             os.kill(child, signal.SIGKILL)
             raise RuntimeError(f"step {step}: neither up nor ended:\n{log.read_text()}")
         code = ended[0]
-        until(lambda: not left_of(state, mark))
+        wait_until(lambda: not leftovers(state, mark))
         at = log.read_text().strip().rpartition("\n")[2] if code else ""
-        print(json.dumps({"step": step, "code": code, "at": at, "left": left_of(state, mark)}), flush=True)
+        print(json.dumps({"step": step, "code": code, "at": at, "left": leftovers(state, mark)}), flush=True)
         if code not in {0, -signal.SIGKILL}:
             print(log.read_text(), file=sys.stderr)
         step += 1

@@ -15,7 +15,7 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
 from dra_kubeletplugin.resourceapi.defaulting import now
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
-from tests.helpers.fake_plugin import FakePlugin, Proxy
+from tests.helpers.fake_plugin import ConnectionCounter, FakePlugin
 from tests.helpers.objects import DRIVER, claim, pod, slice_of
 
 JSON = dict[str, Any]
@@ -25,13 +25,13 @@ LAYOUTS = pytest.mark.parametrize("common", [False, True], ids=["two sockets", "
 
 
 @contextlib.asynccontextmanager
-async def behind_a_proxy(plugin: FakePlugin) -> AsyncIterator[Proxy]:
+async def behind_a_proxy(plugin: FakePlugin) -> AsyncIterator[ConnectionCounter]:
     """The plugin serves elsewhere than it says, and the proxy stands where it says."""
     seen, real = plugin.endpoint, plugin.endpoint.with_name("real.sock")
     plugin.endpoint = real
     await plugin.serve()
     plugin.endpoint = seen
-    async with Proxy(seen, real) as proxy:
+    async with ConnectionCounter(seen, real) as proxy:
         await plugin.register()
         yield proxy
         await plugin.unregister()

@@ -35,8 +35,8 @@ from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import DriverNode
-from tests.helpers.api_server import Curl
-from tests.helpers.shared_folders import once
+from tests.helpers.api_server import ApiCaller
+from tests.helpers.shared_folders import shared_folder
 from tests.packaging.manifests.deployed import Deployed
 from tests.packaging.manifests.rendering import LEAST, kustomized
 
@@ -95,7 +95,7 @@ def as_at_the_start() -> None:
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The manifests as JSON, because each test changes its copy."""
-    folder = once(
+    folder = shared_folder(
         tmp_path_factory,
         "least-privilege",
         lambda folder: (folder / "manifests.json").write_text(json.dumps(kustomized(VALUES, folder / "overlay"))),
@@ -394,7 +394,7 @@ async def test_no_other_object_is_within_reach(deployed: Deployed, kind: str) ->
 
 
 async def test_nobody_takes_the_administrators_part(deployed: Deployed) -> None:
-    curl = Curl(deployed.cluster.api)
+    curl = ApiCaller(deployed.cluster.api)
     token = await deployed.token(NODE, await deployed.pod(NODE, "node-1"))
     for part in (
         {"Impersonate-User": "kubernetes-admin"},

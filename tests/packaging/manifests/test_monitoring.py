@@ -16,7 +16,7 @@ import yaml
 from dra_kubeletplugin import Health, RetryableError
 from dra_kubeletplugin.base.telemetry import metrics
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import Sick, Toy
+from tests.helpers.drivers import HealthReportingDriver, Toy
 from tests.helpers.ports import free_port
 from tests.packaging.manifests.prometheus import (
     FOLDER,
@@ -190,7 +190,7 @@ def test_each_alert_fires_and_is_quiet_when_it_should(tmp_path: Path) -> None:
 @needs_prometheus
 @pytest.mark.timeout(400)
 async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tmp_path: Path) -> None:
-    class Broken(Sick):
+    class Broken(HealthReportingDriver):
         report: ClassVar[dict[str, Health]] = {}
 
     async with node_with(Broken, http_address="127.0.0.1:0", rescan_interval=0.3, health_interval=0.2) as node:

@@ -6,14 +6,14 @@ import pytest
 
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import toy
+from tests.helpers.drivers import make_toy_class
 
 SCALE = 1 / 40  # the plugin answers after 40 s, and the kubelet gives up after 45 s
 
 
 @pytest.mark.parametrize("seconds", [39.9, 40.0, 44.9, 45.0, 45.1, 60.0])
 async def test_the_pod_runs_after_one_prepare(seconds: float) -> None:
-    cls = toy()
+    cls = make_toy_class()
     cls.delay = seconds * SCALE
     async with node_with(cls, timers=Timers(call_timeout=45 * SCALE), call_timeout=40 * SCALE) as node:
         await node.run_pod()

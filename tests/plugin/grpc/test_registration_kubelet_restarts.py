@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.drivers import Sick
-from tests.helpers.publisher import until
+from tests.helpers.drivers import HealthReportingDriver
+from tests.helpers.publisher import wait_until
 
 RESTARTS = 40
 KEPT = 8  # connections
@@ -16,7 +16,7 @@ WARM = 10
 GROWTH = 8192  # KiB; a channel with its buffers would cost more than this in 30 restarts
 
 
-class OftenSick(Sick):
+class OftenSick(HealthReportingDriver):
     """With a health stream, which every kubelet opens again."""
 
 
@@ -41,8 +41,8 @@ async def test_forty_restarts_leave_no_descriptors_threads_memory_nor_files() ->
         counts = []
         for _ in range(RESTARTS):
             await node.kubelet.restart()
-            await until(lambda: node.kubelet.plugins.newest(OftenSick.name) is not None)
-            await until(lambda: bool(node.cluster.slices()))
+            await wait_until(lambda: node.kubelet.plugins.newest(OftenSick.name) is not None)
+            await wait_until(lambda: bool(node.cluster.slices()))
             counts.append(used(process.pid))
         descriptors, threads, memory = zip(*counts[WARM:], strict=True)
         # A leak adds one per restart. Connections to the API server that are kept (at most 8) come and go with the machine's load.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.api_server import Answer, Curl, serving
+from tests.helpers.api_server import ApiCaller, ApiResponse, running_api_server
 
 JSON = dict[str, Any]
 GROUP = "/apis/admissionregistration.k8s.io/v1"
@@ -17,13 +17,13 @@ ON_MAPS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resou
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
-    async with serving() as curl:
+async def curl() -> AsyncIterator[ApiCaller]:
+    async with running_api_server() as curl:
         yield curl
 
 
 async def enforce(
-    curl: Curl, *expressions: str | JSON, rule: JSON = ON_MAPS, binding: JSON | None = None, **spec: Any
+    curl: ApiCaller, *expressions: str | JSON, rule: JSON = ON_MAPS, binding: JSON | None = None, **spec: Any
 ) -> None:
     """A policy, and a binding that denies."""
     validations = [e if isinstance(e, dict) else {"expression": e} for e in expressions]
@@ -34,11 +34,13 @@ async def enforce(
     await curl.make(f"{GROUP}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": bound})
 
 
-async def make_map(curl: Curl, name: str = "m", data: JSON | None = None, path: str = MAPS, **meta: Any) -> Answer:
+async def make_map(
+    curl: ApiCaller, name: str = "m", data: JSON | None = None, path: str = MAPS, **meta: Any
+) -> ApiResponse:
     return await curl("POST", path, {"metadata": {"name": name, **meta}, "data": data or {}})
 
 
-async def test_a_denial_reads_as_kubernetes_words_it(curl: Curl) -> None:
+async def test_a_denial_reads_as_kubernetes_words_it(curl: ApiCaller) -> None:
     await enforce(curl, "size(object.data) < 2")
     assert (await make_map(curl, data={"a": "1"})).status == 201
     denied = await make_map(curl, "n", {"a": "1", "b": "2"})
@@ -59,7 +61,7 @@ async def test_a_denial_reads_as_kubernetes_words_it(curl: Curl) -> None:
         ({"reason": "RequestEntityTooLarge"}, 413, "failed expression: false"),
     ],
 )
-async def test_message_and_reason_are_the_validations(curl: Curl, validation: JSON, code: int, said: str) -> None:
+async def test_message_and_reason_are_the_validations(curl: ApiCaller, validation: JSON, code: int, said: str) -> None:
     await enforce(curl, {"expression": "false", **validation})
     denied = await make_map(curl)
     assert denied.status == code
@@ -67,7 +69,9 @@ async def test_message_and_reason_are_the_validations(curl: Curl, validation: JS
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Fail", 422), ("Ignore", 201)])
-async def test_an_expression_that_fails_is_decided_by_the_failure_policy(curl: Curl, policy: str, code: int) -> None:
+async def test_an_expression_that_fails_is_decided_by_the_failure_policy(
+    curl: ApiCaller, policy: str, code: int
+) -> None:
     await enforce(curl, "object.nothing == 1", failurePolicy=policy)
     denied = await make_map(curl)
     assert denied.status == code
@@ -75,7 +79,7 @@ async def test_an_expression_that_fails_is_decided_by_the_failure_policy(curl: C
         assert "expression 'object.nothing == 1' resulted in error: no such key: nothing" in denied.message
 
 
-async def test_updates_see_both_objects_and_deletions_the_old_one(curl: Curl) -> None:
+async def test_updates_see_both_objects_and_deletions_the_old_one(curl: ApiCaller) -> None:
     rule = {**ON_MAPS, "operations": ["UPDATE", "DELETE"]}
     expression = "request.operation == 'DELETE' ? (object == null && !has(oldObject.data.keep)) : object.data.a == oldObject.data.a"
     await enforce(curl, expression, rule=rule)
@@ -90,14 +94,14 @@ async def test_updates_see_both_objects_and_deletions_the_old_one(curl: Curl) ->
     assert (await curl("DELETE", f"{MAPS}/m")).status == 200
 
 
-async def test_a_dry_run_is_judged_too_and_says_so(curl: Curl) -> None:
+async def test_a_dry_run_is_judged_too_and_says_so(curl: ApiCaller) -> None:
     await enforce(curl, "request.dryRun")
     assert (await make_map(curl)).status == 422
     body = {"metadata": {"name": "m"}}
     assert (await curl("POST", MAPS, body, dryRun="All")).status == 201
 
 
-async def test_what_is_asked_in_another_version_is_judged_in_the_policys(curl: Curl) -> None:
+async def test_what_is_asked_in_another_version_is_judged_in_the_policys(curl: ApiCaller) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -116,7 +120,7 @@ async def test_what_is_asked_in_another_version_is_judged_in_the_policys(curl: C
     assert denied.status == 422
 
 
-async def test_an_exact_policy_is_for_its_version_only(curl: Curl) -> None:
+async def test_an_exact_policy_is_for_its_version_only(curl: ApiCaller) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -142,7 +146,7 @@ async def test_an_exact_policy_is_for_its_version_only(curl: Curl) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["policy", "binding"])
-async def test_selectors_choose_what_is_judged(curl: Curl, constraints: JSON, denied: bool, place: str) -> None:
+async def test_selectors_choose_what_is_judged(curl: ApiCaller, constraints: JSON, denied: bool, place: str) -> None:
     given: JSON = {"constraints": constraints} if place == "policy" else {"binding": {"matchResources": constraints}}
     await enforce(curl, "false", **given)
     assert (await make_map(curl, labels={"a": "b"})).status == (422 if denied else 201)
@@ -166,13 +170,13 @@ async def test_selectors_choose_what_is_judged(curl: Curl, constraints: JSON, de
     ],
 )
 async def test_rules_name_groups_versions_operations_resources_scope_and_names(
-    curl: Curl, change: JSON, denied: bool
+    curl: ApiCaller, change: JSON, denied: bool
 ) -> None:
     await enforce(curl, "false", rule={**ON_MAPS, **change})
     assert (await make_map(curl)).status == (422 if denied else 201)
 
 
-async def test_a_rule_of_a_resource_is_not_one_of_its_subresources(curl: Curl) -> None:
+async def test_a_rule_of_a_resource_is_not_one_of_its_subresources(curl: ApiCaller) -> None:
     rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["deployments/scale"]}
     await enforce(curl, "object.spec.replicas < 3", rule=rule)
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
@@ -188,7 +192,7 @@ async def test_a_rule_of_a_resource_is_not_one_of_its_subresources(curl: Curl) -
     assert (await curl("PUT", f"{path}/d", made)).status == 200
 
 
-async def test_a_command_in_a_container_can_be_refused(curl: Curl) -> None:
+async def test_a_command_in_a_container_can_be_refused(curl: ApiCaller) -> None:
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CONNECT"], "resources": ["pods/exec"]}
     await enforce(curl, "!('sh' in object.command)", rule=rule)
     await curl.make(
@@ -201,7 +205,7 @@ async def test_a_command_in_a_container_can_be_refused(curl: Curl) -> None:
     assert "does not have a host" in other.message
 
 
-async def test_conditions_skip_a_policy_and_one_that_fails_is_a_failure(curl: Curl) -> None:
+async def test_conditions_skip_a_policy_and_one_that_fails_is_a_failure(curl: ApiCaller) -> None:
     condition = {"name": "only-x", "expression": "object.metadata.name == 'x'"}
     await enforce(curl, "false", matchConditions=[condition])
     assert (await make_map(curl)).status == 201
@@ -217,7 +221,7 @@ async def test_conditions_skip_a_policy_and_one_that_fails_is_a_failure(curl: Cu
     assert (await make_map(curl, "z")).status == 201
 
 
-async def test_variables_see_those_before_them_and_are_computed_only_when_they_are_read(curl: Curl) -> None:
+async def test_variables_see_those_before_them_and_are_computed_only_when_they_are_read(curl: ApiCaller) -> None:
     variables = [
         {"name": "odd", "expression": "object.nothing"},
         {"name": "size", "expression": "size(object.data)"},
@@ -229,7 +233,7 @@ async def test_variables_see_those_before_them_and_are_computed_only_when_they_a
     assert 'composited variable "odd" fails to evaluate' in (await make_map(curl, "o", {"odd": "1"})).message
 
 
-async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: Curl) -> None:
+async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: ApiCaller) -> None:
     reference = {"name": "limit", "parameterNotFoundAction": "Deny"}
     await enforce(
         curl,
@@ -255,14 +259,14 @@ async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: Cur
     assert (await make_map(curl, "free", {"a": "1", "b": "2"})).status == 201
 
 
-async def test_a_kind_of_parameters_that_there_is_not_fails_the_policy(curl: Curl) -> None:
+async def test_a_kind_of_parameters_that_there_is_not_fails_the_policy(curl: ApiCaller) -> None:
     reference = {"name": "limit", "parameterNotFoundAction": "Allow"}
     kind = {"apiVersion": "example.com/v1", "kind": "Limit"}
     await enforce(curl, "true", paramKind=kind, binding={"paramRef": reference})
     assert "paramKind: 'example.com/v1, Kind=Limit'" in (await make_map(curl)).message
 
 
-async def test_the_namespace_and_the_authorizer_can_be_asked(curl: Curl) -> None:
+async def test_the_namespace_and_the_authorizer_can_be_asked(curl: ApiCaller) -> None:
     may = "authorizer.group('').resource('secrets').namespace(object.metadata.namespace).check('get').allowed()"
     custom = "authorizer.requestResource.check('maps-of-others').allowed()"
     await enforce(
@@ -282,7 +286,7 @@ async def test_the_namespace_and_the_authorizer_can_be_asked(curl: Curl) -> None
     assert (await curl("POST", MAPS, {"metadata": {"name": "n"}}, headers=me)).status == 201
 
 
-async def test_a_warning_is_told_and_refuses_nothing(curl: Curl) -> None:
+async def test_a_warning_is_told_and_refuses_nothing(curl: ApiCaller) -> None:
     await enforce(
         curl, {"expression": "false", "message": "not like this"}, binding={"validationActions": ["Warn", "Audit"]}
     )
@@ -292,12 +296,12 @@ async def test_a_warning_is_told_and_refuses_nothing(curl: Curl) -> None:
     assert said in made.headers["Warning"]
 
 
-async def test_an_expression_that_costs_too_much_is_a_failure(curl: Curl) -> None:
+async def test_an_expression_that_costs_too_much_is_a_failure(curl: ApiCaller) -> None:
     await enforce(curl, "lists.range(2000).all(x, lists.range(2000).all(y, x >= 0 && y >= 0))")
     assert "cost limit exceeded" in (await make_map(curl)).message
 
 
-async def test_a_policy_without_a_binding_and_one_that_is_gone_deny_nothing(curl: Curl) -> None:
+async def test_a_policy_without_a_binding_and_one_that_is_gone_deny_nothing(curl: ApiCaller) -> None:
     await enforce(curl, "false")
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicybindings/b")
     assert (await make_map(curl)).status == 201
@@ -333,7 +337,9 @@ async def test_a_policy_without_a_binding_and_one_that_is_gone_deny_nothing(curl
         ),
     ],
 )
-async def test_a_policy_that_cannot_be_evaluated_is_not_kept(curl: Curl, spec: JSON, field: str, said: str) -> None:
+async def test_a_policy_that_cannot_be_evaluated_is_not_kept(
+    curl: ApiCaller, spec: JSON, field: str, said: str
+) -> None:
     body = {"matchConstraints": {"resourceRules": [ON_MAPS]}, "validations": [{"expression": "true"}], **spec}
     answer = await curl("POST", f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
     assert answer.status == 422

@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin.base.http_server.server import HttpServer, Request, Response
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
-from tests.helpers.api_server import Answer, Curl
+from tests.helpers.api_server import ApiCaller, ApiResponse
 from tests.helpers.certificates import authority, server_side, signed
 
 JSON = dict[str, Any]
@@ -73,10 +73,10 @@ def patch(*operations: JSON) -> JSON:
 
 
 @pytest.fixture
-async def curl() -> AsyncIterator[Curl]:
+async def curl() -> AsyncIterator[ApiCaller]:
     server = ApiServer()
     await server.start()
-    yield Curl(server)
+    yield ApiCaller(server)
     await server.close()
 
 
@@ -86,19 +86,19 @@ async def hook(tmp_path: Path) -> AsyncIterator[Hook]:
         yield hook
 
 
-async def validating(curl: Curl, hook: Hook, **changed: Any) -> JSON:
+async def validating(curl: ApiCaller, hook: Hook, **changed: Any) -> JSON:
     return await curl.make(f"{GROUP}/validatingwebhookconfigurations", hook.configuration(**changed))
 
 
-async def mutating(curl: Curl, hook: Hook, **changed: Any) -> JSON:
+async def mutating(curl: ApiCaller, hook: Hook, **changed: Any) -> JSON:
     return await curl.make(f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**changed))
 
 
-async def make_map(curl: Curl, name: str = "m", **query: str) -> Answer:
+async def make_map(curl: ApiCaller, name: str = "m", **query: str) -> ApiResponse:
     return await curl("POST", MAPS, {"metadata": {"name": name}, "data": {"a": "1"}}, **query)
 
 
-async def test_a_webhook_gets_what_kubernetes_sends(curl: Curl, hook: Hook) -> None:
+async def test_a_webhook_gets_what_kubernetes_sends(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     assert (await make_map(curl)).status == 201
     (request,) = hook.seen
@@ -145,7 +145,7 @@ async def test_a_webhook_gets_what_kubernetes_sends(curl: Curl, hook: Hook) -> N
     ],
 )
 async def test_a_denial_has_the_webhooks_words_and_code(
-    curl: Curl, hook: Hook, response: JSON, code: int, said: str
+    curl: ApiCaller, hook: Hook, response: JSON, code: int, said: str
 ) -> None:
     await validating(curl, hook)
     hook.answer = lambda _: response
@@ -154,13 +154,13 @@ async def test_a_denial_has_the_webhooks_words_and_code(
     assert said in denied.message
 
 
-async def test_warnings_are_handed_on(curl: Curl, hook: Hook) -> None:
+async def test_warnings_are_handed_on(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     hook.answer = lambda _: {"allowed": True, "warnings": ["think again"]}
     assert "think again" in (await make_map(curl)).headers["Warning"]
 
 
-async def test_a_patch_changes_the_object_before_its_rules_and_the_policies_look(curl: Curl, hook: Hook) -> None:
+async def test_a_patch_changes_the_object_before_its_rules_and_the_policies_look(curl: ApiCaller, hook: Hook) -> None:
     await mutating(curl, hook)
     hook.answer = lambda _: patch(
         {"op": "add", "path": "/data/b", "value": "2"}, {"op": "add", "path": "/metadata/labels", "value": {"x": "y"}}
@@ -174,7 +174,7 @@ async def test_a_patch_changes_the_object_before_its_rules_and_the_policies_look
 
 
 async def test_a_webhook_that_wants_it_is_asked_again_when_a_later_one_changed_the_object(
-    curl: Curl, hook: Hook
+    curl: ApiCaller, hook: Hook
 ) -> None:
     configuration = hook.configuration(reinvocationPolicy="IfNeeded")
     first = configuration["webhooks"][0]
@@ -202,7 +202,7 @@ async def test_a_webhook_that_wants_it_is_asked_again_when_a_later_one_changed_t
 )
 @pytest.mark.parametrize("kind", ["validating", "mutating"])
 async def test_an_answer_that_is_none_is_decided_by_the_failure_policy(
-    curl: Curl, hook: Hook, raw: Response, kind: str
+    curl: ApiCaller, hook: Hook, raw: Response, kind: str
 ) -> None:
     hook.raw = raw
     plural = f"{GROUP}/{kind}webhookconfigurations"
@@ -227,13 +227,13 @@ async def test_an_answer_that_is_none_is_decided_by_the_failure_policy(
         patch({"op": "dance"}),
     ],
 )
-async def test_a_patch_that_cannot_be_applied_fails_the_call(curl: Curl, hook: Hook, response: JSON) -> None:
+async def test_a_patch_that_cannot_be_applied_fails_the_call(curl: ApiCaller, hook: Hook, response: JSON) -> None:
     await mutating(curl, hook)
     hook.answer = lambda _: response
     assert (await make_map(curl)).status == 500
 
 
-async def test_one_that_does_not_answer_in_time_is_not_waited_for(curl: Curl, hook: Hook) -> None:
+async def test_one_that_does_not_answer_in_time_is_not_waited_for(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook, timeoutSeconds=1)
     hook.gate.clear()
     denied = await make_map(curl)
@@ -241,7 +241,7 @@ async def test_one_that_does_not_answer_in_time_is_not_waited_for(curl: Curl, ho
 
 
 async def test_a_certificate_of_nobody_that_the_bundle_names_is_not_believed(
-    curl: Curl, hook: Hook, tmp_path: Path
+    curl: ApiCaller, hook: Hook, tmp_path: Path
 ) -> None:
     other = authority(tmp_path, "other")
     client = {"url": hook.url, "caBundle": base64.b64encode(other.cert.read_bytes()).decode()}
@@ -252,7 +252,9 @@ async def test_a_certificate_of_nobody_that_the_bundle_names_is_not_believed(
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Fail", 500), ("Ignore", 201)])
-async def test_a_service_cannot_be_reached_and_that_is_said(curl: Curl, hook: Hook, policy: str, code: int) -> None:
+async def test_a_service_cannot_be_reached_and_that_is_said(
+    curl: ApiCaller, hook: Hook, policy: str, code: int
+) -> None:
     client = {"service": {"namespace": "default", "name": "hook"}}
     body = hook.configuration(clientConfig=client, failurePolicy=policy)
     made = await curl("POST", f"{GROUP}/validatingwebhookconfigurations", body)
@@ -263,7 +265,7 @@ async def test_a_service_cannot_be_reached_and_that_is_said(curl: Curl, hook: Ho
         assert "cannot reach service default/hook" in answer.message
 
 
-async def test_selectors_and_conditions_choose_what_it_is_asked(curl: Curl, hook: Hook) -> None:
+async def test_selectors_and_conditions_choose_what_it_is_asked(curl: ApiCaller, hook: Hook) -> None:
     only = {"name": "only", "expression": "object.metadata.name.startsWith('x')"}
     await validating(
         curl,
@@ -278,14 +280,14 @@ async def test_selectors_and_conditions_choose_what_it_is_asked(curl: Curl, hook
     assert [r["name"] for r in hook.seen] == ["x1"]
 
 
-async def test_a_dry_run_is_told(curl: Curl, hook: Hook) -> None:
+async def test_a_dry_run_is_told(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     assert (await make_map(curl, dryRun="All")).status == 201
     assert hook.seen[0]["dryRun"] is True
     assert (await curl("GET", f"{MAPS}/m")).status == 404
 
 
-async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(curl: Curl, hook: Hook) -> None:
+async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(curl: ApiCaller, hook: Hook) -> None:
     await make_map(curl)
     await validating(curl, hook)
     hook.gate.clear()
@@ -305,7 +307,7 @@ async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(cu
     assert [sorted(r["object"]["data"]) for r in hook.seen] == [["a", "slow"], ["quick", "slow"]]
 
 
-async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(curl: Curl, hook: Hook) -> None:
+async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(curl: ApiCaller, hook: Hook) -> None:
     made = (await make_map(curl)).json
     await validating(curl, hook)
     hook.gate.clear()
@@ -332,7 +334,9 @@ async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(
         ({"matchConditions": [{"name": "x", "expression": "1"}]}, "webhooks[0].matchConditions[0].expression"),
     ],
 )
-async def test_a_configuration_that_cannot_work_is_not_kept(curl: Curl, hook: Hook, changed: JSON, field: str) -> None:
+async def test_a_configuration_that_cannot_work_is_not_kept(
+    curl: ApiCaller, hook: Hook, changed: JSON, field: str
+) -> None:
     answer = await curl("POST", f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**changed))
     assert answer.status == 422, answer.body
     assert field in [f for _, f in answer.causes]

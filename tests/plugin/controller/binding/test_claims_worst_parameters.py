@@ -90,7 +90,7 @@ class Server:
 
 def encoded(name: str, config: list[JSON], *, version: str = "1", waits: bool = True) -> bytes:
     """A claim with one device of the driver, which waits for its binding condition or has none."""
-    claim = worst_parameters.allocated(worst_parameters.claim(config, name), config)
+    claim = worst_parameters.with_allocation(worst_parameters.claim(config, name), config)
     claim["metadata"]["resourceVersion"] = version
     if waits:
         claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"] = ["attached"]
@@ -118,7 +118,7 @@ async def test_no_step_of_the_event_loop_is_long() -> None:
     listed = list(bodies.values())
     server = Server(lambda i: listed[i] if i < len(listed) else None, lines)
     async with followed(server) as (watch, changed):
-        with worst_parameters.steps_of_the_loop() as steps:
+        with worst_parameters.event_loop_steps() as steps:
             async with asyncio.timeout(120):
                 seen = [await changed.get() for _ in range(2 * len(SHAPES))]
         assert sorted(seen) == sorted([*SHAPES, *SHAPES])
