@@ -176,7 +176,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
                 api.get_all("Pod")
             node.run_pod("two")
 
-        def test_what_cannot_be_done_says_how_it_could(node, api):
+        def test_what_cannot_be_done_reports_how_it_could(node, api):
             with pytest.raises(FaultError, match="process=True"):
                 node.kill()
             with pytest.raises(FaultError, match="nothing is no device of fpga.example.com"):
@@ -227,7 +227,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
 
 
 @pytest.mark.full
-def test_a_pod_that_will_not_run_is_told_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
+def test_a_pod_that_will_not_run_is_reported_at_once_with_its_events_each_once(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
         import pytest
@@ -307,7 +307,7 @@ def test_markers_of_a_test_come_before_those_of_its_module_and_the_ini_file(auth
 
 
 @pytest.mark.full
-def test_a_test_without_a_driver_is_told_how_to_name_one(author: pytest.Pytester) -> None:
+def test_a_test_without_a_driver_is_reported_with_how_to_name_one(author: pytest.Pytester) -> None:
     author.makefile(".ini", pytest="[pytest]\n")
     author.makepyfile("def test_it(node): pass")
     result = run(author)
@@ -334,7 +334,7 @@ def test_a_driver_or_host_that_is_mistyped_in_the_ini_file_is_one_sentence_that_
 
 
 @pytest.mark.full
-def test_a_marker_s_misspelt_name_is_told_with_the_nearest(author: pytest.Pytester) -> None:
+def test_a_marker_s_misspelt_name_is_reported_with_the_nearest(author: pytest.Pytester) -> None:
     author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
     result = run(author)
     result.assert_outcomes(errors=1)
@@ -380,24 +380,24 @@ RELEASES = """
 import pytest
 
 @pytest.mark.parametrize("wanted", ["1.35"])
-def test_the_option_says_the_release(local_cluster, wanted):
+def test_the_option_states_the_release(local_cluster, wanted):
     assert local_cluster.inner.features.release == wanted
 
 @pytest.mark.dra(kubernetes="1.37", feature_gates={"DRADeviceCompatibilityGroups": True})
-def test_a_marker_says_it_for_one_test(local_cluster):
+def test_a_marker_reports_it_for_one_test(local_cluster):
     assert local_cluster.inner.features.release == "1.37"
     assert local_cluster.inner.features.has("DRADeviceCompatibilityGroups")
 """
 
 
 @pytest.mark.full
-def test_a_release_is_said_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
+def test_a_release_is_reported_by_an_option_and_by_a_marker(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RELEASES)
     pytester.runpytest_subprocess("--kubernetes", "1.35", timeout=LONGEST).assert_outcomes(passed=2)
 
 
 @pytest.mark.full
-def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) -> None:
+def test_a_failure_is_reported_where_the_test_requested_it(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
         import pytest
@@ -428,7 +428,7 @@ def test_a_failure_is_told_where_the_test_asked_for_it(author: pytest.Pytester) 
 
 
 @pytest.mark.full
-def test_mistakes_of_a_test_are_told_in_one_sentence_with_the_nearest_name(author: pytest.Pytester) -> None:
+def test_mistakes_of_a_test_are_reported_in_one_sentence_with_the_nearest_name(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
         import pytest

@@ -49,7 +49,7 @@ def cache(folder: Path, *texts: str) -> CdiCache:
         json.dumps({**spec(), "kinds": "x"}),
     ],
 )
-def test_a_broken_file_is_told_and_the_others_are_used(text: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_and_the_others_are_used(text: str, tmp_path: Path) -> None:
     found = cache(tmp_path, text, json.dumps(spec("w.com/c")))
     assert found.listed == ["w.com/c=d"]
     assert [Path(p).name for p in found.errors] == ["0.json"]

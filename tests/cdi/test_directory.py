@@ -137,7 +137,7 @@ def test_a_file_of_16_mib_is_ours_and_a_larger_one_is_not(more: int, specs: Clai
         assert len(specs.note("u")) == 16 << 20
 
 
-def test_what_is_no_file_or_no_object_is_told(specs: ClaimSpecs) -> None:
+def test_what_is_no_file_or_no_object_is_reported(specs: ClaimSpecs) -> None:
     specs.write("u", {})
     specs.path("u").unlink()
     os.mkfifo(specs.path("u"))

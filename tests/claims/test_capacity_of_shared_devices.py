@@ -259,7 +259,7 @@ def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> 
     return Record(uid, "ns", f"name-{uid}", state, BOOT, "", {"devices": list(devices)})
 
 
-def test_a_refusal_says_which_counter_how_much_and_who_holds_it(tmp_path: Path) -> None:
+def test_a_refusal_reports_which_counter_how_much_and_who_holds_it(tmp_path: Path) -> None:
     with guard(tmp_path) as (records, judge):
         records.insert(claim("one", entry("x-d")))
         records.insert(claim("two", entry("x-b")))
@@ -273,7 +273,7 @@ def test_a_refusal_says_which_counter_how_much_and_who_holds_it(tmp_path: Path) 
         assert records.read("new") is None
 
 
-def test_a_refused_share_says_which_capacity_how_much_and_who_holds_it(tmp_path: Path) -> None:
+def test_a_refused_share_reports_which_capacity_how_much_and_who_holds_it(tmp_path: Path) -> None:
     with guard(tmp_path) as (records, judge):
         records.insert(claim("one", entry("line-0", "s", "2500m")))
         with pytest.raises(OverdrawnError) as e:

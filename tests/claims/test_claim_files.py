@@ -175,7 +175,7 @@ async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
         assert isinstance(await after.prepare(other), DeviceHeldError)
 
 
-async def test_a_copy_of_another_claim_s_file_tells_nothing_and_goes_without_touching_that_claim(
+async def test_a_copy_of_another_claim_s_file_reports_nothing_and_goes_without_touching_that_claim(
     tmp_path: Path,
 ) -> None:
     undone: list[str] = []
@@ -202,7 +202,7 @@ async def test_a_copy_of_another_claim_s_file_tells_nothing_and_goes_without_tou
         assert undone == []
 
 
-async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_told_so(
+async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_reported_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The note alone tells what is to be undone, and the process has no file left to open it."""
@@ -267,7 +267,7 @@ ODD: list[Callable[[Path], None]] = [
 @pytest.mark.parametrize("change", ODD)
 @pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])
-async def test_an_odd_file_ends_nothing_and_the_other_claims_are_known(
+async def test_an_malformed_file_ends_nothing_and_the_other_claims_are_known(
     tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
 ) -> None:
     api = FakeApiServer()
@@ -287,7 +287,7 @@ async def test_an_odd_file_ends_nothing_and_the_other_claims_are_known(
         assert await after.unprepare(refs[1]) == ()
 
 
-async def test_odd_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
+async def test_malformed_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, Plain(), api) as one:

@@ -72,7 +72,7 @@ async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
 
 @pytest.mark.parametrize("who", ["prepare", "reconcile"])
 @pytest.mark.parametrize("step", ["are_intact", "restore"])
-async def test_files_that_are_mended_while_another_instance_unprepares_the_claim_do_not_stay(
+async def test_files_that_are_repaired_while_another_instance_unprepares_the_claim_do_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, step: str
 ) -> None:
     api = FakeApiServer()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_killed_before_a_step_the_next_instance_finds_all_as_the_kubelet_was_told(phase: str) -> None:
+async def test_killed_before_a_step_the_next_instance_finds_all_as_the_kubelet_was_reported(phase: str) -> None:
     async with sweep() as plugins:
         steps = await plugins.steps(phase)
         assert len(steps) >= 5, steps

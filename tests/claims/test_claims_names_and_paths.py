@@ -83,7 +83,7 @@ async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, 
         assert files_of(one) == []
 
 
-async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_says(tmp_path: Path) -> None:
+async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_states(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = allocate(api, **{POD_CLAIM: "p" * 63})
     async with running_manager(tmp_path, WithMetadata(), api) as one:

@@ -146,7 +146,7 @@ async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
         assert "data" not in device, "a later report replaces what the same writer said before"
 
 
-async def test_a_new_process_keeps_what_the_one_before_said_of_other_devices() -> None:
+async def test_a_new_process_keeps_what_the_one_before_stated_of_other_devices() -> None:
     async with node_with(Net) as node:
         await node.run_pod(count=2)
         before = await told(node, lambda d: len(d) == 2)
@@ -214,7 +214,7 @@ def test_the_time_of_a_condition_stays_while_its_status_does() -> None:
     assert other["lastTransitionTime"] == "2026-02-02T00:00:00Z" and other["status"] == "Unknown"
 
 
-def test_nothing_is_said_of_devices_that_are_not_allocated_any_more() -> None:
+def test_nothing_is_reported_of_devices_that_are_not_allocated_any_more() -> None:
     for status in (b'{"allocation": {"devices": {"results": []}}}', b"{}"):
         claim = ClaimFields.decode(b'{"metadata": {"uid": "u"}, "status": ' + status + b"}")
         assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None

@@ -101,7 +101,7 @@ def test_a_command_that_fails_leaves_the_file_closed(tmp_path: Path, monkeypatch
         )
     ],
 )
-async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
+async def test_how_a_part_of_the_start_ended_is_reported_also_where_it_took_long(
     tmp_path: Path,
     slow: bool,
     fault: Exception,
@@ -133,7 +133,7 @@ async def test_how_a_part_of_the_start_ended_is_told_also_where_it_took_long(
 # --- a repeat -----------------------------------------------------------------------------------------------
 
 
-async def test_only_a_file_that_was_written_again_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_a_file_that_was_written_again_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, Plain(), api) as one:
@@ -242,7 +242,7 @@ async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_
         assert one.claims.files.specs.uids() == []
 
 
-async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_told_once_in_a_while(
+async def test_a_claim_that_fails_in_the_same_way_all_the_time_is_reported_once_in_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = FakeApiServer()
@@ -315,7 +315,7 @@ async def test_a_close_is_bounded_and_leaves_the_loop_free_while_somebody_holds_
 # --- a note and no record ----------------------------------------------------------------------------------
 
 
-async def test_a_note_without_a_record_comes_back_is_told_of_and_has_the_driver_asked(tmp_path: Path) -> None:
+async def test_a_note_without_a_record_comes_back_is_reported_and_has_the_driver_asked(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await store.check_file()
         await insert(store, make_record_with_file(tmp_path, "kept", "d-0"))

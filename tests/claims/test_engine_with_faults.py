@@ -294,7 +294,7 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
 # --- what is reported was measured ------------------------------------------------------------------
 
 
-async def test_prepared_claims_are_counted_when_they_are_asked_for() -> None:
+async def test_prepared_claims_are_counted_when_they_are_requested() -> None:
     async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
 
         async def counted() -> str:

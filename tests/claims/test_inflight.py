@@ -298,7 +298,7 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
     assert ("u" in tasks_in_flight, tasks_in_flight.uids, in_flight(metrics)) == (False, [], 0)
 
 
-async def test_a_flight_that_fails_tells_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
+async def test_a_flight_that_fails_reports_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
     tasks_in_flight = ClaimTasks(Metrics())
 
     async def fail() -> None:
@@ -363,7 +363,7 @@ async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog
     await task
 
 
-def test_a_fault_of_ours_is_told_without_its_insides() -> None:
+def test_a_fault_of_ours_is_reported_without_its_insides() -> None:
     mine = DraError("mine")
     assert as_dra_error(mine) is mine
     assert str(as_dra_error(KeyError("x"))).startswith("an internal error of the plugin: ")

@@ -99,7 +99,7 @@ def test_what_is_no_id_lives_not(folder: Path) -> None:
         assert not other.alive("1-none")
 
 
-def test_others_are_told_with_what_they_have(folder: Path) -> None:
+def test_others_are_reported_with_what_they_have(folder: Path) -> None:
     with living(folder) as first, living(folder) as second:
         assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, 0)]
         first.note_records(OPENED)
@@ -143,7 +143,7 @@ def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
     mine.release()
 
 
-def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_never_shrinks_and_is_reported_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with living(folder) as mine:
         path = folder / f"{mine.id}.lock"
         mine.claim_sockets([SOCKET] * 10)
@@ -159,7 +159,7 @@ def test_the_file_never_shrinks_and_is_told_once(folder: Path, monkeypatch: pyte
         assert (writes, path.stat().st_mtime_ns) == ([], before)
 
 
-def test_of_the_dead_their_sockets_are_told_and_their_files_go(folder: Path) -> None:
+def test_of_the_dead_their_sockets_are_reported_and_their_files_go(folder: Path) -> None:
     with living(folder) as mine, living(folder) as other:
         other.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
         copy = (folder / f"{other.id}.lock").read_bytes()
@@ -315,7 +315,7 @@ def test_a_mark_that_a_cleaner_took_is_made_again(
         assert InstanceLock(folder).alive(mine.id)
 
 
-def test_a_mark_that_cannot_be_made_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_that_cannot_be_made_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(fd: int, how: int) -> None:
         raise OSError(5, "Input/output error")
 

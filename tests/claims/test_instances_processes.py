@@ -183,7 +183,7 @@ ODD: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("name", ["1-deadbeef.lock", "x.lock", ".1-deadbeef.new", "notes.txt"])
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_odd_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
+async def test_malformed_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
     odd: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
     odd(tmp_path / name)

@@ -289,7 +289,7 @@ def test_the_cdi_folder_is_made_where_it_is_missing(place: Place) -> None:
     assert [p.name for p in place.cdi.iterdir()] == [place.specs.path(UID).name]
 
 
-def test_a_record_of_before_updates_were_known_and_one_with_odd_ones_are_told_apart() -> None:
+def test_a_record_of_before_updates_were_known_and_one_with_malformed_ones_are_distinguished() -> None:
     of = {"generation": 1, "podClaim": "", "requests": {}}
     assert check_doc({"metadata": of}) == {"metadata": of}
     for odd in ([1], {"gpu": "two"}):

@@ -18,7 +18,7 @@ class Forgetful(Driver):
         return [d.prepared(metadata={"queues": 8}) for d in claim.devices]
 
 
-async def test_metadata_that_no_container_gets_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_metadata_that_no_container_gets_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async with node_with(Forgetful) as node:
         await node.run_pod("a")
         await node.run_pod("b")

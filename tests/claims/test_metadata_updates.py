@@ -81,7 +81,7 @@ async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("point", POINTS)
-async def test_killed_in_an_update_record_and_file_say_the_same_after_the_next_start(
+async def test_killed_in_an_update_record_and_file_state_the_same_after_the_next_start(
     tmp_path: Path, point: str
 ) -> None:
     api = FakeApiServer()
@@ -156,7 +156,7 @@ async def test_two_instances_and_many_tasks_lose_no_update_and_no_generation_fal
         assert (told(new, "acc").generation, set(told(new, "acc").devices[0].attributes)) == (3, {"text", "o", "n"})
 
 
-async def test_an_update_during_prepare_waits_for_it_and_one_within_is_told_what_to_do(tmp_path: Path) -> None:
+async def test_an_update_during_prepare_waits_for_it_and_one_within_is_reported_with_what_to_do(tmp_path: Path) -> None:
     class Busy(Net):
         go_on, inside = asyncio.Event(), True
 
@@ -259,7 +259,7 @@ async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_th
         assert told(r, "net").generation == 2
 
 
-async def test_a_claim_without_metadata_and_a_driver_that_has_it_off_are_told_apart(tmp_path: Path) -> None:
+async def test_a_claim_without_metadata_and_a_driver_that_has_it_off_are_distinguished(tmp_path: Path) -> None:
     class Off(Net):
         metadata = False
 
@@ -290,7 +290,7 @@ TEXTS = st.dictionaries(
 
 @given(st.lists(TEXTS, max_size=8))
 @settings(max_examples=25, deadline=None)
-def test_any_row_of_updates_is_what_the_file_says_at_each_moment(updates: list[dict[str, str | None]]) -> None:
+def test_any_row_of_updates_is_what_the_file_states_at_each_moment(updates: list[dict[str, str | None]]) -> None:
     """What one sees who reads between any two writes, too: every state of the file on the way is a whole one."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "f"

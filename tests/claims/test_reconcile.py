@@ -103,7 +103,7 @@ async def kubelet_came(one: RunningManager, api: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize("what", [prepared_anew, kubelet_came])
-async def test_a_grace_begins_anew_where_what_was_seen_is_over(
+async def test_a_grace_begins_again_where_what_was_seen_is_over(
     tmp_path: Path, clock: Any, what: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
     """A claim may be prepared again between two looks; and a kubelet that starts first ends the containers that it missed."""

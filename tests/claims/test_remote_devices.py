@@ -269,7 +269,7 @@ async def test_slices_of_this_node_count_only_while_another_instance_lives_to_pu
             assert not isinstance(await one.prepare(asks(api, "f-0", pool="other")), DraError)
 
 
-async def test_a_pool_that_is_being_written_says_nothing_of_a_device_that_is_missing(tmp_path: Path) -> None:
+async def test_a_pool_that_is_being_written_states_nothing_of_a_device_that_is_missing(tmp_path: Path) -> None:
     api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"}, generation=2, count=2), a_slice({"name": "f-1"}, generation=1, number=1)]
     async with running_manager(tmp_path, Fabric(), api) as one:
@@ -277,7 +277,7 @@ async def test_a_pool_that_is_being_written_says_nothing_of_a_device_that_is_mis
         assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
 
 
-async def test_a_device_that_its_publisher_says_has_vanished_is_gone(tmp_path: Path) -> None:
+async def test_a_device_that_its_publisher_states_has_vanished_is_gone(tmp_path: Path) -> None:
     api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0", "taints": [GONE.json()]})]
     async with running_manager(tmp_path, Fabric(), api) as one:

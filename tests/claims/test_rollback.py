@@ -369,7 +369,7 @@ def test_texts_that_never_end_take_bounded_memory(caplog: pytest.LogCaptureFixtu
     assert max(map(len, retries._logged.values())) <= 50
 
 
-async def test_readiness_and_the_claims_command_say_which_claim_why_how_often_and_when(
+async def test_readiness_and_the_claims_command_state_which_claim_why_how_often_and_when(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api, driver = FakeApiServer(), Counting()
@@ -407,6 +407,6 @@ async def test_a_forgotten_claim_leaves_no_files_of_metadata(
 
 
 @pytest.mark.parametrize("odd", ["soon", None, float("nan"), 1e300, [1]])
-def test_an_odd_time_on_record_is_no_time(odd: object) -> None:
+def test_an_malformed_time_on_record_is_no_time(odd: object) -> None:
     record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": odd}, error="broken", attempts=3)
     assert retry_note(record) == "tried 3 times"

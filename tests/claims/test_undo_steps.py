@@ -336,7 +336,7 @@ async def test_everything_is_undone_newest_first_and_the_first_failure_is_raised
         ({"step": "any", "data": [1]}, "cannot be read"),
     ],
 )
-async def test_a_step_of_an_older_version_that_no_longer_fits_is_told_and_the_others_are_run(
+async def test_a_step_of_an_older_version_that_no_longer_fits_is_reported_and_the_others_are_run(
     step: Any, says: str
 ) -> None:
     driver = Steps()
@@ -345,7 +345,7 @@ async def test_a_step_of_an_older_version_that_no_longer_fits_is_told_and_the_ot
     assert driver.undone == ["unprepare", 1]
 
 
-def test_a_claim_made_by_hand_says_that_it_has_no_record() -> None:
+def test_a_claim_made_by_hand_reports_that_it_has_no_record() -> None:
     claim = Claim(namespace="ns", name="n", uid="u", devices=())
     with pytest.raises(DriverError, match="created directly"):
         claim.on_undo("x")

@@ -406,7 +406,7 @@ async def test_a_start_that_fails_halfway_leaves_nothing_running() -> None:
         await node.start()
 
 
-async def test_a_driver_that_cannot_start_is_told_before_any_socket_is_there() -> None:
+async def test_a_driver_that_cannot_start_is_reported_before_any_socket_is_there() -> None:
     class Broken(Toy):
         broken = False
 
@@ -439,7 +439,7 @@ async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
         assert not (await prepare_call(node, ref(found))).claims[uid].error
 
 
-async def test_a_path_that_a_described_host_has_not_is_given_up_and_told_where_to_name_it() -> None:
+async def test_a_path_that_a_described_host_has_not_is_given_up_and_reported_where_to_name_it() -> None:
     from dra_kubeletplugin import ContainerEdits
 
     class Node(Toy):

@@ -89,7 +89,9 @@ def test_an_abbreviated_option_is_not_guessed_at(command: str, capsys: pytest.Ca
 
 
 @ALL
-def test_a_choice_that_is_none_is_told_with_those_that_are(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_that_is_none_is_reported_with_those_that_are(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for action in COMMANDS[command]._actions:
         if action.option_strings and action.choices:
             code, out, err = run(capsys, *command.split(), action.option_strings[0], "qqqqqq")
@@ -223,7 +225,7 @@ ANYTHING = st.recursive(
 
 
 @given(ANYTHING, st.booleans())
-def test_json_and_yaml_of_anything_say_the_same_and_can_be_read_anywhere(answer: object, unicode: bool) -> None:
+def test_json_and_yaml_of_anything_state_the_same_and_can_be_read_anywhere(answer: object, unicode: bool) -> None:
     answer = Odd(answer)
     plain = output.document(answer)
     asjson, asyaml = (output.encoded(answer, form, unicode=unicode) for form in ("json", "yaml"))
@@ -344,7 +346,7 @@ def dra(
     [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form: str) -> None:
+def test_an_answer_that_cannot_be_written_is_reported(redirect: str, said: str, form: str) -> None:
     done = dra("inspect", "--host", "virtual-machine", "-o", form, redirect=redirect)
     assert (done.returncode, done.stdout, done.stderr) == (
         Exit.USAGE,
@@ -354,7 +356,7 @@ def test_an_answer_that_cannot_be_written_is_told(redirect: str, said: str, form
 
 
 @pytest.mark.parametrize("words", [["validate", "/no/file"], ["claims"], ["no-command"], ["simulate", "/no/file"]])
-def test_a_fault_that_nobody_can_be_told_is_in_the_exit_code(words: list[str]) -> None:
+def test_a_fault_that_nobody_can_be_reported_is_in_the_exit_code(words: list[str]) -> None:
     assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.USAGE
 
 
@@ -366,7 +368,7 @@ def test_closed_streams_that_are_not_needed_are_not_missed(redirect: str) -> Non
 
 
 @pytest.mark.parametrize("form", output.FORMS)
-def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_says_the_same(tmp_path: Path, form: str) -> None:
+def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_states_the_same(tmp_path: Path, form: str) -> None:
     file = _manifest(tmp_path, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: grün}\n")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = dra("validate", file, "-o", form, **plain)
@@ -375,7 +377,7 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_says_the_same(tmp_pat
         assert yaml.safe_load(done.stdout)["objects"][0]["object"] == "ConfigMap grün"
 
 
-def test_both_modules_are_the_command_and_the_version_is_quick_to_tell() -> None:
+def test_both_modules_are_the_command_and_the_version_is_quick_to_report() -> None:
     for words in (["--version"], ["claims", "--help"], ["clams"]):
         one, two = dra(*words), dra(*words, module="dra_kubeletplugin.cli")
         assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)

@@ -296,7 +296,7 @@ def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotte
     is_clean(capsys.readouterr().err, "dra claims forget")
 
 
-def test_a_name_that_is_asked_for_is_shown_harmless(
+def test_a_name_that_is_requested_is_shown_harmless(
     objects: list[JSON], kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", f"pod/{HOSTILE}", "--kubeconfig", kubeconfig]) == 2

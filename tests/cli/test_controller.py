@@ -48,7 +48,7 @@ def test_only_options_that_mean_something_to_a_controller_are_offered(capsys: py
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(
+def test_what_is_wrong_is_reported_in_a_sentence(
     args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config"

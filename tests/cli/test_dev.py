@@ -67,7 +67,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
 pytestmark = pytest.mark.kubectl
 
 
-def test_it_says_where_everything_is(dev: DevProcess) -> None:
+def test_it_reports_where_everything_is(dev: DevProcess) -> None:
     for node in ("node-1", "node-2"):
         assert f"{node}: kubelet root {dev.state}/{node}/kubelet" in dev.told
         assert f"is at {dev.state}/{node}/host: its files behave like sysfs" in dev.told
@@ -78,7 +78,7 @@ def test_it_says_where_everything_is(dev: DevProcess) -> None:
     assert dev.kubectl("get", "nodes", "-o", "name").split() == ["node/node-1", "node/node-2"]
 
 
-def test_nobody_else_may_say_what_happens(dev: DevProcess) -> None:
+def test_nobody_else_may_state_what_happens(dev: DevProcess) -> None:
     path = dev.state / control.NAME
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o077) == (0o600, 0)
 
@@ -112,7 +112,7 @@ def test_a_new_function_is_plugged_in_from_a_file(dev: DevProcess, tmp_path: Pat
     wait_until(lambda: len(dev.devices("node-2")) == 2)
 
 
-def test_health_is_what_the_verb_says_until_it_is_reported_again(dev: DevProcess) -> None:
+def test_health_is_what_the_verb_states_until_it_is_reported_again(dev: DevProcess) -> None:
     where = ("--node", "node-1", "pci-0000-17-00-0")
     dev.verb("set-health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
     wait_until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
@@ -147,7 +147,7 @@ def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: DevProcess) -> 
     assert dev.kubectl("get", "resourceslices", "-o", "name") == names
 
 
-def test_a_changed_file_is_run_and_a_broken_one_is_told(dev: DevProcess) -> None:
+def test_a_changed_file_is_run_and_a_broken_one_is_reported(dev: DevProcess) -> None:
 
     def write(text: str) -> None:
         """In one step: what is half written when somebody looks would be one change more."""
@@ -189,7 +189,7 @@ def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: DevProcess) -> None:
     wait_until(lambda: len(dev.devices()) == 2)
 
 
-def test_the_api_server_fails_as_it_is_told(dev: DevProcess) -> None:
+def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
     dev.verb("cut-connections")
     dev.verb("drop-fields", "taints")
     dev.verb("api-conflicts", "1000")
@@ -231,7 +231,7 @@ def test_the_api_server_fails_as_it_is_told(dev: DevProcess) -> None:
         (["exit-container", "nobody"], 'pods "nobody" not found'),
     ],
 )
-def test_a_verb_that_cannot_be_done_says_why(dev: DevProcess, args: list[str], says: str) -> None:
+def test_a_verb_that_cannot_be_done_reports_why(dev: DevProcess, args: list[str], says: str) -> None:
     assert says in dev.verb(*args)
 
 
@@ -417,7 +417,7 @@ def test_what_a_user_gets_wrong_is_one_sentence(
         (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not known here"),
     ],
 )
-def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
+def test_a_release_or_gate_that_cannot_be_had_is_reported_in_a_sentence(
     args: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = cli.main(["dev", *args])
@@ -426,7 +426,7 @@ def test_a_release_or_gate_that_cannot_be_had_is_said_in_a_sentence(
 
 
 @pytest.mark.full
-def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
+def test_it_behaves_as_the_release_that_is_requested(tmp_path: Path) -> None:
     gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
     with run_dev(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
         assert "as Kubernetes v1.34." in dev.told
@@ -439,7 +439,7 @@ def test_it_behaves_as_the_release_that_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_driver_that_does_not_come_up_is_reported_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
     done = run_dev_command(str(tmp_path / "driver.py"))
     assert done.returncode == 2
@@ -447,7 +447,7 @@ def test_a_driver_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Pa
     assert done.stderr.splitlines()[-1].startswith(last)
 
 
-def test_a_function_is_told_as_it_was_described(tmp_path: Path) -> None:
+def test_a_function_is_reported_as_it_was_described(tmp_path: Path) -> None:
     described.build(tmp_path, {"functions": [NEW]})
     given = described.function(tmp_path, "0000:19:00.0")
     assert given is not None

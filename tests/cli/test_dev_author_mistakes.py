@@ -58,20 +58,20 @@ def each_is_told(folder: Path, mistakes: Sequence[Mistake]) -> None:
     check_no_traceback(done.stderr)
 
 
-def test_files_and_classes_that_cannot_work_are_all_told_before_anything_starts(tmp_path: Path) -> None:
+def test_files_and_classes_that_cannot_work_are_all_reported_before_anything_starts(tmp_path: Path) -> None:
     each_is_told(tmp_path, [*FILES, *CLASSES])
 
 
 @pytest.mark.full
 @together(DEVICES)
-def test_drivers_whose_devices_cannot_be_told_are_all_told_at_the_end(
+def test_drivers_whose_devices_cannot_be_notified_are_all_reported_at_the_end(
     tmp_path: Path, mistakes: Sequence[Mistake]
 ) -> None:
     each_is_told(tmp_path, mistakes)
 
 
 @pytest.mark.full
-def test_what_is_odd_is_told_under_each_driver(tmp_path: Path) -> None:
+def test_what_is_malformed_is_reported_under_each_driver(tmp_path: Path) -> None:
     mistakes = [*UNPUBLISHED, *HEALTH]
     with run_dev(tmp_path, *targets(tmp_path, mistakes)) as dev:
         drivers = dev.told.split("\n  acme-")[1:]
@@ -110,7 +110,7 @@ def failed(dev: DevProcess, pods: int) -> dict[str, str]:
 @pytest.mark.full
 @pytest.mark.kubectl
 @together([*PARAMETERS, *PREPARE])
-def test_pods_that_cannot_be_prepared_are_told_why(tmp_path: Path, mistakes: Sequence[Mistake]) -> None:
+def test_pods_that_cannot_be_prepared_are_reported_why(tmp_path: Path, mistakes: Sequence[Mistake]) -> None:
     objects = [o for i, m in enumerate(mistakes) for o in pod_of(i, m)]
     (tmp_path / "pods.yaml").write_text("---\n".join(json.dumps(o) + "\n" for o in objects))
     with run_dev(tmp_path, *targets(tmp_path, mistakes), "--apply", str(tmp_path / "pods.yaml")) as dev:

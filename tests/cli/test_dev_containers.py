@@ -84,7 +84,7 @@ def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
 
 
 @pytest.mark.runc
-def test_a_container_that_fails_is_restarted_where_the_policy_says_so(real: DevProcess) -> None:
+def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: DevProcess) -> None:
     apply(real, pod("again", "cat /proc/sys/kernel/random/uuid; exit 3", restart="OnFailure"), pod("failed", "exit 4"))
     assert reached(real, "failed", "Failed")["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 4
     wait_until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
@@ -130,7 +130,7 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
         ("image", {}, 'image "nowhere/image:1" is not on this machine'),
     ],
 )
-def test_what_a_pod_does_not_get_is_told_in_its_events(
+def test_what_a_pod_does_not_get_is_reported_in_its_events(
     real: DevProcess, name: str, spec: dict[str, Any], says: str
 ) -> None:
     given = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
@@ -169,7 +169,7 @@ def test_a_rebooted_node_runs_its_pods_again(real: DevProcess) -> None:
 # --- simulated --------------------------------------------------------------------------------------------
 
 
-def test_a_simulated_pod_says_so_and_its_log_shows_what_was_injected(simulated: DevProcess) -> None:
+def test_a_simulated_pod_reports_it_and_its_log_shows_what_was_injected(simulated: DevProcess) -> None:
     apply(simulated, pod("server", "serve", restart="Always"))
     reached(simulated, "server", "Running")
     log = simulated.kubectl("logs", "server")

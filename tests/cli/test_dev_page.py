@@ -12,7 +12,7 @@ from dra_kubeletplugin.cli import dev_page
 from dra_kubeletplugin.kube import ApiConfig
 
 
-async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, may_end = asyncio.Event(), asyncio.Event()
 
     class Live:

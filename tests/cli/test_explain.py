@@ -124,7 +124,7 @@ async def test_a_cluster_with_one_version_alone_is_read_in_that(
     assert [r["kind"] for g in found["groups"] for q in g["requests"] for r in q["reasons"]] == ["too-few-devices"]
 
 
-async def test_a_cluster_without_dra_is_told_from_one_without_the_object(
+async def test_a_cluster_without_dra_is_reported_from_one_without_the_object(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await dra(cluster, "explain", "pod/wait") == 2
@@ -229,7 +229,7 @@ async def test_lists_are_read_in_pages(
     assert len(pages) >= 4
 
 
-async def test_a_pod_that_has_a_node_shows_its_devices_and_what_its_kubelet_says(
+async def test_a_pod_that_has_a_node_shows_its_devices_and_what_its_kubelet_states(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No driver is on the node."""

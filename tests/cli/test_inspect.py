@@ -80,6 +80,6 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(tmp_pa
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("dra 0.")

@@ -163,7 +163,7 @@ def test_one_of_a_kind_is_counted_in_the_singular(tmp_path: Path, capsys: pytest
     assert "1 node; " in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_explained_and_the_code_says_so(
+def test_what_does_not_fit_is_explained_and_the_code_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "-f", manifest(tmp_path, 7, 4), *HOSTS, "-o", "json"]) == 1
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_explained_and_the_code_says_so(
     assert (fit["pods"], len(fit["placed"]), fit["stopped"]["state"]) == (7, 6, "waits")
 
 
-def test_what_hosts_have_beside_devices_counts_where_it_is_said(
+def test_what_hosts_have_beside_devices_counts_where_it_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(manifest(tmp_path, 3)) / "w.yaml"

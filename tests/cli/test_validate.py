@@ -52,7 +52,7 @@ def test_every_example_is_right(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.startswith("ok ") for line in said)
 
 
-def test_all_that_is_wrong_is_told_at_once_by_server_cel_and_driver(
+def test_all_that_is_wrong_is_reported_at_once_by_server_cel_and_driver(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.yaml").write_text(BAD)
@@ -70,7 +70,7 @@ def test_all_that_is_wrong_is_told_at_once_by_server_cel_and_driver(
     assert (thing["faults"], len(thing["warnings"])) == ([], 1)
 
 
-def test_parameters_that_nobody_judged_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_that_nobody_judged_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     manifest = str(ROOT / "examples/07-opaque-configuration/manifest.yaml")
     assert main(["validate", manifest]) == 0
     said = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_parameters_that_nobody_judged_are_told(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n# nothing\n"])
-def test_a_file_without_objects_is_told_in_one_sentence(
+def test_a_file_without_objects_is_reported_in_one_sentence(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "odd.yaml").write_text(text)
@@ -123,7 +123,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("which", UNREADABLE)
-def test_a_text_that_is_no_yaml_is_told_with_file_line_and_column(
+def test_a_text_that_is_no_yaml_is_reported_with_file_line_and_column(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, says = UNREADABLE[which]
@@ -143,7 +143,9 @@ def test_what_is_nested_too_deeply_ends_no_other_command_either(tmp_path: Path) 
         from_files([tmp_path / "deep.yaml"])
 
 
-def test_a_missing_file_and_a_folder_without_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_and_a_folder_without_files_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["validate", str(tmp_path / "none.yaml")]) == 2
     assert f"wrong {tmp_path}/none.yaml: No such file or directory" in capsys.readouterr().err
     assert main(["validate", str(tmp_path)]) == 2
@@ -309,7 +311,7 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
 
 
 @pytest.mark.parametrize("which", MISTAKES)
-def test_a_mistake_is_told_with_its_line_and_what_was_meant(
+def test_a_mistake_is_reported_with_its_line_and_what_was_meant(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, right, wrong, says = MISTAKES[which]
@@ -399,7 +401,7 @@ def test_a_class_that_lies_beside_the_driver_is_known(tmp_path: Path, capsys: py
     assert capsys.readouterr().err.count("deviceclass.yaml") == 2, "once for each command"
 
 
-def test_a_described_host_tells_which_attributes_a_driver_publishes(
+def test_a_described_host_reports_which_attributes_a_driver_publishes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "c.yaml").write_text(

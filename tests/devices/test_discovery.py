@@ -98,7 +98,7 @@ ODD: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("what", ODD)
-async def test_a_look_that_fails_in_any_way_is_told_counted_and_tried_again(tmp_path: Path, what: str) -> None:
+async def test_a_look_that_fails_in_any_way_is_reported_counted_and_tried_again(tmp_path: Path, what: str) -> None:
     again = threading.Event()
 
     def answer(look: int) -> Any:
@@ -116,7 +116,9 @@ async def test_a_look_that_fails_in_any_way_is_told_counted_and_tried_again(tmp_
         assert scan.last_success is not None
 
 
-async def test_a_device_library_that_hangs_is_told_with_seconds_and_its_late_answer_is_taken(tmp_path: Path) -> None:
+async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late_answer_is_taken(
+    tmp_path: Path,
+) -> None:
     let_go = threading.Event()
 
     def answer(look: int) -> Any:
@@ -210,7 +212,7 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         await until(lambda: not inventory.has_gone)
 
 
-async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_as_long_as_there_are_any(
+async def test_binding_conditions_that_nobody_makes_true_are_reported_once_and_for_as_long_as_there_are_any(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits = Device("waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"])
@@ -228,7 +230,7 @@ async def test_binding_conditions_that_nobody_makes_true_are_told_once_and_for_a
     assert caplog.text.count("has no bind()") == 1
 
 
-def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_say_that_devices_changed(tmp_path: Path) -> None:
+def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_state_that_devices_changed(tmp_path: Path) -> None:
     async def life() -> DeviceDiscovery:
         async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
             assert await scan.first_look(60)

@@ -30,21 +30,21 @@ EVERY = {
 
 
 @pytest.mark.parametrize("what", EVERY)
-def test_every_way_to_say_nodes_is_accepted_for_a_pool(what: str) -> None:
+def test_every_way_to_state_nodes_is_accepted_for_a_pool(what: str) -> None:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "d.example.com", "pool": pool, **EVERY[what].of_slice("node-1"), "devices": [{"name": "d"}]}
     assert validate_spec(spec, "spec") == []
 
 
 @pytest.mark.parametrize("what", [w for w in EVERY if w != "this"])
-def test_every_way_to_say_other_nodes_is_accepted_for_a_device(what: str) -> None:
+def test_every_way_to_state_other_nodes_is_accepted_for_a_device(what: str) -> None:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
     device = Device("d", nodes=EVERY[what]).json()
     spec = {"driver": "d.example.com", "pool": pool, "perDeviceNodeSelection": True, "devices": [device]}
     assert validate_spec(spec, "spec") == []
 
 
-def test_nodes_are_compared_by_what_they_say() -> None:
+def test_nodes_are_compared_by_what_they_state() -> None:
     assert Nodes.matching({"a": "1", "b": ["2"]}) == Nodes.matching({"a": ["1"], "b": "2"})
     assert Nodes.named("a") != Nodes.named("b")
     assert len({Nodes.all(), Nodes.all(), Nodes.this()}) == 2
@@ -165,6 +165,6 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
         ([Pool("gpus", [], nodes=Nodes.all)], "pool 'gpus' whose nodes are method: use Nodes.this()"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_told_with_the_pool(answer: object, says: str) -> None:
+def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_reported_with_the_pool(answer: object, says: str) -> None:
     with pytest.raises(DriverError, match=re.escape(says)):
         parse_pools(answer, "pools", "node")

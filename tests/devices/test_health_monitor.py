@@ -57,7 +57,7 @@ async def test_health_that_was_never_reported_is_unknown_however_long_the_driver
         await reported(node, "toy-0", UNHEALTHY)
 
 
-async def test_health_is_asked_for_when_the_devices_are_known_so_that_the_first_report_is_not_lost() -> None:
+async def test_health_is_requested_when_the_devices_are_known_so_that_the_first_report_is_not_lost() -> None:
     class Ill(Toy):
         def health(self) -> dict[str, Health]:
             return {"toy-0": Health(False, "hot")}
@@ -120,7 +120,7 @@ async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_wi
 
 
 @pytest.mark.parametrize("reports_health", [True, False])
-async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_health: bool) -> None:
+async def test_what_the_registration_states_is_served_and_nothing_else_is(reports_health: bool) -> None:
     """Asked as any client may, with the bytes of empty requests: what is not served is not implemented."""
     known = {
         "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
@@ -146,7 +146,7 @@ async def test_what_the_registration_says_is_served_and_nothing_else_is(reports_
 
 
 @pytest.mark.gates("ResourceHealthStatus")
-async def test_what_a_driver_knows_is_told_to_all_streams_as_soon_as_it_says_so() -> None:
+async def test_what_a_driver_knows_is_reported_to_all_streams_as_soon_as_it_reports_it() -> None:
     """Its next turn would be in an hour; both versions, and the kubelet's own stream beside them."""
 
     class Monitored(Toy):
@@ -196,7 +196,7 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
 
 @pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
-async def test_a_fault_has_the_effect_that_the_driver_says_or_the_operator(policy: str, effect: str) -> None:
+async def test_a_fault_has_the_effect_that_the_driver_states_or_the_operator(policy: str, effect: str) -> None:
     if effect == "None" and not Features.of().is_at_least("1.35"):
         pytest.skip("the effect None came with 1.35")
 
@@ -265,7 +265,7 @@ async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
         await node.run_pod()
 
 
-async def test_a_registration_socket_that_somebody_removes_is_told_and_the_kubelet_finds_the_plugin_again(
+async def test_a_registration_socket_that_somebody_removes_is_reported_and_the_kubelet_finds_the_plugin_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node_with(make_toy_class()) as node:

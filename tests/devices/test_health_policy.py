@@ -38,7 +38,7 @@ def test_what_counts_turns_only_after_as_many_reports_in_a_row(
         assert diagnosis.health.healthy is (None if said is None else not faulty)
 
 
-def test_the_message_says_what_does_not_count_yet() -> None:
+def test_the_message_reports_what_does_not_count_yet() -> None:
     policy = HealthPolicy(unhealthy_after=3, healthy_after=2)
     found = follow([True, False, False, False, True, True], policy)
     assert [(d.health.healthy, d.health.message) for d in found] == [
@@ -83,7 +83,7 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
 
 
 @pytest.mark.parametrize("said", ["down", "", 2])
-async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_said(said: object) -> None:
+async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_stated(said: object) -> None:
     """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
     with pytest.raises(DriverError, match=r"for a: use True, False or None"):
         await checked_report({"a": Health(said)})  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ async def test_health_is_unknown_until_the_driver_has_reported_it(kind: Any) -> 
 
 
 @KINDS
-async def test_the_kubelet_is_told_when_health_was_measured_and_not_the_time_of_now(kind: Any) -> None:
+async def test_the_kubelet_is_informed_when_health_was_measured_and_not_the_time_of_now(kind: Any) -> None:
     clock = Clock()
     inventory = await stocked(clock=clock)
     await inventory.set_health({"a": Health(True)}, at=clock.now - 3)
@@ -109,7 +109,7 @@ async def test_before_the_first_answer_of_devices_no_name_in_a_report_is_a_stran
     ]
 
 
-async def test_a_report_that_is_too_old_says_nothing_any_more() -> None:
+async def test_a_report_that_is_too_old_states_nothing_any_more() -> None:
     clock = Clock()
     inventory = await stocked(clock=clock)
     await inventory.set_health({"a": Health(True), "b": Health(False, "hot")}, at=clock.now)
@@ -154,7 +154,7 @@ async def test_a_device_has_its_own_time_of_measurement_and_its_own_time_out() -
     }
 
 
-async def test_a_measurement_that_is_told_again_is_no_further_report() -> None:
+async def test_a_measurement_that_is_reported_again_is_no_further_report() -> None:
     clock = Clock()
     policy = HealthPolicy(taint=UNHEALTHY, unhealthy_after=2)
     inventory = Inventory("node", policy, clock=clock, wall=clock)
@@ -168,7 +168,7 @@ async def test_a_measurement_that_is_told_again_is_no_further_report() -> None:
 
 
 @pytest.mark.parametrize("step", [-7200.0, 7200.0])
-async def test_a_clock_that_is_set_makes_no_report_old_and_the_kubelet_is_told_by_the_new_one(step: float) -> None:
+async def test_a_clock_that_is_set_makes_no_report_old_and_the_kubelet_is_informed_by_the_new_one(step: float) -> None:
     clock, wall = Clock(), Clock()
     inventory = Inventory("node", clock=clock, wall=wall)
     await inventory.update(node([Device("a")]))
@@ -205,7 +205,7 @@ async def test_taints_follow_what_is_explicitly_unhealthy_only() -> None:
     assert (await told(inventory))["b"] == (v1.UNKNOWN, 1_000_000, "busy")
 
 
-async def test_what_a_library_says_for_false_means_the_same_to_slices_claims_and_kubelet() -> None:
+async def test_what_a_library_states_for_false_means_the_same_to_slices_claims_and_kubelet() -> None:
     inventory = await stocked("a", "b")
     await inventory.set_health({"a": Health(0), "b": Health(1)}, at=1_000_000.0)  # type: ignore[arg-type]
     assert published(inventory) == {"a": [UNHEALTHY.key], "b": []}
@@ -283,7 +283,7 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
     assert sum("the taint that health() returned for a is invalid" in r.getMessage() for r in caplog.records) == 1
 
 
-async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so() -> None:
+async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_reports_it() -> None:
     clock = Clock()
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=3), clock=clock, wall=clock)
     await inventory.update(node([Device("a")]))
@@ -304,7 +304,7 @@ async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_says_so
     assert (published(inventory), (await told(inventory))["a"][0]) == ({"a": []}, v1.HEALTHY)
 
 
-async def test_what_changed_and_its_version_change_together_whoever_is_being_told_then() -> None:
+async def test_what_changed_and_its_version_change_together_whoever_is_being_reported_then() -> None:
     inventory = Inventory("node")
     await inventory.update(node([Device("d0")]))
     before = inventory.version
@@ -317,7 +317,7 @@ async def test_what_changed_and_its_version_change_together_whoever_is_being_tol
     assert await updating
 
 
-async def test_without_any_device_one_empty_message_says_so() -> None:
+async def test_without_any_device_one_empty_message_reports_it() -> None:
     assert [len(m.devices) for m in await messages(Inventory("node"))] == [0]
 
 
@@ -448,7 +448,7 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
     assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
 
 
-def test_a_driver_whose_unhealthy_taint_is_invalid_is_told_at_start() -> None:
+def test_a_driver_whose_unhealthy_taint_is_invalid_is_reported_at_start() -> None:
     with pytest.raises(DriverError, match="unhealthy_taint"):
         Inventory("node", HealthPolicy(taint=Taint(key="not valid!")))
 
@@ -522,7 +522,7 @@ async def test_others_have_their_turn_while_thousands_of_devices_are_judged() ->
     assert turns >= 2048 / 16
 
 
-async def test_others_have_their_turn_while_the_health_of_thousands_is_taken_and_told() -> None:
+async def test_others_have_their_turn_while_the_health_of_thousands_is_taken_and_reported() -> None:
     inventory, device = Inventory("node", clock=Clock()), Device("d")
     await inventory.update(node([renamed(device, f"d{i}") for i in range(4096)]))
     report = {f"d{i}": Health(False, "hot") for i in range(4096)}
@@ -550,7 +550,7 @@ def test_computed_names_of_attributes_are_kept_once() -> None:
     assert all(x is y for x, y in zip(a.attributes, b.attributes, strict=True))
 
 
-def test_what_the_server_would_refuse_is_told_when_a_device_is_made() -> None:
+def test_what_the_server_would_refuse_is_reported_when_a_device_is_made() -> None:
     for fields in ({"attributes": {"x": 2**63}}, {"attributes": {"x": "\ud800"}}, {"binding_conditions": ["a.b/c"]}):
         with pytest.raises(InvalidObjectError, match="device 'a'"):
             Device("a", **fields)  # type: ignore[arg-type]
@@ -605,7 +605,7 @@ async def test_each_role_takes_its_own_pools_of_one_answer() -> None:
     assert plugin.get("switch", "fabric") is None
 
 
-async def test_a_device_s_own_nodes_make_every_device_of_its_pool_say_its_own() -> None:
+async def test_a_device_s_own_nodes_make_every_device_of_its_pool_state_its_own() -> None:
     inventory = Inventory("", role=Role.CONTROLLER)
     devices = [Device("a", nodes=Nodes.named("node-1")), Device("b"), Device("c", nodes=Nodes.all())]
     await inventory.update([Pool("p", devices, nodes=Nodes.matching({"rack": "r1"}))])
@@ -656,7 +656,7 @@ async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it(
     assert list(inventory.pools) == ["node"]
 
 
-async def test_health_of_one_name_in_two_pools_is_told_apart_by_the_pool() -> None:
+async def test_health_of_one_name_in_two_pools_is_distinguished_by_the_pool() -> None:
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=Clock())
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a")])])
     await inventory.set_health({"node/x/a": Health(False, "hot")}, at=1.0)

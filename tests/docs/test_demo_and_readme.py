@@ -23,7 +23,7 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
+def test_the_demo_reports_the_whole_story_and_leaves_nothing() -> None:
     done = run("drivers/pci/demo.py", PCI_UNSAFE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
@@ -40,7 +40,7 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing() -> None:
     assert ("No real container runs" if runc.missing() else "seen from inside the container") in done.stdout
 
 
-def test_the_demo_says_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
+def test_the_demo_reports_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
     done = run("drivers/pci/demo.py", "drivers/pci/hosts/two-sockets.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The demo uses a described host" in done.stdout
@@ -67,7 +67,7 @@ def test_the_demo_runs_a_real_container_where_runc_is() -> None:
         (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
     ],
 )
-def test_what_a_user_gets_wrong_is_told_in_a_sentence_without_a_traceback(
+def test_what_a_user_gets_wrong_is_reported_in_a_sentence_without_a_traceback(
     args: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)

@@ -39,7 +39,7 @@ def test_every_generated_file_is_current(files: Mapping[str, str]) -> None:
     assert [path for path, text in files.items() if (ROOT / path).read_text() != text] == [], "run `make docs`"
 
 
-def test_what_is_said_to_be_generated_is(files: Mapping[str, str]) -> None:
+def test_what_is_reported_to_be_generated_is(files: Mapping[str, str]) -> None:
     said = {
         str(p.relative_to(ROOT))
         for p in DOCS.glob("*.md")
@@ -98,7 +98,7 @@ def test_every_proposal_of_the_seeds_has_its_section() -> None:
         assert lasting in text.partition("## From 2024 to today")[2]
 
 
-def test_the_security_page_says_what_its_manifests_say() -> None:
+def test_the_security_page_reports_what_its_manifests_state() -> None:
     """Users and capabilities, which are written by hand there."""
     source = ROOT / "src/dra_kubeletplugin/packaging/manifests/source"
     page = (DOCS / "security.md").read_text()
@@ -136,7 +136,7 @@ def test_the_compatibility_page_names_options_and_pythons_that_are_there() -> No
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
-def test_snippets_are_what_they_say(page: Path) -> None:
+def test_snippets_are_what_they_state(page: Path) -> None:
     for kind, text in re.findall(
         r"^```(python|yaml|json)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
     ):

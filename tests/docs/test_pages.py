@@ -49,7 +49,7 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
 
 
-def test_the_site_s_settings_say_nothing_twice() -> None:
+def test_the_site_s_settings_state_nothing_twice() -> None:
     """YAML takes the last and is silent: pictures were not drawn any more when another hook was listed."""
     top = yaml.compose((ROOT / "mkdocs.yml").read_text(), Settings)
     assert isinstance(top, yaml.MappingNode)

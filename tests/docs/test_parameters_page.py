@@ -48,7 +48,7 @@ def test_the_values_of_the_page_are_right() -> None:
         assert [s for s in said if not s.startswith("webhookCABundle: ")] == []  # it is cut short there
 
 
-def test_the_sentences_of_the_page_are_what_is_said(
+def test_the_sentences_of_the_page_are_what_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from tests.helpers.drivers import make_toy_class
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()
 
 
-async def test_each_file_of_a_plugin_is_there_with_the_mode_that_the_page_says() -> None:
+async def test_each_file_of_a_plugin_is_there_with_the_mode_that_the_page_states() -> None:
     rows = re.findall(r"^\| `(<(?:kubelet|cdi) root>/[^`]+)` \| (\d{4}) \|", PAGE, re.MULTILINE)
     assert len(rows) == 5
     async with node_with(make_toy_class()) as node:

@@ -55,7 +55,7 @@ def test_every_symptom_that_is_made_is_in_the_page() -> None:
     assert PRODUCERS.keys() == symptoms().keys()
 
 
-def test_a_line_that_nobody_says_is_found() -> None:
+def test_a_line_that_nobody_states_is_found() -> None:
     assert missing_lines(["a <name> b", "c ..."], ["a x b", "c d e"]) == []
     assert missing_lines(["a <name> b"], ["a b", "a x bc"]) == ["a <name> b"]
 

@@ -322,7 +322,7 @@ async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> No
     assert len(seen) == 1
 
 
-async def test_when_every_thread_hangs_a_further_call_is_told_so_and_async_ones_go_on() -> None:
+async def test_when_every_thread_hangs_a_further_call_is_reported_so_and_async_ones_go_on() -> None:
     calls, gate, inside = Calls(threads=2), threading.Event(), threading.Semaphore(0)
 
     def hangs() -> None:

@@ -111,7 +111,7 @@ def test_a_class_that_cannot_work_is_refused_before_anything_starts(cls: Any, sa
         make(cls)
 
 
-def test_what_an_author_means_to_say_is_kept() -> None:
+def test_what_an_author_means_to_state_is_kept() -> None:
     with pytest.raises(PermanentError, match="no licence"):
         make(of(__init__=raising(PermanentError("no licence"))))
 
@@ -155,14 +155,14 @@ def test_a_name_that_is_no_text_is_refused_where_it_is_written() -> None:
         ("import other\n", r"ValueError: wrong \(.*other.py:1\)"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "driver.py").write_text(text)
     (tmp_path / "other.py").write_text("raise ValueError('wrong')\n")
     with pytest.raises(DriverError, match=f"importing {re.escape(str(tmp_path))}/driver.py raised .*{says}"):
         load_driver(str(tmp_path / "driver.py"))
 
 
-def test_a_module_whose_own_import_fails_is_not_said_to_be_missing(
+def test_a_module_whose_own_import_fails_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "acme_driver_x.py").write_text("import nosuch_sdk\n")
@@ -239,7 +239,7 @@ def test_a_module_in_a_package_is_named_with_dots(tmp_path: Path, monkeypatch: p
         load_driver("acme_dotted.driver")
 
 
-def test_a_folder_without_one_driver_is_told_with_what_it_has(tmp_path: Path) -> None:
+def test_a_folder_without_one_driver_is_reported_with_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=f"{tmp_path} has neither src/PACKAGE/driver.py nor driver.py"):
         load_driver(str(tmp_path))
     package(package(tmp_path, "acme_one"), "acme_two")
@@ -264,7 +264,7 @@ def test_two_packages_of_one_name_are_never_mistaken_for_each_other(tmp_path: Pa
         load_driver(str(package(tmp_path / "two", "acme_same")))
 
 
-def test_what_fails_in_a_package_is_told_with_the_file_asked_for_and_the_line(tmp_path: Path) -> None:
+def test_what_fails_in_a_package_is_reported_with_the_file_requested_and_the_line(tmp_path: Path) -> None:
     folder = package(tmp_path, "acme_failing")
     (folder / "src/acme_failing/parts.py").write_text("import nosuch_sdk\n")
     with pytest.raises(DriverError, match=r"importing .*acme_failing/driver.py raised .*nosuch_sdk.*parts.py:1"):

@@ -121,7 +121,7 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     return given_own(args, Rack)
 
 
-def test_an_item_that_no_flag_can_say_is_told() -> None:
+def test_an_item_that_no_flag_can_state_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"options.only \('a,b',\): items with commas"):
         as_flags(Rack, RackOptions(only=("a,b",)))
 
@@ -172,13 +172,13 @@ WRONG: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("given", "says"), WRONG)
-def test_a_wrong_option_is_told(given: dict[str, object], says: str) -> None:
+def test_a_wrong_option_is_reported(given: dict[str, object], says: str) -> None:
     with pytest.raises(SettingsError) as e:
         make(Rack, options=given)
     assert says in str(e.value)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(SettingsError) as e:
         read_options(Rack, {"shelfs": "1", "scale": "x", "mode": 3}, {"SPARE": "maybe"})
     assert [fault.split(" is ")[0] for fault in e.value.faults] == [
@@ -265,7 +265,7 @@ def test_an_init_that_gives_options_itself_is_refused() -> None:
         make(Own)
 
 
-def test_a_check_of_options_that_fails_is_told_with_its_line() -> None:
+def test_a_check_of_options_that_fails_is_reported_with_its_line() -> None:
     @dataclass(frozen=True)
     class Odd:
         size: int = 0
@@ -389,7 +389,7 @@ def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytes
         (["run", "FILE", "FILE", "--shelves=3"], "is an unexpected argument"),
     ],
 )
-def test_what_is_wrong_on_the_line_is_told_with_exit_code_2(
+def test_what_is_wrong_on_the_line_is_reported_with_exit_code_2(
     words: list[str], says: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -400,7 +400,7 @@ def test_what_is_wrong_on_the_line_is_told_with_exit_code_2(
     assert says in capsys.readouterr().err
 
 
-def test_what_is_wrong_with_settings_and_options_is_told_together(
+def test_what_is_wrong_with_settings_and_options_is_reported_together(
     file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["run", file, "--call-timeout=x", "--shelves=x"]) == 2

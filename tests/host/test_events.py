@@ -29,7 +29,7 @@ real_events = pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs r
 
 
 @real_events
-async def test_a_real_kernel_event_is_told_to_who_asked_for_its_subsystem_only() -> None:
+async def test_a_real_kernel_event_is_reported_to_who_requested_its_subsystem_only() -> None:
     """The event is made by writing to the null device's uevent file, which changes nothing."""
     told, others = asyncio.Event(), asyncio.Event()
     sysfs = Path("/sys")
@@ -97,7 +97,7 @@ async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> N
 
 
 @real_events
-async def test_the_driver_says_which_subsystems_are_a_reason_to_look() -> None:
+async def test_the_driver_reports_which_subsystems_are_a_reason_to_look() -> None:
     class Counting(Toy):
         looks = 0
 
@@ -142,7 +142,7 @@ WITH_VFS = {**CARD, "address": "0000:18:00.0", "vfs": {"total": 2}}
     ],
     ids=["plugged", "unplugged", "unbound", "virtual functions", "an attribute"],
 )
-async def test_a_described_host_tells_of_what_the_kernel_would(
+async def test_a_described_host_reports_what_the_kernel_would(
     tmp_path: Path, change: Callable[[Path], None], subsystems: set[str]
 ) -> None:
     root = described.build(tmp_path / "sys", {"functions": [WITH_NODE, WITH_VFS]})
@@ -162,7 +162,7 @@ async def test_a_listener_is_woken_by_a_described_host_and_by_no_event_of_before
     assert heard.empty()
 
 
-async def test_a_described_host_that_is_gone_tells_of_nothing(tmp_path: Path) -> None:
+async def test_a_described_host_that_is_gone_reports_nothing(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": []})
     listener = Listener(root, ("pci",))
     shutil.rmtree(root)
@@ -202,7 +202,7 @@ async def test_a_device_that_is_plugged_in_is_published_within_the_interval() ->
         assert generation == 1
 
 
-async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_are_told() -> None:
+async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_are_reported() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
 

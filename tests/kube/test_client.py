@@ -212,7 +212,7 @@ async def test_a_question_for_versions_ends_with_the_client(sent: Sent, monkeypa
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_wait_that_the_server_asks_for_is_waited_four_times(status: int, sent: Sent) -> None:
+async def test_a_wait_that_the_server_requests_is_waited_four_times(status: int, sent: Sent) -> None:
     sent.answers = [answer({}, status, retry_after="2")]
     with pytest.raises(ApiError) as e:
         await client(timeout=1000).call("GET", "/x")
@@ -271,7 +271,7 @@ async def test_a_401_after_a_wait_is_final(sent: Sent) -> None:
     assert (e.value.status, len(sent.requests)) == (401, 2)
 
 
-async def test_no_answer_in_time_says_what_was_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_answer_in_time_reports_what_was_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*args: Any) -> HttpResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -302,7 +302,7 @@ def group(*versions: str) -> HttpResponse:
         ("/apis/resource.k8s.io", {}, 1),
     ],
 )
-async def test_a_404_of_a_whole_resource_makes_the_client_ask_for_versions_again(
+async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again(
     path: str, body: Any, asked: int, sent: Sent
 ) -> None:
     c = client()
@@ -396,7 +396,7 @@ async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobo
     assert asked == 2
 
 
-async def test_a_server_that_changes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_changes_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     versions = ["v1beta1", "v1beta1", "v1", "v1"]
     discovery = Discovery(lambda: asyncio.sleep(0, {"versions": [{"version": versions.pop(0)}]}))

@@ -374,7 +374,7 @@ async def test_a_rotated_token_is_read_and_a_broken_file_changes_nothing(
     assert await token.header() == "Bearer two"
 
 
-def test_a_pod_without_a_service_account_or_with_a_bad_ca_says_so(
+def test_a_pod_without_a_service_account_or_with_a_bad_ca_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Pair
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")

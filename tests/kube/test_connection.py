@@ -77,7 +77,7 @@ async def test_what_the_kernel_holds_of_the_peer_s_is_seen_before_it_is_read() -
 
 
 @pytest.mark.parametrize("before", [b"", said(b"x")], ids=["before any request", "after an answer"])
-async def test_bytes_that_nobody_asked_for_end_a_connection(before: bytes) -> None:
+async def test_bytes_that_nobody_requested_end_a_connection(before: bytes) -> None:
     async with wired() as (connection, wire):
         if before:
             task = await asking(connection)
@@ -314,7 +314,7 @@ async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s(
 @pytest.mark.parametrize(
     ("data", "eof"), [(b"zz\r\n", False), (b"", True), (b"", False)], ids=["no chunk", "an end", "a loss"]
 )
-async def test_what_ends_a_stream_early_is_told_after_its_lines(data: bytes, eof: bool) -> None:
+async def test_what_ends_a_stream_early_is_reported_after_its_lines(data: bytes, eof: bool) -> None:
     async with wired() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
@@ -335,7 +335,7 @@ async def test_what_ends_a_stream_early_is_told_after_its_lines(data: bytes, eof
         assert wire.reading == [True]
 
 
-async def test_a_wire_that_closes_is_told_nothing_of_pauses() -> None:
+async def test_a_wire_that_closes_is_reported_nothing_of_pauses() -> None:
     async with wired() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)

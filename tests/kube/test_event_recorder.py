@@ -37,7 +37,7 @@ async def told(node: DriverNode, reason: str) -> dict[str, Any]:
     return on_claim_and_pod(node, reason)
 
 
-async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_name_each_other() -> None:
+async def test_an_unprepare_that_fails_is_reported_on_the_claim_and_its_pod_which_name_each_other() -> None:
     driver = make_toy_class()
     async with node_with(driver) as node:
         pod = await node.run_pod()
@@ -61,7 +61,7 @@ async def test_an_unprepare_that_fails_is_told_on_the_claim_and_its_pod_which_na
         assert len(events_of(node.cluster.api.storage)) == 2, "each try is one more of the same"
 
 
-async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> None:
+async def test_an_undo_that_fails_after_a_failed_prepare_is_reported_as_one() -> None:
     driver = make_toy_class()
     driver.fail = RetryableError("no")
     driver.fail_unprepare = RetryableError("stuck")
@@ -73,7 +73,7 @@ async def test_an_undo_that_fails_after_a_failed_prepare_is_told_as_one() -> Non
         await running
 
 
-async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_nobody_has_is_not() -> None:
+async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_that_nobody_has_is_not() -> None:
     class Ill(HealthReportingDriver):
         ill: ClassVar[dict[str, Health]] = {}
         gone: ClassVar[set[str]] = set()
@@ -105,7 +105,7 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_told_and_one_that_n
         )
 
 
-async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_told() -> None:
+async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_reported() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
@@ -122,7 +122,7 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         assert event["involvedObject"]["kind"] == "Node"
 
 
-async def test_where_events_are_forbidden_that_is_told_once_and_claims_and_readiness_do_not_mind(
+async def test_where_events_are_forbidden_that_is_reported_once_and_claims_and_readiness_do_not_mind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -193,7 +193,7 @@ async def sent(events: EventRecorder, until_true: Any) -> None:
     task.cancel()
 
 
-async def test_a_claim_of_a_group_of_pods_is_told_with_its_group_and_what_we_do_not_know_is_no_crash() -> None:
+async def test_a_claim_of_a_group_of_pods_is_reported_with_its_group_and_what_we_do_not_know_is_no_crash() -> None:
     server = Server(
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"},
         {"apiGroup": "example.com", "resource": "novelties", "name": "n", "uid": "n"},
@@ -211,7 +211,7 @@ async def test_a_claim_of_a_group_of_pods_is_told_with_its_group_and_what_we_do_
 
 
 @pytest.mark.parametrize("reserved", [None, "pods", [3], {"a": 1}])
-async def test_whatever_the_server_says_of_a_claim_its_own_event_is_written(reserved: Any) -> None:
+async def test_whatever_the_server_states_of_a_claim_its_own_event_is_written(reserved: Any) -> None:
     server = Server()
     server.reserved = reserved
     events = events_to(server)
@@ -219,7 +219,7 @@ async def test_whatever_the_server_says_of_a_claim_its_own_event_is_written(rese
     await sent(events, lambda: len(server.created) == 1)
 
 
-async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for_it(
+async def test_what_is_reported_often_is_one_event_with_a_count_and_nobody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._AGAIN", 0.1)
@@ -237,7 +237,7 @@ async def test_what_is_said_often_is_one_event_with_a_count_and_nobody_waits_for
     task.cancel()
 
 
-async def test_one_object_that_says_something_else_each_time_does_not_use_up_what_others_have(
+async def test_one_object_that_states_something_else_each_time_does_not_use_up_what_others_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -161,7 +161,7 @@ def test_a_line_between_chunks_may_be_4_kib_long_with_its_end_and_no_longer() ->
     + [(204, t, False) for t in (False, True)]
     + [(205, False, True), (303, False, True), (304, False, False), (304, True, False), (305, False, True)],
 )
-def test_which_answers_have_no_body_whatever_their_head_says(status: int, tunnel: bool, has_body: bool) -> None:
+def test_which_answers_have_no_body_whatever_their_head_states(status: int, tunnel: bool, has_body: bool) -> None:
     answer, body = read(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nhello" % status, tunnel=tunnel)
     assert answer.done
     assert (body, answer.rest) == ((b"hello", b"") if has_body else (b"", b"hello"))
@@ -211,7 +211,7 @@ def test_a_chunk_s_size_is_hexadecimal(size: int) -> None:
     [("GET", b"", ""), ("DELETE", b"", ""), ("DELETE", b"{}", "2")]
     + [(m, b, str(len(b))) for m in ("POST", "PUT", "PATCH") for b in (b"", b"{}")],
 )
-def test_a_request_says_how_long_its_body_is_where_it_may_have_one(method: str, body: bytes, length: str) -> None:
+def test_a_request_reports_how_long_its_body_is_where_it_may_have_one(method: str, body: bytes, length: str) -> None:
     said = f"Content-Length: {length}\r\n" if length else ""
     sent = request_bytes(method, "/a", header_block({"Host": "x"}), body)
     assert sent == f"{method} /a HTTP/1.1\r\n{said}Host: x\r\n\r\n".encode() + body

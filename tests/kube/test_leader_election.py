@@ -182,7 +182,7 @@ async def test_who_cannot_renew_leads_for_the_deadline_after_the_last_success_an
     assert elector.fault == "leader election by lease ns/driver: away"
 
 
-async def test_who_leads_says_so_from_its_first_write_to_its_end(elect: Any) -> None:
+async def test_who_leads_reports_it_from_its_first_write_to_its_end(elect: Any) -> None:
     api = Api(until=30, lease=held("other"))
     seen: list[bool] = []
     for at in (19, 21, 25):
@@ -303,7 +303,7 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
         (TimeoutError(), "no response within 10.0s"),
     ],
 )
-async def test_why_there_is_no_election_is_told_once_until_there_is_one(
+async def test_why_there_is_no_election_is_reported_once_until_there_is_one(
     elect: Any, fault: Exception, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = Api(until=7)

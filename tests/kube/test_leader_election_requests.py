@@ -244,7 +244,9 @@ async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
     assert lease["spec"]["leaseTransitions"] >= 3, "one that had no time to renew is followed too"
 
 
-async def test_an_object_that_is_no_lease_is_told_and_never_taken(server: ApiServer, candidates: Candidates) -> None:
+async def test_an_object_that_is_no_lease_is_reported_and_never_taken(
+    server: ApiServer, candidates: Candidates
+) -> None:
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "acquireTime": 7}
     meta = {"name": "driver", "namespace": "default", "uid": "u"}
     server.storage.put("leases.coordination.k8s.io", {"metadata": meta, "spec": spec})

@@ -151,7 +151,7 @@ async def test_an_empty_selector_is_not_sent_and_silence_is_75_seconds(follow: A
     assert server.silence == 75.0
 
 
-async def test_a_list_is_read_to_its_last_page_and_tells_what_came_changed_and_went(follow: Any) -> None:
+async def test_a_list_is_read_to_its_last_page_and_reports_what_came_changed_and_went(follow: Any) -> None:
     first = [listing(obj("a"), more="c1"), listing(obj("b"), more="c2"), listing(obj("c"), version="9")]
     server = Server(*first, ApiError("gone", status=410), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
     reflector, seen = await follow(server)
@@ -173,7 +173,7 @@ async def test_a_list_is_read_to_its_last_page_and_tells_what_came_changed_and_w
     ],
     ids=["in time", "early", "at once", "reset", "away for a while", "early, then in time", "early twice"],
 )
-async def test_a_watch_that_goes_on_after_one_that_was_cut_is_told_of_once(
+async def test_a_watch_that_goes_on_after_one_that_was_cut_is_reported_once(
     follow: Any, ends: list[Any], calls: int
 ) -> None:
     """Who answers then may be another server."""
@@ -183,7 +183,7 @@ async def test_a_watch_that_goes_on_after_one_that_was_cut_is_told_of_once(
     assert len(told) == calls
 
 
-async def test_what_a_watch_tells_is_known_to_the_next_list(follow: Any) -> None:
+async def test_what_a_watch_reports_is_known_to_the_next_list(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
     server = Server(
         listing(obj("a"), obj("c")), (events, 9), ApiError("gone", status=410), listing(obj("a", "9"), obj("b", "8"))
@@ -209,7 +209,7 @@ async def test_a_watch_that_was_cut_is_followed_by_another_within_a_second_and_a
     assert asked(server) == ["list"] + ["watch 7"] * 8
 
 
-async def test_a_short_watch_that_told_something_is_the_first_failure_again(follow: Any) -> None:
+async def test_a_short_watch_that_reported_something_is_the_first_failure_again(follow: Any) -> None:
     server = Server(listing(), ([], 0), ([], 0), ([line("ADDED", obj("a"))], 0), ([], 0))
     await follow(server)
     assert server.slept == [0.1, 0.2, 0.1, 0.2]
@@ -301,7 +301,7 @@ async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
     assert list(reflector.items) == ["u-a"]
 
 
-async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
+async def test_heard_and_fault_report_how_it_stands(follow: Any) -> None:
     away = Server(ApiError("away"))
     reflector, _ = await follow(away)
     assert (reflector.last_message, reflector.fault) == (0.0, "away")
@@ -313,7 +313,7 @@ async def test_heard_and_fault_tell_how_it_stands(follow: Any) -> None:
     assert reflector.last_message == 1001.5, "when the last line came"
 
 
-async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any) -> None:
+async def test_without_copies_only_what_distinguishes_objects_is_kept(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8", spec=1)), line("DELETED", obj("a", "9", spec=1))]
     server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), ApiError("", status=410), listing(obj("b", "8")))
     reflector, seen = await follow(server, copies=False)
@@ -324,7 +324,9 @@ async def test_without_copies_only_what_tells_objects_apart_is_kept(follow: Any)
 
 
 @pytest.mark.parametrize("copies", [True, False])
-async def test_an_error_is_told_with_the_server_s_words_as_far_as_they_make_sense(copies: bool, follow: Any) -> None:
+async def test_an_error_is_reported_with_the_server_s_words_as_far_as_they_make_sense(
+    copies: bool, follow: Any
+) -> None:
     fault = line("ERROR", {"code": 500, "message": "etcd " + "x" * 1000})
     server = Server(listing(), ([fault], 0))
     reflector, _ = await follow(server, copies=copies)
@@ -332,7 +334,7 @@ async def test_an_error_is_told_with_the_server_s_words_as_far_as_they_make_sens
     assert len(reflector.fault) == len("watch nodes: ") + 300
 
 
-async def test_failures_are_told_at_the_first_the_fifth_and_every_twentieth(
+async def test_failures_are_reported_at_the_first_the_fifth_and_every_twentieth(
     follow: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -344,7 +346,7 @@ async def test_failures_are_told_at_the_first_the_fifth_and_every_twentieth(
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-async def test_the_version_is_asked_for_before_each_watch_and_another_one_begins_with_a_list(follow: Any) -> None:
+async def test_the_version_is_requested_before_each_watch_and_another_one_begins_with_a_list(follow: Any) -> None:
     server = Server(listing(), ([], 9), ([], 9), listing(), versions=["v1beta1", "v1beta1", "v1", "v1", "v1"])
     reflector, _ = await follow(server, "resourceslices")
     paths = [a if isinstance(a, str) else a[1] for a in server.asked]
@@ -354,7 +356,7 @@ async def test_the_version_is_asked_for_before_each_watch_and_another_one_begins
     assert reflector.plural == "resourceslices"
 
 
-async def test_a_server_that_cannot_say_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
+async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
     versions = ["v1", ApiError("away"), ApiError("slow", status=500), "v1"]
     server = Server(listing(), ([], 9), ([], 9), ([], 9), versions=versions)
     _, seen = await follow(server, "resourceslices")
@@ -369,7 +371,7 @@ async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(fol
     assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [1.0, 0.1])
 
 
-async def test_versions_that_were_never_told_are_waited_for(follow: Any) -> None:
+async def test_versions_that_were_never_reported_are_waited_for(follow: Any) -> None:
     class Late(Server):
         async def dra(self, plural: str) -> Resource:
             if len(self.slept) < 2:

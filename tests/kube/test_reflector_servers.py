@@ -139,7 +139,7 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
         assert second - first - 1 <= 4, "watches between two lists"
 
 
-async def test_it_says_how_it_stands() -> None:
+async def test_it_reports_how_it_stands() -> None:
     away = True
 
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
@@ -166,7 +166,7 @@ async def test_it_says_how_it_stands() -> None:
             await until("a fault again", lambda: bool(reflector.fault))
 
 
-async def test_without_copies_a_list_still_tells_what_came_changed_and_went() -> None:
+async def test_without_copies_a_list_still_reports_what_came_changed_and_went() -> None:
     lists = [[obj("a"), obj("b")], [obj("b", "2"), obj("c")]]
 
     async def reply(peer: RawServer, request: bytes) -> bytes:

@@ -131,7 +131,7 @@ async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies
         assert [r.partition(b"\r\n\r\n")[2] for r in peer.requests[3:]] == [b'{"a":1}', b'{"a":2}']
 
 
-async def test_an_answer_that_began_is_never_asked_for_again() -> None:
+async def test_an_answer_that_began_is_never_requested_again() -> None:
     cut_short = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
 
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
@@ -555,7 +555,7 @@ def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: byte
 # --- waits ----------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> None:
+async def test_a_wait_that_the_server_requests_stays_within_the_timeout() -> None:
     later = http_response({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
     async with serve_replies(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
@@ -567,7 +567,7 @@ async def test_a_wait_that_the_server_asks_for_stays_within_the_timeout() -> Non
 
 
 @pytest.mark.parametrize("asked", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
-async def test_an_odd_retry_after_is_a_second(asked: str) -> None:
+async def test_an_malformed_retry_after_is_a_second(asked: str) -> None:
     odd = http_response({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
     async with serve_replies(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
@@ -609,7 +609,7 @@ async def test_one_question_for_versions_serves_all_who_wait() -> None:
         assert len(peer.requests) == 1
 
 
-async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_is_reported_to_all_who_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
     async with RawServer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
@@ -624,7 +624,7 @@ async def test_a_silent_server_is_told_to_all_who_wait_at_once(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": "v1"}, {"versions": {"v1": 1}}])
-async def test_odd_answers_about_versions_are_api_errors(body: Any) -> None:
+async def test_malformed_answers_about_versions_are_api_errors(body: Any) -> None:
     async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match="lists no versions") as e:
             await client.dra_version()
@@ -695,7 +695,7 @@ async def test_a_list_of_nothing_may_be_null() -> None:
         assert (await client.list(CLAIMS))["items"] == []
 
 
-async def test_a_peer_that_takes_connections_and_says_nothing_is_given_up_in_time(ca: Pair) -> None:
+async def test_a_peer_that_takes_connections_and_states_nothing_is_given_up_in_time(ca: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, nobody accepts
         port = server.getsockname()[1]
         for config in (

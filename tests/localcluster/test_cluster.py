@@ -74,14 +74,14 @@ async def test_a_pod_is_scheduled_once_its_class_is_corrected(cluster: LocalClus
     await runs(cluster, "p")
 
 
-async def test_an_error_of_a_selector_keeps_the_pod_pending_and_is_told(cluster: LocalCluster) -> None:
+async def test_an_error_of_a_selector_keeps_the_pod_pending_and_is_reported(cluster: LocalCluster) -> None:
     wrong = device_class()
     wrong["spec"]["selectors"] = [{"cel": {"expression": 'device.attributes["toy.example.com"].none == 1'}}]
     await cluster.apply(wrong, pod("p", templates=["t"]))
     await waits(cluster, "p", "no such key: none")
 
 
-async def test_a_pod_runs_without_a_claim_that_somebody_says_it_does_not_need(cluster: LocalCluster) -> None:
+async def test_a_pod_runs_without_a_claim_that_somebody_reports_it_does_not_need(cluster: LocalCluster) -> None:
     """The status of another controller: the template's claim has the name null."""
     await cluster.apply(pod("p", templates=["t"], schedulingGates=[{"name": "example.com/wait"}], used=False))
 

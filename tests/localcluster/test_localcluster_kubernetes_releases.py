@@ -97,7 +97,7 @@ async def server(features: Features, storage: Any = None) -> AsyncIterator[tuple
 
 
 @EACH
-async def test_a_release_says_its_version_and_serves_the_stable_version_alone(release: str) -> None:
+async def test_a_release_states_its_version_and_serves_the_stable_version_alone(release: str) -> None:
     async with LocalCluster(features=Features.of(release)) as cluster:
         version = await cluster.client.call("GET", "/version", None)
         assert (version["major"], version["minor"]) == ("1", release[2:])
@@ -211,7 +211,7 @@ async def test_the_effect_none_came_with_1_35() -> None:
 
 
 @EACH
-async def test_a_claim_asks_for_what_the_release_knows(release: str) -> None:
+async def test_a_claim_requests_what_the_release_knows(release: str) -> None:
     spec = claim_spec()
     exactly = spec["devices"]["requests"][0]["exactly"]
     exactly["tolerations"] = [{"key": KEY, "operator": "Exists"}]
@@ -370,7 +370,7 @@ async def room_of(release: str) -> AsyncIterator[Room]:
     ("release", "streams"),
     [("1.34", None), ("1.35", None), ("1.36", "v1alpha1.DRAResourceHealth"), ("1.37", "v1.DRAResourceHealth")],
 )
-async def test_health_is_asked_for_in_the_version_of_the_release(release: str, streams: str | None) -> None:
+async def test_health_is_requested_in_the_version_of_the_release(release: str, streams: str | None) -> None:
     async with (
         room_of(release) as room,
         room.plugin(health=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")) as plugin,
@@ -385,7 +385,7 @@ async def test_health_is_asked_for_in_the_version_of_the_release(release: str, s
             assert not plugin.streams
 
 
-async def test_1_36_asks_for_the_health_of_a_plugin_that_offers_none_again_and_again_and_1_37_does_not() -> None:
+async def test_1_36_requests_the_health_of_a_plugin_that_offers_none_again_and_again_and_1_37_does_not() -> None:
     for release in ("1.36", "1.37"):
         async with room_of(release) as room, room.plugin():
             await room.registered()
@@ -492,12 +492,12 @@ async def test_a_pod_that_comes_while_its_claim_is_unprepared_has_it_prepared_ag
         ),
     ],
 )
-def test_what_cannot_be_had_is_said_in_a_sentence(release: str, gates: dict[str, bool], told: str) -> None:
+def test_what_cannot_be_had_is_reported_in_a_sentence(release: str, gates: dict[str, bool], told: str) -> None:
     with pytest.raises(SettingsError, match=told.replace("?", r"\?")):
         Features.of(release, gates)
 
 
-def test_the_environment_says_the_release_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_states_the_release_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRA_KUBERNETES_VERSION", "1.35")
     assert Features.of().release == "1.35"
     assert Features.of("1.37").release == "1.37"

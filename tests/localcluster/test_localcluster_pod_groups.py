@@ -181,7 +181,7 @@ async def test_a_groups_spec_never_changes_and_its_status_names_its_own_claims()
         ("1.35", {"DRAWorkloadResourceClaims": True}, "it came with 1.36"),
     ],
 )
-def test_gates_that_do_not_go_together_are_told(release: str, gates: dict[str, bool], told: str) -> None:
+def test_gates_that_do_not_go_together_are_reported(release: str, gates: dict[str, bool], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
         Features.of(release, gates)
 
@@ -197,7 +197,7 @@ async def test_a_workload_is_refused_with_what_to_do_instead() -> None:
 
 
 @EACH
-async def test_one_claim_is_made_for_a_group_and_its_pods_are_told_of_it(release: str, version: str) -> None:
+async def test_one_claim_is_made_for_a_group_and_its_pods_are_informed_of_it(release: str, version: str) -> None:
     async with room(release=release) as r:
         await r.cluster.apply(group("g", FROM_TEMPLATE, version=version))
 
@@ -237,7 +237,7 @@ async def test_an_entry_that_is_not_the_groups_in_every_field_is_the_pods_own() 
         await r.until("the pod's own claim", own)
 
 
-async def test_a_template_that_is_missing_is_told_about_the_group_and_comes_later() -> None:
+async def test_a_template_that_is_missing_is_reported_about_the_group_and_comes_later() -> None:
     async with room() as r:
         await r.cluster.apply(group("g", {"name": "t0", "resourceClaimTemplateName": "late"}))
         missing = 'resource claim template "late": resourceclaimtemplate.resource.k8s.io "late" not found'

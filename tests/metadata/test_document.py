@@ -255,7 +255,7 @@ def test_no_mix_of_two_writings_passes_for_a_whole_file(cut: int, before: str, a
             assert (document.generation, document.devices[0].attributes["text"]) in ((1, before), (2, after))
 
 
-def test_a_second_version_that_stays_odd_does_not_hide_the_first(
+def test_a_second_version_that_stays_malformed_does_not_hide_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader.time, "sleep", lambda _: None)

@@ -177,7 +177,7 @@ async def test_what_each_probe_answers() -> None:
         await asked(f"{url}/healthz")
 
 
-async def test_notes_are_told_over_the_loopback_alone_and_faults_to_everybody() -> None:
+async def test_notes_are_reported_over_the_loopback_alone_and_faults_to_everybody() -> None:
     state = State()
     state.faults, state.remarks = ["x"], ["the record of claim ml/secret cannot be read"]
     probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)

@@ -120,7 +120,7 @@ async def test_a_repeat_is_answered_from_the_record_after_a_restart_too() -> Non
         assert [c[0] for c in node.driver.calls] == ["prepare"]
 
 
-async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_claims_say_why_not() -> None:
+async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_claims_state_why_not() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")

@@ -230,7 +230,7 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
 
 
-async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_told(tmp_path: Path) -> None:
+async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_reported(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
@@ -295,7 +295,7 @@ async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -
         assert dra(b, "claims", "forget", "nobody", "--yes").returncode == 2
 
 
-async def test_a_claim_deallocated_and_allocated_anew_under_the_same_uid_gets_its_new_device(tmp_path: Path) -> None:
+async def test_a_claim_deallocated_and_allocated_again_under_the_same_uid_gets_its_new_device(tmp_path: Path) -> None:
     from bench.node import Kubelet, allocate
 
     async with node_harness(tmp_path) as b:

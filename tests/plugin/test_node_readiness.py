@@ -31,7 +31,7 @@ async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reas
             pass
 
 
-async def test_a_database_that_is_overwritten_is_noticed_and_mended_without_a_call() -> None:
+async def test_a_database_that_is_overwritten_is_noticed_and_repaired_without_a_call() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         path = node.settings.records_path
@@ -60,7 +60,7 @@ async def test_a_plugin_that_stops_is_neither_ready_nor_registered() -> None:
         await stop
 
 
-async def test_a_failed_prepare_and_its_unprepare_tell_of_no_missing_note(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_prepare_and_its_unprepare_report_no_missing_note(caplog: pytest.LogCaptureFixture) -> None:
     cls = make_toy_class()
     cls.fail = OSError("the toy broke")
     async with node_with(cls) as node:
@@ -70,7 +70,7 @@ async def test_a_failed_prepare_and_its_unprepare_tell_of_no_missing_note(caplog
     assert not [r for r in caplog.records if "note" in r.getMessage() and r.levelno >= logging.WARNING]
 
 
-async def test_health_of_a_device_that_is_none_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_health_of_a_device_that_is_none_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     from dra_kubeletplugin import Health
 
     class Misspelt(HealthReportingDriver):

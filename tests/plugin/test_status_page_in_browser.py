@@ -180,7 +180,7 @@ def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_who
     assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"
 
 
-def test_names_and_attributes_are_text_whatever_they_say(dev: DevProcess, browser: Browser) -> None:
+def test_names_and_attributes_are_text_whatever_they_state(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
     browser.shows("odd-0", "#groups")
     browser.shows(SCRIPT, "#groups")  # the NUMA node is a column

@@ -131,7 +131,7 @@ async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
-async def test_an_update_is_judged_by_what_its_entries_say_wherever_they_stand(tmp_path: Path, kind: str) -> None:
+async def test_an_update_is_judged_by_what_its_entries_state_wherever_they_stand(tmp_path: Path, kind: str) -> None:
     bad, worse, good = parameters(count=9), parameters(count=10), parameters(count=2)
     reordered = dict(reversed(bad.items()))
 
@@ -150,7 +150,7 @@ async def test_an_update_is_judged_by_what_its_entries_say_wherever_they_stand(t
         assert await allowed([worse, bad], [good])
 
 
-async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
+async def test_a_server_is_informed_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
     async with serving(tmp_path) as (webhook, ca):
         obj = claim(parameters())
         obj["metadata"]["annotations"] = {"x": "y" * 3 * 1024 * 1024}
@@ -160,7 +160,7 @@ async def test_a_server_is_told_when_a_review_is_too_large_or_too_many_are_at_wo
         assert (status, said) == (413, b"the body is larger than 6291456 bytes, the limit\n")
 
 
-async def test_a_check_of_the_driver_that_breaks_refuses_and_says_so(tmp_path: Path) -> None:
+async def test_a_check_of_the_driver_that_breaks_refuses_and_reports_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as (webhook, _):
         response = (await webhook.review(review(claim(parameters(count=101)))))["response"]
         assert "the checks of GpuConfig raised RuntimeError: boom" in response["status"]["message"]
@@ -178,7 +178,7 @@ async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path
         assert (await post(webhook.url, ca, b"", "/elsewhere"))[0] == 404
 
 
-async def test_odd_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> None:
+async def test_malformed_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> None:
     async with serving(tmp_path) as (webhook, _):
         for spec in (
             None,
@@ -259,7 +259,7 @@ async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
         assert (await post(webhook.url, tmp_path / "second.crt", b""))[0] == 400
 
 
-async def test_files_that_are_no_certificate_are_told_before_anything_serves(tmp_path: Path) -> None:
+async def test_files_that_are_no_certificate_are_reported_before_anything_serves(tmp_path: Path) -> None:
     settings = WebhookSettings(
         driver_name=DRIVER, tls_cert_file=tmp_path / "none.crt", tls_private_key_file=tmp_path / "none.key"
     )
@@ -448,7 +448,7 @@ def command(cert: Path, key: Path) -> list[str]:
     ]
 
 
-async def test_an_encrypted_key_is_told_and_nobody_is_asked_for_its_pass_phrase(tmp_path: Path) -> None:
+async def test_an_encrypted_key_is_reported_and_no_pass_phrase_is_requested(tmp_path: Path) -> None:
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
     locked = tmp_path / "locked.key"
     subprocess.run(

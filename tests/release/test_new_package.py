@@ -74,7 +74,7 @@ def test_pyright_finds_nothing_in_it_at_its_strictest(package: Path) -> None:
     assert "0 errors, 0 warnings" in run("pyright", cwd=package)
 
 
-def test_what_cannot_be_installed_is_told_with_where_a_wheel_of_the_framework_goes(tmp_path: Path) -> None:
+def test_what_cannot_be_installed_is_reported_with_where_a_wheel_of_the_framework_goes(tmp_path: Path) -> None:
     package = made(tmp_path, "acme-fpga", "chardev")
     (package / ".venv/bin").mkdir(parents=True)
     for tool in ("python", "pip"):  # an index that has nothing
@@ -170,7 +170,7 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is not a folder: create it first, or use another"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told_in_a_sentence_and_nothing_is_made(
+def test_what_cannot_be_is_reported_in_a_sentence_and_nothing_is_made(
     args: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -213,7 +213,7 @@ def test_a_disk_that_is_full_leaves_nothing(
 
 
 @pytest.mark.parametrize("theirs", ["acme/driver.py", "acme"], ids=["a folder", "a file"])
-def test_what_somebody_makes_meanwhile_is_told_and_stays(
+def test_what_somebody_makes_meanwhile_is_reported_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str
 ) -> None:
     write = writer.write_driver
@@ -264,7 +264,7 @@ def test_nothing_that_a_driver_needs_can_be_hidden_by_it() -> None:
             check_name(name)
 
 
-def test_on_a_terminal_what_is_left_out_is_asked_for(tmp_path: Path) -> None:
+def test_on_a_terminal_what_is_left_out_is_requested(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     code = f"from dra_kubeletplugin.cli import main; raise SystemExit(main(['new', 'acme', '-C', {str(tmp_path)!r}]))"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True)

@@ -13,7 +13,7 @@ from tests.release.installation import Environment, run
 
 @pytest.mark.image
 @pytest.mark.timeout(1500)
-def test_its_image_is_made_of_what_the_index_has_and_the_lock_says(wheel: Path, base: str, tmp_path: Path) -> None:
+def test_its_image_is_made_of_what_the_index_has_and_the_lock_states(wheel: Path, base: str, tmp_path: Path) -> None:
     digest = index.fill(tmp_path / "index", wheel)
     with index.served(tmp_path / "index") as url:
         tools = Environment.make(tmp_path / "tools")

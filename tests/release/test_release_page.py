@@ -23,7 +23,7 @@ def test_each_target_and_test_that_it_names_exists() -> None:
 
 
 @pytest.mark.parametrize("job", WORKFLOW["jobs"])
-def test_a_job_of_the_workflow_has_only_the_rights_that_it_says(job: str) -> None:
+def test_a_job_of_the_workflow_has_only_the_rights_that_it_states(job: str) -> None:
     assert WORKFLOW["permissions"] == {}
     said = WORKFLOW["jobs"][job]
     assert set(said) <= {"needs", "runs-on", "environment", "permissions", "env", "steps"}

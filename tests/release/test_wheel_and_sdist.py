@@ -74,7 +74,7 @@ def test_the_wheel_has_types_templates_and_manifests_and_no_tests(wheel: Path) -
     assert not [n for n in names if "/test_" in n and not n.endswith(".tmpl")]
 
 
-def test_the_version_is_said_once(wheel: Path, installed: Environment) -> None:
+def test_the_version_is_reported_once(wheel: Path, installed: Environment) -> None:
     version = dra_kubeletplugin.__version__
     assert wheel.name == f"dra_kubeletplugin-{version}-py3-none-any.whl"
     assert run(installed.path("dra"), "--version", cwd=installed.folder) == f"dra {version}\n"

@@ -84,7 +84,7 @@ def test_what_the_server_stores_it_stores_again(text: str) -> None:
         ("512Ki", "512Ki"), ("0.5Ki", "512"), ("0.0001Ki", "102400u"), ("1000Ki", "1000Ki"), ("1025", "1025"), ("100Ti", "100Ti"), ("1000E", "1"),
     ],
 )  # fmt: skip
-def test_the_server_keeps_the_text_of_what_it_takes_for_canonical_and_writes_the_rest_anew(
+def test_the_server_keeps_the_text_of_what_it_takes_for_canonical_and_writes_the_rest_again(
     text: str, kept: str
 ) -> None:
     assert stored(text) == kept

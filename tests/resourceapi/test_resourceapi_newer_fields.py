@@ -55,7 +55,7 @@ async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_d
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.36", "1.37"])
-async def test_what_a_pool_says_of_all_its_devices_is_sent_where_it_is_known_and_left_out_elsewhere(
+async def test_what_a_pool_states_of_all_its_devices_is_sent_where_it_is_known_and_left_out_elsewhere(
     release: str,
 ) -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
@@ -67,7 +67,7 @@ async def test_what_a_pool_says_of_all_its_devices_is_sent_where_it_is_known_and
         assert len(server.written) == 1, "the server was asked before"
 
 
-async def test_what_a_pool_says_of_all_its_devices_reaches_a_server_that_keeps_it() -> None:
+async def test_what_a_pool_states_of_all_its_devices_reaches_a_server_that_keeps_it() -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
     async with scripted_api_server(ON) as server:
         status, [spec] = await published(server, pool)
@@ -117,7 +117,7 @@ async def test_a_taint_that_only_informs_never_keeps_a_device_back(release: str)
         assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
 
 
-def test_a_contradiction_is_said_where_it_is_written() -> None:
+def test_a_contradiction_is_reported_where_it_is_written() -> None:
     for given in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
         with pytest.raises(InvalidObjectError, match="NodeResource"):
             NodeResource(**given)  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ async def test_a_claim_that_moved_to_another_node_is_undone_on_the_first_and_sta
 
 
 @pytest.mark.full
-async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_anew(tmp_path: Path) -> None:
+async def test_a_claim_that_comes_back_to_the_node_that_died_is_prepared_there_again(tmp_path: Path) -> None:
     """Its UID is the one that kubelet and plugin know of old, for a pod that is no more."""
     async with two_nodes(tmp_path) as (one, two):
         uid = await handed_on(one, two)

@@ -56,7 +56,7 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
     ]
 
 
-def test_a_program_that_ends_is_told_with_its_command_and_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_reported_with_its_command_and_its_last_words(tmp_path: Path) -> None:
     assets = install_binaries(tmp_path / "assets", kube_apiserver="echo 'unknown flag: --secure-port' >&2; exit 3")
     with (
         pytest.raises(
@@ -80,7 +80,7 @@ def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_list
     assert [p.returncode for p in plane.ended] == [-9, -9]
 
 
-def test_a_folder_without_the_programs_is_told_by_name(tmp_path: Path) -> None:
+def test_a_folder_without_the_programs_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ControlPlaneError, match="there is no etcd in it that can be run"):
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
 

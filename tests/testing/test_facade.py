@@ -107,7 +107,7 @@ def test_a_claim_of_every_form_has_the_fields_of_the_api() -> None:
     }
 
 
-async def test_the_server_takes_it_strictly_and_says_what_it_does_not_know() -> None:
+async def test_the_server_takes_it_strictly_and_reports_what_it_does_not_know() -> None:
     async with LocalCluster(nodes=()) as cluster:
         api = AsyncApi(cluster)
         labels = {"resource.kubernetes.io/admin-access": "true"}
@@ -134,7 +134,7 @@ def event(reason: str, message: str, second: int, **more: Any) -> dict[str, Any]
     return {"metadata": {"creationTimestamp": when}, "type": "Warning", "reason": reason, "message": message, **more}
 
 
-def test_events_that_say_the_same_are_one_with_their_count_oldest_first() -> None:
+def test_events_that_state_the_same_are_one_with_their_count_oldest_first() -> None:
     told = merge_events(
         [
             event("Failed", "b", 9, reportingComponent="kubelet", series={"count": 3}),
@@ -256,7 +256,7 @@ def test_a_bound_method_has_the_signature_without_self_and_the_function_of_the_c
     thread.close()
 
 
-def test_a_driver_that_blocks_the_loop_of_its_own_cluster_is_told_so() -> None:
+def test_a_driver_that_blocks_the_loop_of_its_own_cluster_is_reported_so() -> None:
     thread = LoopThread()
     handle = Handle(thread)
 

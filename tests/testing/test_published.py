@@ -93,7 +93,7 @@ async def test_what_a_driver_answers_is_what_is_read_back() -> None:
             assert list(await node.published("node-1")) == list(published)
 
 
-async def test_a_state_is_waited_for_by_names_or_by_what_a_function_says_of_it() -> None:
+async def test_a_state_is_waited_for_by_names_or_by_what_a_function_states_of_it() -> None:
     async with node_with(Cards) as node:
         node.driver.ill = frozenset({"card-0"})
         published = await node.wait_published(lambda devices: devices["card-0"].taints)
@@ -112,7 +112,7 @@ async def test_a_state_is_waited_for_by_names_or_by_what_a_function_says_of_it()
         (lambda devices: devices["card0"].taints, "no device 'card0' is published, did you mean 'card-0'?"),
     ],
 )
-async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: Any, why: str) -> None:
+async def test_what_is_published_instead_is_reported_a_line_for_each_device(wanted: Any, why: str) -> None:
     async with node_with(Cards) as node:
         with pytest.raises(PublishedError) as e:
             await node.wait_published(wanted, timeout=0)
@@ -127,7 +127,7 @@ async def test_what_is_published_instead_is_told_a_line_for_each_device(wanted: 
     assert list(e.value.published) == ["card-0", "card-1", "part-0", "part-1"]
 
 
-async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
+async def test_the_reason_why_a_device_is_left_out_is_reported() -> None:
     async with node_with(Wrong) as node:
         with pytest.raises(
             PublishedError, match="part is missing; part is not published: it consumes counters of counter set 'card'"
@@ -135,7 +135,7 @@ async def test_the_reason_why_a_device_is_left_out_is_told() -> None:
             await node.wait_published(["part"], timeout=0)
 
 
-async def test_a_driver_s_name_that_is_written_wrong_is_told_with_the_right_one() -> None:
+async def test_a_driver_s_name_that_is_written_wrong_is_reported_with_the_right_one() -> None:
     async with node_with(Cards) as node:
         assert not await node.api.published("card.example.com"), "a driver that publishes nothing is no fault"
         with pytest.raises(PublishedError, match=f"did you mean '{NAME}'.*\n  nothing is published"):

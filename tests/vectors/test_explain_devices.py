@@ -84,7 +84,7 @@ def with_change(case: JSON, text: str) -> JSON | None:
 
 @pytest.mark.cases(1)
 @every_case("cel")
-def test_the_parts_of_a_selector_say_together_what_the_whole_says(case: JSON) -> None:
+def test_the_parts_of_a_selector_state_together_what_the_whole_states(case: JSON) -> None:
     if case.get("listTypeAttributes") or "compileError" in case["expect"]:
         return
     expression, expected = case["expression"], case["expect"]

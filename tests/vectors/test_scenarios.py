@@ -20,7 +20,7 @@ NOT_YET = dict(line.split(": ", 1) for line in (HERE / "stories_not_yet.txt").re
 
 @pytest.mark.cases(24)
 @pytest.mark.parametrize("story", [pytest.param(s, id=s["id"]) for s in STORIES])
-async def test_the_cluster_tells_the_story_that_kubernetes_told(story: JSON) -> None:
+async def test_the_cluster_reports_the_story_that_kubernetes_reported(story: JSON) -> None:
     reason = NOT_YET.get(story["id"])
     try:
         await replay(story, 1.0 if reason else LONGEST)

@@ -50,7 +50,7 @@ def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", 
         ("version = 9", Level.UNKNOWN, "version 9"),
     ],
 )
-def test_a_runtime_resolves_devices_as_its_configuration_says(
+def test_a_runtime_resolves_devices_as_its_configuration_states(
     tmp_path: Path, config: str, level: Level, says: str
 ) -> None:
     found = configured(tmp_path, config)
@@ -63,7 +63,7 @@ def test_var_run_and_run_are_one_folder_and_crio_has_cdi_on(tmp_path: Path) -> N
     assert configured(tmp_path, folders, "etc/crio/crio.conf.d/10.conf").level is Level.OK
 
 
-def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_told_apart(tmp_path: Path) -> None:
+def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_distinguished(tmp_path: Path) -> None:
     low, high = tmp_path / "low", tmp_path / "high"
     device = {"name": "d", "containerEdits": {"env": ["A=1"]}}
     for folder, names in ((low, "ab"), (high, "c")):
@@ -79,7 +79,7 @@ def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_told_apart(tmp_p
     assert "warning: v.com/other=d is in" in said
 
 
-def test_a_socket_that_nobody_listens_at_is_named_and_one_that_says_nothing_too(tmp_path: Path) -> None:
+def test_a_socket_that_nobody_listens_at_is_named_and_one_that_states_nothing_too(tmp_path: Path) -> None:
     for name in ("plugins", "plugins_registry"):
         (tmp_path / name).mkdir()
     dead, driver_errors = tmp_path / "plugins_registry/dead-reg.sock", tmp_path / "plugins_registry/mute-reg.sock"
@@ -106,7 +106,7 @@ def test_a_kubelet_with_another_root_is_found_by_its_process(tmp_path: Path) -> 
     assert "has no folder plugins and no folder plugins_registry" in said
 
 
-def test_a_machine_without_pci_or_kernel_is_told_as_unknown(tmp_path: Path) -> None:
+def test_a_machine_without_pci_or_kernel_is_reported_as_unknown(tmp_path: Path) -> None:
     assert {f.level for f in machine.look(tmp_path, tmp_path, tmp_path)} == {Level.UNKNOWN}
 
 

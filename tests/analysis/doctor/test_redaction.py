@@ -69,7 +69,7 @@ def test_no_secret_of_a_text_is_left(line: str) -> None:
     assert SECRET not in text(line)
 
 
-def test_what_else_is_said_stays() -> None:
+def test_what_else_is_reported_stays() -> None:
     log = (
         "prepared claim default/a\nunix:///run/x.sock, https://example.com:8080/v1@sha256:0123, basic checks\n[1] list"
     )

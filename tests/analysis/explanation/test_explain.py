@@ -379,7 +379,7 @@ def test_with_a_node_that_has_everything_only_what_concerns_the_pod_is_left(
         assert (found.state, found.nodes) == (ExplanationState.FITS, ("z",))
 
 
-def test_nodes_that_say_the_same_are_one_group_whoever_holds_their_devices() -> None:
+def test_nodes_that_state_the_same_are_one_group_whoever_holds_their_devices() -> None:
     nodes = [x for i in range(300) for x in (node(f"n{i}"), pool(f"n{i}", gpu("g0")), held(f"h{i}", f"n{i}", "g0"))]
     found = asked(*nodes, claim(), pod("c"))
     assert [len(g.nodes) for g in found.groups] == [300]
@@ -388,7 +388,7 @@ def test_nodes_that_say_the_same_are_one_group_whoever_holds_their_devices() -> 
     assert len(text(found, Style(coloured=False))) < 25
 
 
-def test_a_change_is_told_for_the_nodes_where_it_was_tried_with_success_alone() -> None:
+def test_a_change_is_reported_for_the_nodes_where_it_was_tried_with_success_alone() -> None:
     """On b the taint is not the only thing."""
     tainted = gpu("g0", taints=[UNHEALTHY])
     found = asked(node("a"), node("b"), pool("a", tainted), pool("b", tainted), held("h", "b", "g0"), claim(), pod("c"))
@@ -407,14 +407,14 @@ def test_a_change_is_told_for_the_nodes_where_it_was_tried_with_success_alone() 
         (f"{ATTRIBUTES}.numa > 'a'", "a selector that can be evaluated for every device"),
     ],
 )
-def test_a_selector_that_fails_is_to_ask_for_what_the_device_has_not(expression: str, change: str) -> None:
+def test_a_selector_that_fails_is_to_request_what_the_device_has_not(expression: str, change: str) -> None:
     selectors = [{"cel": {"expression": expression}}]
     found = asked(node("a"), pool("a", gpu("g0")), claim(selectors=selectors), pod("c"))
     [reason] = found.reasons
     assert reason.kind is ReasonKind.SELECTOR_ERROR and change in reason.change
 
 
-def test_a_pod_that_runs_says_which_devices_it_has_and_where_from() -> None:
+def test_a_pod_that_runs_reports_which_devices_it_has_and_where_from() -> None:
     running = pod("c", nodeName="a", status={"phase": "Running"})
     found = asked(node("a"), pool("a", gpu("g0")), held("c", "a", "g0", users=("p",)), running)
     assert (found.state, found.node) == (ExplanationState.RUNS, "a")
@@ -422,7 +422,7 @@ def test_a_pod_that_runs_says_which_devices_it_has_and_where_from() -> None:
     assert (device.device, device.node, device.slice) == ("g0", "a", "a-slice")
 
 
-def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() -> None:
+def test_a_pod_that_is_placed_and_does_not_start_reports_what_the_kubelet_stated() -> None:
     event = {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "type": "Warning", "reason": "FailedPrepareDynamicResources",
         "message": "NodePrepareResources failed", "involvedObject": {"uid": "pods/default/p"},
@@ -432,7 +432,7 @@ def test_a_pod_that_is_placed_and_does_not_start_says_what_the_kubelet_said() ->
     assert "NodePrepareResources failed" in found.summary
 
 
-def test_a_search_that_takes_too_long_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_takes_too_long_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
     assert (found.state, found.kinds) == (ExplanationState.UNKNOWN, {ReasonKind.TIMEOUT})
@@ -521,7 +521,7 @@ def test_objects_of_older_versions_are_the_same_objects() -> None:
     assert explain(Snapshot.of([*old, node("a"), pod("c")]), "p").state is ExplanationState.FITS
 
 
-def test_an_object_without_an_objects_form_is_left_out_and_told() -> None:
+def test_an_object_without_an_objects_form_is_left_out_and_reported() -> None:
     odd = pod("c", name="odd", nodeName="a")
     odd["spec"]["containers"] = [{"resources": 3}]
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"), odd)

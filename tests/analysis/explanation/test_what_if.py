@@ -170,7 +170,7 @@ def test_each_change_alone_lets_its_node_take_the_pod(r: Random) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False))
-def test_what_explain_and_simulate_say_of_a_pod_agrees_and_a_node_that_refuses_it_says_why(r: Random) -> None:
+def test_what_explain_and_simulate_state_of_a_pod_agrees_and_a_node_that_refuses_it_reports_why(r: Random) -> None:
     *objects, asking = cluster(r)
     found = explain(Snapshot.of([*objects, asking]), "p")
     placed = simulate(Snapshot.of(objects), [asking])
@@ -217,13 +217,13 @@ def test_a_node_that_is_too_small_is_not_helped_by_pods_that_go() -> None:
     assert [c.text for c in found.changes] == ["less cpu"]
 
 
-def test_more_devices_than_a_node_has_are_said_to_be_so_whoever_holds_them() -> None:
+def test_more_devices_than_a_node_has_are_reported_to_be_so_whoever_holds_them() -> None:
     objects = [CLASS, node("a"), pool("a", {"name": "g0"}), held("h", "a", "g0"), claim(count=2), pod("c")]
     found = explain(Snapshot.of(objects), "p")
     assert "the node has fewer than 2 devices for request r" in found.summary
 
 
-def test_of_a_pod_whose_node_is_gone_nobody_says_that_it_runs() -> None:
+def test_of_a_pod_whose_node_is_gone_nobody_reports_that_it_runs() -> None:
     lost = pod("c", nodeName="gone", status={"phase": "Running"})
     found = explain(Snapshot.of([CLASS, node("a"), claim(), lost]), "p")
     assert found.state is ExplanationState.WAITS

@@ -194,7 +194,7 @@ def partitions(name: str) -> list[JSON]:
     return [node(name), pool(name, *parts, count=2), counters]
 
 
-def test_of_partitions_it_is_said_once_who_holds_them_and_once_that_counters_are_exhausted() -> None:
+def test_of_partitions_it_is_reported_once_who_holds_them_and_once_that_counters_are_exhausted() -> None:
     there = [
         CLASS,
         *partitions("a"),

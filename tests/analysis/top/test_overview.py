@@ -156,7 +156,7 @@ def test_root_and_numa_node_are_found_by_the_standard_names_and_by_a_drivers_own
     assert [(r.root, r.numa) for r in rows.devices] == [("pci0000:17", "1"), ("", "0, 1"), ("r", "0")]
 
 
-def test_taints_and_what_drivers_say_in_the_claims_status_are_told() -> None:
+def test_taints_and_what_drivers_state_in_the_claims_status_are_reported() -> None:
     taints = [{"key": "a.example.com/sick", "value": "ecc", "effect": "NoExecute"}, {"key": "b", "effect": "None"}]
     held = claim("c", ("n1", "d"), bindingConditions=["Ready"], pods=("p",))
     held["status"]["devices"] = [
@@ -224,7 +224,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
     assert found.count.bad == 1
 
 
-def test_the_table_says_which_nodes_are_away() -> None:
+def test_the_table_reports_which_nodes_are_away() -> None:
     found = Overview("cluster", nodes=(NodeRow("n1", unschedulable="not ready"), NodeRow("n2")))
     assert [line for line in table(found, Style(coloured=False)) if line.startswith("note")] == [
         "note: n1 is not ready"
@@ -406,7 +406,7 @@ async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_th
 # --- what a plugin knows ------------------------------------------------------------------------
 
 
-async def test_a_plugin_tells_of_its_devices_health_and_claims_in_the_same_shape_and_of_no_secret() -> None:
+async def test_a_plugin_reports_its_devices_health_and_claims_in_the_same_shape_and_of_no_secret() -> None:
     inventory = Inventory("n1")
     sets = [CounterSet("gpu-0", {"memory": 80})]
     devices = [Device(f"d{i}", attributes={"index": i}) for i in range(3)]

@@ -71,7 +71,7 @@ def _without_unnamed_files(fault: int) -> Any:
     return opened
 
 
-def test_all_faults_are_told_at_once_each_naming_flag_and_variable(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once_each_naming_flag_and_variable(tmp_path: Path) -> None:
     bad = good(
         tmp_path, driver_name="Bad_Name", node_name="", kubelet_root=tmp_path / "nowhere", cdi_root=Path("/proc/cdi")
     )
@@ -93,7 +93,7 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
     ]
 
 
-def test_choices_are_told_and_a_switch_is_on_or_off() -> None:
+def test_choices_are_reported_and_a_switch_is_on_or_off() -> None:
     with pytest.raises(SettingsError) as e:
         load({"unhealthy_effect": "Evict"}, {"LOCAL_CLUSTER": "si", "LIST_ATTRIBUTES": "off"})
     assert e.value.faults == (
@@ -180,7 +180,7 @@ HOST = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:30 / /var/lib/x/merged rw - ov
     ("mountinfo", "inside"),
     [(OVERLAY, True), (HOST, False), (HOST + OVERLAY, True), ("", False), ("nonsense\n- -\n1 0 0 / /\n", False)],
 )
-def test_a_container_is_told_by_its_root_file_system(tmp_path: Path, mountinfo: str, *, inside: bool) -> None:
+def test_a_container_is_identified_by_its_root_file_system(tmp_path: Path, mountinfo: str, *, inside: bool) -> None:
     (tmp_path / "mountinfo").write_text(mountinfo)
     assert in_container(tmp_path / "mountinfo") == inside
     assert not in_container(tmp_path / "nowhere")
@@ -204,7 +204,7 @@ print("\\n".join(s.faults()))
 """
 
 
-def test_in_a_container_what_is_not_mounted_is_told_with_the_host_path_and_nothing_is_made(tmp_path: Path) -> None:
+def test_in_a_container_what_is_not_mounted_is_reported_with_the_host_path_and_nothing_is_made(tmp_path: Path) -> None:
     good(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path)], capture_output=True, text=True, check=True
@@ -227,7 +227,7 @@ def test_a_driver_with_a_bad_name_cannot_be_defined() -> None:
     ("target", "says"),
     [("nowhere.py", "is not a file"), ("no_such_module:X", "no module no_such_module"), ("tests.helpers.drivers:ToyConfig", "not a subclass of Driver"), ("tests.helpers.drivers", "select one with tests.helpers.drivers:Toy or ")],
 )  # fmt: skip
-def test_a_driver_that_cannot_be_found_is_told_with_what_was_found(target: str, says: str) -> None:
+def test_a_driver_that_cannot_be_found_is_reported_with_what_was_found(target: str, says: str) -> None:
     with pytest.raises(DriverError, match=says):
         load_driver(target)
 
@@ -268,7 +268,7 @@ def test_a_root_that_is_too_long_is_explained() -> None:
         socket_paths(Path("/" + "r" * 100) / "plugins_registry", Path("/" + "r" * 100), "d.example.com")
 
 
-def test_an_environment_variable_that_is_nearly_an_option_is_told_and_others_are_not() -> None:
+def test_an_environment_variable_that_is_nearly_an_option_is_reported_and_others_are_not() -> None:
     from dra_kubeletplugin.cli.serving import misspelt
 
     given = [

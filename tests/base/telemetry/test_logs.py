@@ -36,7 +36,7 @@ def test_any_text_is_one_line_that_can_be_encoded(text: str) -> None:
 
 
 @pytest.mark.parametrize(("message", "args"), [("%d devices", ("two",)), ("%s", (Broken(),)), ("%s %s", (1,))])
-def test_arguments_that_do_not_fit_are_told_in_the_line(message: str, args: tuple[Any, ...]) -> None:
+def test_arguments_that_do_not_fit_are_reported_in_the_line(message: str, args: tuple[Any, ...]) -> None:
     for formatter in (TextFormatter(), JsonFormatter()):
         assert "its arguments cannot be shown" in formatter.format(record(message, *args))
 

@@ -24,7 +24,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 
 @given(st.dictionaries(TEXT, st.integers(1, 5), max_size=5))
-def test_whatever_a_label_says_comes_back_with_its_count(counts: dict[str, int]) -> None:
+def test_whatever_a_label_states_comes_back_with_its_count(counts: dict[str, int]) -> None:
     metrics = Metrics()
     for method, n in counts.items():
         for _ in range(n):
@@ -53,7 +53,7 @@ def test_buckets_are_cumulative_and_agree_with_sum_and_count(values: list[float]
     assert math.isclose(found["dra_registration_duration_seconds_sum", ()], sum(values))
 
 
-def test_a_measured_gauge_tells_the_state_of_now() -> None:
+def test_a_measured_gauge_reports_the_state_of_now() -> None:
     metrics, state = Metrics(), [1.0]
     metrics.set("devices", 7, health="healthy")
     metrics.measure("devices", lambda: state[0], health="healthy")

@@ -128,7 +128,7 @@ LIST = (
 )
 
 
-def test_a_key_twice_within_a_list_is_told_of_its_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_twice_within_a_list_is_reported_its_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(LIST.rstrip() + "\n")
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
     wrong, ok = capsys.readouterr().out.splitlines()
@@ -138,7 +138,7 @@ def test_a_key_twice_within_a_list_is_told_of_its_item(tmp_path: Path, capsys: p
     assert ok.startswith("ok ConfigMap z")
 
 
-def test_items_that_stand_twice_are_told_and_the_last_are_judged(
+def test_items_that_stand_twice_are_reported_and_the_last_are_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.yaml").write_text(
@@ -148,7 +148,7 @@ def test_items_that_stand_twice_are_told_and_the_last_are_judged(
     assert "ConfigMap x: the key 'items' stands here again, first in line 3" in capsys.readouterr().out
 
 
-def test_a_merged_key_that_is_given_anew_is_no_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_merged_key_that_is_given_again_is_no_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = "metadata:\n  name: a\n  labels: &l {x: 'y'}\n  annotations:\n    <<: *l\n    x: 1\n"
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\n" + labels)
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1

@@ -108,7 +108,7 @@ def test_a_mistake_is_the_same_sentence_to_every_command(
 
 
 @pytest.mark.parametrize("which", NO_OBJECTS)
-def test_the_library_says_the_same(which: str, tmp_path: Path) -> None:
+def test_the_library_states_the_same(which: str, tmp_path: Path) -> None:
     text, sentences = NO_OBJECTS[which]
     path = tmp_path / "m.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -132,7 +132,7 @@ def test_a_path_with_nothing_to_read_is_the_same_sentence(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_kustomizes_own_is_told(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_kustomizes_own_is_reported(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kustomization.yaml"
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
     _, (told,) = said(command, path, capsys)

@@ -118,14 +118,14 @@ def test_what_kubectl_refuses_is_one_sentence_with_the_line(which: str, tmp_path
 
 
 @pytest.mark.parametrize("which", LEFT_OUT)
-def test_what_kubectl_leaves_out_is_told(which: str, tmp_path: Path) -> None:
+def test_what_kubectl_leaves_out_is_reported(which: str, tmp_path: Path) -> None:
     text, place = LEFT_OUT[which]
     (said,) = told(text, tmp_path)[1]
     assert said.startswith(place)
     assert "kubectl leaves out what stands here: begin a document with '---' in a line of its own" in said
 
 
-def test_utf_16_is_read_where_its_mark_says_so(tmp_path: Path) -> None:
+def test_utf_16_is_read_where_its_mark_reports_it(tmp_path: Path) -> None:
     for encoding in ("utf-16", "utf-16-be"):
         text = f"{A}---\n{B}" if encoding == "utf-16" else f"{MARK}{A}---\n{B}"
         assert told(text.encode(encoding), tmp_path) == ("ab", [])
@@ -147,7 +147,7 @@ def test_many_values_are_no_bomb_of_aliases(tmp_path: Path) -> None:
     assert told("kind: List\nitems:\n" + item * 1500, tmp_path) == ("a" * 1500, [])
 
 
-def test_the_places_of_json_are_looked_for_only_where_something_is_told(
+def test_the_places_of_json_are_looked_for_only_where_something_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubectl_yaml, "parts", lambda text: pytest.fail("read as YAML"))

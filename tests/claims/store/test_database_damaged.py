@@ -231,7 +231,7 @@ def empty(path: Path) -> None:
         ".records.journal.other",
     ],
 )
-async def test_odd_neighbours_do_not_keep_the_records_from_being_used(
+async def test_malformed_neighbours_do_not_keep_the_records_from_being_used(
     original: Path, tmp_path: Path, name: str, kind: Callable[[Path], None]
 ) -> None:
     path = copy(original, tmp_path / "copy")
@@ -242,7 +242,7 @@ async def test_odd_neighbours_do_not_keep_the_records_from_being_used(
             assert store.fault == ""
 
 
-async def test_a_lock_that_is_a_directory_is_told_with_its_path(original: Path, tmp_path: Path) -> None:
+async def test_a_lock_that_is_a_directory_is_reported_with_its_path(original: Path, tmp_path: Path) -> None:
     path = copy(original, tmp_path / "copy")
     path.write_bytes(b"")
     path.with_name(LOCK).unlink(missing_ok=True)
@@ -254,7 +254,7 @@ async def test_a_lock_that_is_a_directory_is_told_with_its_path(original: Path, 
         assert len(await store.all()) == 4
 
 
-async def test_a_lock_of_a_stopped_process_is_waited_for_a_bounded_time_and_told(
+async def test_a_lock_of_a_stopped_process_is_waited_for_a_bounded_time_and_reported(
     original: Path, tmp_path: Path
 ) -> None:
     path = copy(original, tmp_path / "copy")

@@ -86,7 +86,7 @@ async def test_a_database_that_vanished_is_rebuilt_from_cdi_files() -> None:
         assert (await node.leftovers())["records"] == []
 
 
-async def test_what_the_driver_knows_completes_what_the_files_tell() -> None:
+async def test_what_the_driver_knows_completes_what_the_files_report() -> None:
     class Knowing(Toy):
         uid = ""
 
@@ -112,7 +112,7 @@ async def test_what_the_driver_knows_completes_what_the_files_tell() -> None:
         assert (await node.leftovers())["held"] == ["toy-0", "toy-3"]
 
 
-async def test_damage_while_running_is_mended_at_the_next_call() -> None:
+async def test_damage_while_running_is_repaired_at_the_next_call() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
@@ -219,7 +219,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
 
 
 @pytest.mark.mounts
-async def test_a_read_only_disk_is_told_and_nothing_is_reset(tmp_path: Path) -> None:
+async def test_a_read_only_disk_is_reported_and_nothing_is_reset(tmp_path: Path) -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
@@ -274,7 +274,7 @@ async def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) ->
 
 
 @pytest.mark.mounts
-async def test_a_database_file_that_turns_read_only_fails_claims_is_told_and_heals() -> None:
+async def test_a_database_file_that_turns_read_only_fails_claims_is_reported_and_heals() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         found = await node.claim_of("pod")

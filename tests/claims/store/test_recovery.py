@@ -213,7 +213,7 @@ async def test_instances_of_one_generation_need_not_wait_for_each_other(tmp_path
 
 
 @pytest.mark.parametrize("file", ["gone", "there"])
-async def test_what_the_dead_knew_is_told_by_notes_and_the_driver_and_an_outdated_copy_gives_way(
+async def test_what_the_dead_knew_is_reported_by_notes_and_the_driver_and_an_outdated_copy_gives_way(
     tmp_path: Path, file: str
 ) -> None:
     """The newest file is gone, and who had it: of what is left an older copy tells of claims that ended since."""
@@ -402,7 +402,7 @@ async def test_a_database_that_is_gone_has_the_driver_asked_though_no_claim_has_
         assert await after.records() == {}
 
 
-async def test_one_claim_that_conflicts_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_one_claim_that_conflicts_is_reported_and_does_not_stop_the_others(tmp_path: Path) -> None:
     answer = [known("a", a_device("d-0")), known("thief", a_device("d-0")), known("c", a_device("d-2"))]
     async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "c": "Prepared"}
@@ -448,7 +448,7 @@ async def test_what_only_the_hardware_knows_is_undone_first_though_a_record_give
         assert driver.calls[2:] == ["prepare begun"]
 
 
-async def test_admin_access_that_the_driver_tells_of_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:
+async def test_admin_access_that_the_driver_reports_holds_nothing_and_conflicts_with_nobody(tmp_path: Path) -> None:
     answer = [known("a", a_device("d-0")), known("admin", a_device("d-0", admin_access=True))]
     async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "admin": "Prepared"}
@@ -478,7 +478,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_a_wrong_answer_of_recover_is_told_in_readiness_and_asked_again(
+async def test_a_wrong_answer_of_recover_is_reported_in_readiness_and_asked_again(
     tmp_path: Path, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.manager._RECOVER_RETRY", (0.01, 0.01))
@@ -527,7 +527,7 @@ async def test_the_driver_is_asked_for_another_instance_that_died_before_it_coul
         asking.cancel()
 
 
-async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unprepare(
+async def test_a_recover_that_hangs_is_reported_is_called_once_and_holds_up_no_unprepare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_SLOW", 0.05)
@@ -567,7 +567,7 @@ async def test_a_recover_that_hangs_is_told_is_called_once_and_holds_up_no_unpre
 
 
 @pytest.mark.parametrize("on_record", [True, False])
-async def test_what_the_kubelet_unprepared_before_the_driver_told_of_it_is_not_held(
+async def test_what_the_kubelet_unprepared_before_the_driver_reported_it_is_not_held(
     tmp_path: Path, on_record: bool
 ) -> None:
     """A driver may have looked at its hardware before, and answer after."""

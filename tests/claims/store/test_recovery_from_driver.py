@@ -143,7 +143,7 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     assert asks.report == ["1 claim reported by the driver: new"]
 
 
-async def test_a_claim_whose_record_cannot_be_read_is_told_and_left(store: RecordStore) -> None:
+async def test_a_claim_whose_record_cannot_be_read_is_reported_and_left(store: RecordStore) -> None:
     await pending(store)
     append_body(store.path, make_record("odd", "d-0"), b"{")
     driver = Telling()
@@ -178,7 +178,7 @@ ODD = object()
         (DraError("hardware is away"), "hardware is away"),
     ],
 )
-async def test_an_answer_that_makes_no_sense_changes_nothing_and_is_asked_for_again(
+async def test_an_answer_that_makes_no_sense_changes_nothing_and_is_requested_again(
     store: RecordStore, told: Any, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await pending(store)
@@ -195,7 +195,7 @@ async def test_an_answer_that_makes_no_sense_changes_nothing_and_is_asked_for_ag
     assert not await store.recovering()
 
 
-async def test_a_driver_that_takes_long_is_told_of_asked_once_and_waited_for(
+async def test_a_driver_that_takes_long_is_reported_asked_once_and_waited_for(
     store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SLOW", 0.01)

@@ -102,7 +102,9 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
 
 @pytest.mark.cases(10)
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
-async def test_an_odd_row_stays_held_and_is_told_and_the_others_work(tmp_path: Path, change: dict[str, Any]) -> None:
+async def test_an_malformed_row_stays_held_and_is_reported_and_the_others_work(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     async with running_manager(tmp_path, Plain()) as before:
         path = before.settings.records_path
         await before.claims.store.all()
@@ -114,7 +116,7 @@ async def test_an_odd_row_stays_held_and_is_told_and_the_others_work(tmp_path: P
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("output", ["text", "json"])
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
-async def test_an_odd_row_is_listed_and_can_be_forgotten(
+async def test_an_malformed_row_is_listed_and_can_be_forgotten(
     tmp_path: Path,
     change: dict[str, Any],
     output: str,
@@ -141,7 +143,7 @@ async def test_an_odd_row_is_listed_and_can_be_forgotten(
     assert read_rows(path) == []
 
 
-async def test_the_row_of_a_claim_that_the_kubelet_asks_for_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+async def test_the_row_of_a_claim_that_the_kubelet_requests_is_an_error_that_reports_what_to_do(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("odd", "odd", "d-0", DRIVER)
     async with running_manager(tmp_path, Plain(), api) as before:

@@ -290,7 +290,7 @@ async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
         assert sorted(tries) == ["d-0", "d-1"]
 
 
-async def test_who_waits_long_for_an_undo_is_told_for_which_and_the_undo_goes_on(tmp_path: Path) -> None:
+async def test_who_waits_long_for_an_undo_is_reported_for_which_and_the_undo_goes_on(tmp_path: Path) -> None:
     api = FakeApiServer()
     async with left_over(tmp_path, api) as (one, driver):
         ref = api.allocate("new", "new", "d-0", DRIVER)

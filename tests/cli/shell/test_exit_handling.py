@@ -222,7 +222,7 @@ def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subpr
     ],
     ids=" ".join,
 )
-def test_an_account_without_a_home_is_told_what_any_other_is(
+def test_an_account_without_a_home_is_reported_with_what_any_other_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """As a user id of a cluster's choice in a container has none."""
@@ -263,7 +263,7 @@ def on_terminal(tmp_path: Path, *words: str, **env: str) -> str:
     return said.decode()
 
 
-def test_long_work_tells_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(tmp_path: Path) -> None:
+def test_long_work_reports_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(POD)
     driver = str(Path(__file__).parents[3] / "drivers/gpu_example")
     words = [
@@ -285,7 +285,7 @@ def test_long_work_tells_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(
     assert on_terminal(tmp_path, *words, TERM="dumb") == ""
 
 
-def test_names_of_the_package_are_each_where_it_says() -> None:
+def test_names_of_the_package_are_each_where_it_states() -> None:
     homes = dra_kubeletplugin._HOMES
     assert set(dra_kubeletplugin.__all__) == {*homes, "__version__", "run"}
     assert all(getattr(dra_kubeletplugin, name) is not None for name in homes)
@@ -294,7 +294,7 @@ def test_names_of_the_package_are_each_where_it_says() -> None:
         dra_kubeletplugin.Divice  # noqa: B018
 
 
-def test_the_version_is_told_without_what_a_driver_needs() -> None:
+def test_the_version_is_reported_without_what_a_driver_needs() -> None:
     code = "import sys; from dra_kubeletplugin.cli import main; main(['--version']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())

@@ -34,7 +34,7 @@ def limited(soft: int, hard: int, *command: str) -> subprocess.CompletedProcess[
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("files", [20, 60, 255])
 @pytest.mark.parametrize("command", ["dev", "run"])
-def test_a_command_that_serves_says_how_many_it_needs(command: str, files: int, tmp_path: Path) -> None:
+def test_a_command_that_serves_reports_how_many_it_needs(command: str, files: int, tmp_path: Path) -> None:
     driver, root = tmp_path / "plain.py", tmp_path / "kubelet"
     driver.write_text(PLAIN)
     for name in ("plugins", "plugins_registry"):

@@ -131,7 +131,7 @@ async def test_a_filter_is_for_json_as_for_the_table(cluster: LocalCluster, caps
     assert found["count"]["devices"] == 4, "the sums are of everything, as the table's are"
 
 
-async def test_without_a_terminal_or_textual_a_sentence_says_what_to_do(
+async def test_without_a_terminal_or_textual_a_sentence_reports_what_to_do(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await dra(cluster) == 2
@@ -280,7 +280,7 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
                 await pilot.pause(0.05)
 
 
-async def test_a_permission_that_goes_is_told_though_no_object_changes(cluster: LocalCluster) -> None:
+async def test_a_permission_that_goes_is_reported_though_no_object_changes(cluster: LocalCluster) -> None:
     async with KubeClient(cluster.config) as client:
         live = LiveOverview(client)
         await live.follower.start()  # nothing is followed: no object changes

@@ -89,7 +89,7 @@ def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: lis
 
 
 @given(st.integers(0, 1000), st.sampled_from([64, 128]))
-def test_a_pool_that_is_packed_anew_has_the_author_s_order_throughout(count: int, full: int) -> None:
+def test_a_pool_that_is_packed_again_has_the_author_s_order_throughout(count: int, full: int) -> None:
     order = [sized(n, 0) for n in range(count)]
     assert [d.name for c in pack(order, (), {}, full) for d in c.devices] == [d.name for d in order]
 

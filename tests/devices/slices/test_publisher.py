@@ -58,7 +58,7 @@ async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_an
         await wait_until(lambda: server.devices() == ["a"])
 
 
-async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_told_at_once() -> None:
+async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_reported_at_once() -> None:
     inventory = await make_inventory("a")
     async with (
         scripted_api_server() as server,
@@ -169,7 +169,7 @@ def _foreign_slice() -> dict[str, Any]:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=40), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["details", "causes", "field", "message"]), x, max_size=3)))  # fmt: skip
-def test_no_status_of_a_server_is_too_odd_to_be_read(status: Any) -> None:
+def test_no_status_of_a_server_is_too_malformed_to_be_read(status: Any) -> None:
     e = ApiError("no", status=422, details=status if isinstance(status, dict) else {"details": status})
     assert refused_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
 
@@ -193,7 +193,7 @@ ODD_LISTS: dict[str, object] = {
 
 @pytest.mark.parametrize("what", ODD_LISTS)
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_an_odd_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
+async def test_an_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
     def odd(request: Request) -> Response | None:
         if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
             return json_response(ODD_LISTS[what])

@@ -325,7 +325,7 @@ class Stubborn(Driver):
         return [d.prepared() for d in claim.devices]
 
 
-async def test_what_a_driver_answers_all_the_same_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_driver_answers_all_the_same_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with node_with(Stubborn) as node:
         node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
@@ -346,7 +346,7 @@ class Odds(Driver):
         return []
 
 
-async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_readiness() -> None:
+async def test_a_device_that_is_not_published_is_reported_once_on_the_node_and_in_readiness() -> None:
     async with node_with(Odds) as node:
         name = node.cluster.node.name
         await wait_until(lambda: node.cluster.events(name) != [])
@@ -361,7 +361,7 @@ async def test_a_device_that_is_not_published_is_told_once_on_the_node_and_in_re
         assert node.cluster.events(name) == [event], "the same for the same fault"
 
 
-async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
+async def test_a_driver_reports_that_it_changed_from_any_thread() -> None:
     async with node_with(Odds, rescan_interval=3600.0) as node:
         await node.plugin.published(60)
         node.driver.bad = False
@@ -369,7 +369,7 @@ async def test_a_driver_says_that_it_changed_from_any_thread() -> None:
         await wait_until(lambda: not node.plugin.inventory.rejected)
 
 
-async def test_waiting_for_slices_says_why_they_are_not_there() -> None:
+async def test_waiting_for_slices_reports_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.faults.down = True
         node.driver.bad = False

@@ -32,7 +32,7 @@ def refusal(status: int, *fields: object) -> ApiError:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_the_devices_that_a_refusal_names_are_told_with_what_is_wrong(status: int) -> None:
+def test_the_devices_that_a_refusal_names_are_reported_with_what_is_wrong(status: int) -> None:
     error = refusal(status, "spec.devices[1].attributes", "spec.devices[1].name", "spec.devices[0]")
     assert refused_devices(error, OBJ) == {"b": "attributes: no; name: no", "a": ": no"}
 
@@ -47,7 +47,7 @@ def test_what_is_no_refusal_of_an_object_is_about_no_device(status: int) -> None
     assert refused_devices(refusal(status, "spec.devices[0]"), OBJ) == {}
 
 
-async def test_a_server_that_does_not_permit_it_is_told_apart_from_one_that_is_away() -> None:
+async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_is_away() -> None:
     class Forbidding(Server):
         async def dra(self, plural: str) -> Any:
             raise ApiError("slices is forbidden", status=403)
@@ -87,7 +87,7 @@ def names_in_order(server: Server) -> list[str]:
     return [d["name"] for _, o in slices for d in o["spec"].get("devices") or []]
 
 
-async def test_a_generation_that_is_written_anew_has_the_author_s_order_and_the_slices_that_there_were() -> None:
+async def test_a_generation_that_is_written_again_has_the_author_s_order_and_the_slices_that_there_were() -> None:
     first = ({f"d{i}": 0 for i in range(9)}, False)  # three full slices
     second = ({"new": 0, **{f"d{i}": 1 for i in range(9)}}, False)  # one more, in front, and all others changed
     server = Server([(whole(first), whole(second))])

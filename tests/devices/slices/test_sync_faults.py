@@ -334,7 +334,7 @@ def test_a_deleted_slice_costs_one_write_and_comes_back_as_it_was(count: int, wh
 
 
 @pytest.mark.parametrize("generation", [2**63 - 1, 2**63 - 2])
-def test_a_generation_after_which_none_comes_is_made_anew_from_the_first(generation: int) -> None:
+def test_a_generation_after_which_none_comes_is_made_again_from_the_first(generation: int) -> None:
     async def story() -> None:
         before: Answer = ({f"d{i:02}": 0 for i in range(8)}, False)
         history = [before, *(({f"d{i:02}": v for i in range(10)}, False) for v in (1, 2))]

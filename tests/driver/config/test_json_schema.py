@@ -124,7 +124,7 @@ CASES = [*((of, False) for of in (*SCALARS, *LISTS, *OBJECTS)), *((of, True) for
 
 @pytest.mark.cases(25)
 @pytest.mark.parametrize(("of", "layered"), CASES, ids=repr)
-def test_the_schema_of_a_type_says_what_the_config_says(of: Any, layered: bool) -> None:
+def test_the_schema_of_a_type_reports_what_the_config_states(of: Any, layered: bool) -> None:
     import jsonschema  # takes a second, which a run without this test saves
 
     kind: Any = type("Kind", (Config,), {"__annotations__": {"f": of}, "__module__": __name__, "LAYERED": layered})

@@ -111,26 +111,26 @@ def test_a_check_of_the_two_together_names_which_of_them_gave_what(kind: str, ve
          ["spec.devices.config[0].opaque: parameters: missing required field 'mode' (not set by any of DeviceClass acme config[0], ResourceClaim c config[0])"]),
     ],
 )  # fmt: skip
-def test_what_is_missing_or_cannot_be_together_is_told(
+def test_what_is_missing_or_cannot_be_together_is_reported(
     of_class: list[JSON], of_claim: list[JSON], says: list[str]
 ) -> None:
     assert told(claim(*map(entry, of_claim)), device_class(*map(entry, of_class))) == says
 
 
-def test_where_only_one_is_at_hand_nothing_is_said_of_what_is_missing() -> None:
+def test_where_only_one_is_at_hand_nothing_is_reported_of_what_is_missing() -> None:
     half = entry({"burst": True})
     assert told(claim(half)) == []
     assert told(claim(half, r="other"), device_class(entry({"speed": 0}))) == []
     assert config_faults(claim(half), READERS) == config_faults(device_class(half), READERS) == []
 
 
-def test_what_is_wrong_with_one_of_the_two_alone_is_told_once() -> None:
+def test_what_is_wrong_with_one_of_the_two_alone_is_reported_once() -> None:
     wrong = entry({"sped": 1})
     assert told(claim(wrong), device_class(entry({"mode": "a"}))) == []
     assert told(claim(entry({"burst": True})), device_class(wrong)) == []
 
 
-def test_requests_are_judged_each_with_its_own_class_and_told_once() -> None:
+def test_requests_are_judged_each_with_its_own_class_and_reported_once() -> None:
     slow, fast = device_class(entry({"mode": "a"})), device_class(entry({"mode": "a", "speed": 2}), name="fast")
     assert len(told(claim(entry({"burst": True}), a="acme", b="fast"), slow, fast)) == 1
     assert told(claim(entry({"burst": True}, "b"), a="acme", b="fast"), slow, fast) == []
@@ -149,7 +149,7 @@ ODD = [None, 7, "x", [], [7], {}, {"requests": 7}, {"requests": [{}]}, {"name": 
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_odd_shapes_are_left_to_the_server(odd: Any) -> None:
+def test_malformed_shapes_are_left_to_the_server(odd: Any) -> None:
     for wrong in (
         {"kind": "ResourceClaim", "metadata": odd, "spec": odd},
         {"kind": "ResourceClaimTemplate", "spec": {"spec": {"devices": odd}}},

@@ -23,7 +23,7 @@ def entry(
     return {"source": source, "requests": requests or [], "opaque": {"driver": driver, "parameters": parameters}}
 
 
-def test_the_claim_beats_the_class_and_the_origin_is_told() -> None:
+def test_the_claim_beats_the_class_and_the_origin_is_reported() -> None:
     config, origin = resolve(
         [entry({"colour": "red"}, "FromClass"), entry({"colour": "blue"})], [ToyConfig], DRIVER, "r"
     )
@@ -78,7 +78,7 @@ def test_other_drivers_and_kinds_of_other_domains_are_skipped() -> None:
     assert resolve(entries, [ToyConfig], DRIVER, "r") == (ToyConfig(), "")
 
 
-def test_a_driver_without_parameters_says_so() -> None:
+def test_a_driver_without_parameters_reports_it() -> None:
     with pytest.raises(ConfigError, match="takes no parameters"):
         resolve([entry({})], [], DRIVER, "r")
 
@@ -133,6 +133,8 @@ class Chosen(Config):
         ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': use one of 'Fast', 'Safe'"),
     ],
 )  # fmt: skip
-def test_a_choice_that_there_is_not_is_told_with_those_that_there_are(parameters: dict[str, Any], says: str) -> None:
+def test_a_choice_that_there_is_not_is_reported_with_those_that_there_are(
+    parameters: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(parameters, [Chosen], "d.example.com", "config[0]")

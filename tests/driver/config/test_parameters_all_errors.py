@@ -130,7 +130,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("parameters", "says"), TABLE)
-def test_each_is_told_with_its_path_and_nothing_else(parameters: dict[str, Any], says: list[str]) -> None:
+def test_each_is_reported_with_its_path_and_nothing_else(parameters: dict[str, Any], says: list[str]) -> None:
     before = copy.deepcopy(parameters)
     found = told(parameters)
     assert len(found) == len(says), found
@@ -172,7 +172,9 @@ def shown(at: tuple[str | int, ...]) -> str:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(data=st.data())
-def test_whatever_is_made_wrong_is_told_in_the_order_of_the_document(kind: type[Config], data: st.DataObject) -> None:
+def test_whatever_is_made_wrong_is_reported_in_the_order_of_the_document(
+    kind: type[Config], data: st.DataObject
+) -> None:
     wrong = data.draw(st.sets(st.sampled_from(PLACES), max_size=MOST_FAULTS))
     document = copy.deepcopy(RIGHT)
     if data.draw(st.booleans()):
@@ -204,7 +206,7 @@ _field = st.sampled_from([f.encode_name for f in msgspec.structs.fields(Tree)]) 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(fields=st.dictionaries(_field, _value))
-def test_of_any_document_all_is_told_or_nothing_is_wrong(kind: type[Config], fields: dict[str, Any]) -> None:
+def test_of_any_document_all_is_reported_or_nothing_is_wrong(kind: type[Config], fields: dict[str, Any]) -> None:
     """Each fault is told once, and the first that msgspec meets among them."""
     found = told(fields, kind)
     assert len(found) == len(set(found))
@@ -217,7 +219,7 @@ def test_of_any_document_all_is_told_or_nothing_is_wrong(kind: type[Config], fie
         assert not [s for s in found if not s.endswith(("give 0 or more", "at most 8"))]
 
 
-def test_a_message_tells_the_first_and_how_many_more_there_are() -> None:
+def test_a_message_reports_the_first_and_how_many_more_there_are() -> None:
     class Long(Config):
         values: Sequence[int] = ()
 
@@ -236,7 +238,7 @@ def test_a_message_tells_the_first_and_how_many_more_there_are() -> None:
     assert "more [" in e.value.event()  # it is not cut off with the long names
 
 
-def test_wrong_entries_of_class_and_claim_are_told_together() -> None:
+def test_wrong_entries_of_class_and_claim_are_reported_together() -> None:
     given = [
         {"source": s, "opaque": {"driver": DRIVER, "parameters": p}}
         for s, p in (("FromClass", {"cuont": 1}), ("FromClaim", {"count": 9}))
@@ -261,7 +263,7 @@ class Two(Config):
     three: int = 0
 
 
-def test_a_check_of_an_object_that_was_mended_is_not_told() -> None:
+def test_a_check_of_an_object_that_was_repaired_is_not_reported() -> None:
     """``__post_init__`` of what is made from defaults, because a field was wrong, says nothing of the document."""
     assert told({"one": {"low": 20, "high": "30"}, "two": {"low": 2, "high": 1}, "three": "x"}, Two) == [
         "parameters.one.high: Expected `int`, got `str`",
@@ -270,7 +272,7 @@ def test_a_check_of_an_object_that_was_mended_is_not_told() -> None:
     ]
 
 
-def test_a_check_that_breaks_is_told_alone_and_never_hides_what_was_found() -> None:
+def test_a_check_that_breaks_is_reported_alone_and_never_hides_what_was_found() -> None:
     with pytest.raises(DriverFailedError, match="boom"):
         validate({"one": {"low": 1, "high": -1}}, [Two], DRIVER, "x")
     assert told({"three": "x", "one": {"low": 1, "high": -1}}, Two) == ["parameters.three: Expected `int`, got `str`"]

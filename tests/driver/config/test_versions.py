@@ -81,7 +81,7 @@ def test_every_version_is_read_and_the_driver_sees_the_newest(parameters: Any) -
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_the_version_that_was_given(parameters: Any, says: str) -> None:
+def test_what_is_wrong_is_reported_in_the_version_that_was_given(parameters: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         decode(parameters, [Stable], DRIVER, "config[0]")
 
@@ -101,7 +101,7 @@ def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> N
         decode(gpu("v1alpha1"), [Broken], DRIVER, "config[0]")
 
 
-def test_a_kind_with_older_versions_and_no_conversion_is_told_at_the_start() -> None:
+def test_a_kind_with_older_versions_and_no_conversion_is_reported_at_the_start() -> None:
     class Half(Config):
         OLDER = (Alpha,)
 
@@ -146,7 +146,7 @@ def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -
         resolve([entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
 
-def test_what_is_wrong_in_one_layer_is_told_with_that_layer() -> None:
+def test_what_is_wrong_in_one_layer_is_reported_with_that_layer() -> None:
     with pytest.raises(ConfigError, match=r"config\[0\] \(FromClass\): parameters.sizes"):
         resolve([entry({"mode": "a", "sizes": "x"}, "FromClass"), entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
@@ -212,7 +212,7 @@ def clock(version: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(SPEED)), said), min_size=1, max_size=4))
-def test_layers_in_any_versions_come_to_what_they_say_together(layers: list[tuple[str, dict[str, Any]]]) -> None:
+def test_layers_in_any_versions_come_to_what_they_state_together(layers: list[tuple[str, dict[str, Any]]]) -> None:
     entries = [entry(clock(version, fields), "FromClass") for version, fields in layers]
     wanted: dict[str, Any] = {"fast": False, "name": "", "label": ""}
     mixed = False
@@ -235,7 +235,7 @@ def test_rules_of_the_newest_version_are_for_all_layers_together() -> None:
         resolve([entry(clock("v1alpha1", {"fast": False}), "FromClass"), entry(burst)], [Third], DRIVER, "r")
 
 
-def test_a_layer_that_cannot_be_converted_is_told_with_its_own_place() -> None:
+def test_a_layer_that_cannot_be_converted_is_reported_with_its_own_place() -> None:
     class Strict(Config):
         KIND, API_VERSION, LAYERED = "Clock", "gpu.example.com/v1alpha1", True
         mhz: int
@@ -319,7 +319,7 @@ _value = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["mode", "count", "ratio", "name", "tags", "inner", "pair", "other"]), _value))
-def test_the_schema_says_what_decoding_says(fields: dict[str, Any]) -> None:
+def test_the_schema_reports_what_decoding_states(fields: dict[str, Any]) -> None:
     import jsonschema  # takes a second, which a run without this test saves
 
     parameters = {"apiVersion": Whole.API_VERSION, "kind": Whole.KIND, **fields}
@@ -383,7 +383,7 @@ def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
         ({"several": [{"type": "two"}]}, "parameters.several[0]: missing required field 'size'"),
     ],
 )
-def test_what_is_wrong_within_a_layer_is_told_with_its_path(given: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_within_a_layer_is_reported_with_its_path(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as e:
         validate(given, [Layers], "gpu.example.com", "x")
     assert says in e.value.message
@@ -416,7 +416,7 @@ def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> Non
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("method", ["check", "convert_from"])
-def test_a_check_that_nobody_would_wait_for_is_told_at_the_start(method: str, nested: bool) -> None:
+def test_a_check_that_nobody_would_wait_for_is_reported_at_the_start(method: str, nested: bool) -> None:
     async def late(*_: Any) -> None: ...
 
     body = {method: classmethod(late) if method == "convert_from" else late, "size": 1}

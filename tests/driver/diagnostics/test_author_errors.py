@@ -54,7 +54,7 @@ def modules_as_before() -> Iterator[None]:
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_what_a_package_above_fails_at_is_told_and_not_that_there_is_no_such_module(
+def test_what_a_package_above_fails_at_is_reported_and_not_that_there_is_no_such_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     (tmp_path / "odd_package").mkdir()
@@ -127,7 +127,7 @@ def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch:
         assert load_driver(str(tmp_path / name)).__module__ == "installed.driver"
 
 
-def test_a_file_that_is_not_python_s_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_python_s_is_reported(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a driver")
     with pytest.raises(DriverError, match="is not a Python file"):
         load_driver(str(tmp_path / "README.md"))
@@ -222,7 +222,7 @@ def test_what_a_config_declares_as_the_class_s_own_is_no_default_of_a_field() ->
 
 
 @pytest.mark.parametrize("written", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])
-def test_what_nobody_names_is_still_told(written: dict[str, Any]) -> None:
+def test_what_nobody_names_is_still_reported(written: dict[str, Any]) -> None:
     with pytest.raises(DriverError, match="never called, did you mean"):
         check(_made(**written))
 
@@ -245,7 +245,7 @@ class _Own(DriverError):
         super().__init__(f"{code} {where}")
 
 
-def test_exceptions_of_any_make_are_told() -> None:
+def test_exceptions_of_any_make_are_reported() -> None:
     e = _Unequal()
     e.__context__ = _Unequal()
     e.__context__.__context__ = e
@@ -273,7 +273,7 @@ def test_a_vendor_s_line_is_not_the_author_s_where_his_environment_is_within_his
         load_driver(str(tmp_path / "driver.py"))
 
 
-async def test_a_health_of_any_kind_of_method_is_told_with_what_others_say() -> None:
+async def test_a_health_of_any_kind_of_method_is_reported_with_what_others_state() -> None:
     async def asked(health: Any) -> Any:
         made = with_health_overrides(_made(health=health), lambda _: {"b": Health(False)})()
         answer: Awaitable[Any] = made.health()  # type: ignore[assignment]
@@ -285,7 +285,7 @@ async def test_a_health_of_any_kind_of_method_is_told_with_what_others_say() -> 
 
 
 @pytest.mark.parametrize("raised", ["asyncio.CancelledError", "GeneratorExit", "type('Odd', (BaseException,), {})"])
-def test_an_import_that_raises_anything_is_told(tmp_path: Path, raised: str) -> None:
+def test_an_import_that_raises_anything_is_reported(tmp_path: Path, raised: str) -> None:
     (tmp_path / "driver.py").write_text(f"import asyncio\nraise {raised}")
     with pytest.raises(DriverError, match=r"driver\.py:2\)"):
         load_driver(str(tmp_path / "driver.py"))

@@ -83,7 +83,7 @@ ROWS = [
 @pytest.mark.parametrize(
     ("name", "boom"), [*((n, "Exception") for n in LOOKED_AT), ("__class__", "SystemExit"), ("__repr__", "SystemExit")]
 )
-def test_whatever_raises_when_it_is_looked_at_is_told_in_a_sentence(
+def test_whatever_raises_when_it_is_looked_at_is_reported_in_a_sentence(
     tmp_path: Path, name: str, boom: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     for i, (before, body) in enumerate(ROWS):

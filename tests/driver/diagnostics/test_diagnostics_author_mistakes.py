@@ -67,7 +67,7 @@ async def refused(node: DriverNode[Driver]) -> None:
 
 
 @named(FILES)
-def test_a_file_that_is_no_driver_s_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
+def test_a_file_that_is_no_driver_s_is_reported_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
     with pytest.raises(DraError) as e:
         load_driver(str(mistake.write(tmp_path)))
     check_message(e.value.event(), mistake)
@@ -75,7 +75,7 @@ def test_a_file_that_is_no_driver_s_is_told_before_anything_starts(tmp_path: Pat
 
 @pytest.mark.cases(16)
 @named(CLASSES)
-async def test_a_class_that_cannot_work_is_told_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
+async def test_a_class_that_cannot_work_is_reported_before_anything_starts(tmp_path: Path, mistake: Mistake) -> None:
     with pytest.raises(DraError) as e:
         async with started(mistake, tmp_path):
             pass
@@ -96,7 +96,7 @@ async def test_an_answer_of_devices_that_is_none_is_the_first_thing_that_is_read
 
 
 @named(UNPUBLISHED)
-async def test_what_is_not_published_is_told_where_the_pod_waits(
+async def test_what_is_not_published_is_reported_where_the_pod_waits(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(mistake, tmp_path) as node:
@@ -109,7 +109,7 @@ async def test_what_is_not_published_is_told_where_the_pod_waits(
 
 @pytest.mark.cases(4)
 @named(PARAMETERS)
-async def test_parameters_that_nobody_reads_are_told_in_the_event(tmp_path: Path, mistake: Mistake) -> None:
+async def test_parameters_that_nobody_reads_are_reported_in_the_event(tmp_path: Path, mistake: Mistake) -> None:
     async with started(mistake, tmp_path) as node:
         with pytest.raises(PodError) as e:
             await node.apply_pod(parameters=mistake.given)
@@ -119,7 +119,7 @@ async def test_parameters_that_nobody_reads_are_told_in_the_event(tmp_path: Path
 
 @pytest.mark.cases(8)
 @named(PREPARE)
-async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_test(
+async def test_a_prepare_that_is_wrong_is_reported_in_the_event_and_given_up_by_a_test(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(mistake, tmp_path) as node:
@@ -132,7 +132,7 @@ async def test_a_prepare_that_is_wrong_is_told_in_the_event_and_given_up_by_a_te
 
 
 @named(HEALTH)
-async def test_a_report_of_health_that_is_none_is_told_in_readiness(
+async def test_a_report_of_health_that_is_none_is_reported_in_readiness(
     tmp_path: Path, mistake: Mistake, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(mistake, tmp_path) as node:
@@ -146,7 +146,7 @@ async def test_a_report_of_health_that_is_none_is_told_in_readiness(
 
 @pytest.mark.cases(16)
 @named(m for m in [*DEVICES, *HEALTH])
-def test_inspect_tells_the_same(tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_the_same(tmp_path: Path, mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["inspect", str(mistake.write(tmp_path)) + ":Acme"])
     out, err = capsys.readouterr()
     check_message(out + err, mistake)
@@ -171,7 +171,7 @@ def test_a_helper_whose_name_is_near_is_the_author_s_own_where_it_could_not_be_c
     make(load_driver(str(Mistake("near", body, ()).write(tmp_path)) + ":Acme"))
 
 
-async def test_what_a_gate_takes_from_a_device_is_told_with_the_device(
+async def test_what_a_gate_takes_from_a_device_is_reported_with_the_device(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = "def devices(self):\n    return [Device(f'd-{i}', attributes={'links': ['a', 'b'], 'index': i}) for i in range(3)]"

@@ -67,7 +67,9 @@ async def test_a_task_and_a_callback_of_the_author_that_raise_are_sentences_with
 
 
 @pytest.mark.usefixtures("excepthook")
-async def test_what_no_line_of_an_author_raised_is_told_as_python_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_no_line_of_an_author_raised_is_reported_as_python_reports_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loop = asyncio.get_running_loop()
     listen(loop)
     loop.call_soon(int, "x")

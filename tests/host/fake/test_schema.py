@@ -132,7 +132,7 @@ def readable(fn: Function) -> Function:
 
 
 @pytest.mark.parametrize("name", sysfs.machines())
-def test_the_machines_that_come_with_the_package_are_what_they_say(name: str) -> None:
+def test_the_machines_that_come_with_the_package_are_what_they_state(name: str) -> None:
     machine = schema.load(sysfs.find(name))
     with built(machine) as host:
         found = recording.record(host)
@@ -161,7 +161,7 @@ def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
 
 
 @pytest.mark.parametrize("command", ["inspect", "dev"])
-def test_a_host_that_is_described_wrongly_is_told_fault_by_fault(
+def test_a_host_that_is_described_wrongly_is_reported_fault_by_fault(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "host.yaml"
@@ -240,7 +240,7 @@ def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_told_with_the_file_and_its_line(tmp_path: Path, what: str) -> None:
+def test_what_is_wrong_is_reported_with_the_file_and_its_line(tmp_path: Path, what: str) -> None:
     content, told = WRONG[what]
     file = tmp_path / "host.yaml"
     file.write_text(content)
@@ -256,7 +256,7 @@ def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> Non
         host.plug("vendor: 1\nvendor: 2\n")
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
     with pytest.raises(SettingsError) as told:
@@ -264,7 +264,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert len(told.value.faults) == 4
 
 
-def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="is no text in UTF-8"):
         sysfs.load(tmp_path / "binary")
@@ -394,7 +394,7 @@ def test_below_vmd_the_root_is_the_controller_s_and_there_is_no_standard_bus_id(
         assert "resource.kubernetes.io/pciBusID" not in disk.device().attributes
 
 
-def test_any_file_can_be_said() -> None:
+def test_any_file_can_be_stated() -> None:
     said = functions({"address": "0000:19:00.0", "attributes": {"label": "left", "hwmon/hwmon0/temp1_input": 42000}})
     with built({**said, "files": {"class/dmi/id/product_name": "Box"}, "nodes": {"fpga0": "240:0"}}) as host:
         fn = host.function("0000:19:00.0")

@@ -181,7 +181,7 @@ spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, n
 """
 
 
-async def test_what_there_is_not_says_so(kubectl: Kubectl) -> None:
+async def test_what_there_is_not_reports_it(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
     assert "does not measure load" in await kubectl(
         "create", "-f", "-", stdin=SCALER, fails=True
@@ -210,7 +210,7 @@ async def test_who_may_do_what_is_listed_granted_and_kept_from_growing(kubectl: 
     assert "[a b system:authenticated]" in who and "7" in who
 
 
-async def test_a_token_of_a_pod_says_where_it_is_and_ends_with_it(kubectl: Kubectl) -> None:
+async def test_a_token_of_a_pod_reports_where_it_is_and_ends_with_it(kubectl: Kubectl) -> None:
     await kubectl("run", "p", "--image=busybox")
     await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     bound = ("--bound-object-kind=Pod", "--bound-object-name=p")

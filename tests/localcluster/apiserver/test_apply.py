@@ -110,7 +110,7 @@ def test_managed_fields_come_back_as_they_went(data: dict[str, Any]) -> None:
     assert decode(encode(paths)) == paths
 
 
-def test_a_manager_that_says_nothing_any_more_leaves_nothing() -> None:
+def test_a_manager_that_states_nothing_any_more_leaves_nothing() -> None:
     live: JSON = {**EMPTY, "metadata": {"name": "c"}}
     live, known = apply.apply(live, claim({"d0": 1}), {}, _manager("a"), RULES, EMPTY, force=False)
     live, known = apply.apply(live, claim({"d1": 1}), known, _manager("b"), RULES, EMPTY, force=False)

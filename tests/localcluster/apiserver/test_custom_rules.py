@@ -88,7 +88,9 @@ async def test_a_value_is_judged_as_its_schemas_type(
         ({"fieldPath": ".n"}, "FieldValueInvalid", "spec.x.n", "failed rule"),
     ],
 )
-async def test_a_rule_says_what_where_and_why(curl: ApiCaller, rule: JSON, reason: str, field: str, said: str) -> None:
+async def test_a_rule_reports_what_where_and_why(
+    curl: ApiCaller, rule: JSON, reason: str, field: str, said: str
+) -> None:
     type_ = {"type": "object", "properties": {"n": {"type": "integer"}}}
     await curl.make(DEFINITIONS, definition(ruled(type_, {"rule": "self.n > 5", **rule})))
     refused = await curl("POST", FOOS, foo(x={"n": 1}))
@@ -170,7 +172,7 @@ async def test_a_text_that_is_not_of_its_format_is_refused(curl: ApiCaller, form
     assert (refused.status, f"must be of type {format_}" in refused.message) == (422, True)
 
 
-async def test_the_scale_of_a_custom_resource_is_where_its_definition_says(curl: ApiCaller) -> None:
+async def test_the_scale_of_a_custom_resource_is_where_its_definition_states(curl: ApiCaller) -> None:
     fields = {"size": {"type": "integer"}, "selector": {"type": "string"}}
     scale = {
         "specReplicasPath": ".spec.size",

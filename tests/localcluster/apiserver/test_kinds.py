@@ -41,7 +41,7 @@ def template(**spec: Any) -> JSON:
 DEPLOYMENT = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template()}}
 
 
-async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_says(curl: ApiCaller) -> None:
+async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_states(curl: ApiCaller) -> None:
     odd = pod("p", nodeNam="x")
     odd["spec"]["containers"][0]["imagee"] = "y"
     told = 'unknown field "spec.nodeNam", unknown field "spec.containers[0].imagee"'
@@ -56,7 +56,7 @@ async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_sa
     assert (ignored.status, ignored.headers.get("Warning")) == (201, None)
 
 
-async def test_a_field_that_comes_twice_is_told_with_its_path(curl: ApiCaller) -> None:
+async def test_a_field_that_comes_twice_is_reported_with_its_path(curl: ApiCaller) -> None:
     body = '{"metadata": {"name": "c"}, "data": {"a": "1", "a": "2"}}'
     answer = await curl("POST", f"{CORE}/configmaps", body, fieldValidation="Strict")
     assert (answer.status, 'duplicate field "data.a"' in answer.message) == (400, True)
@@ -419,7 +419,7 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
     assert not (await curl("GET", "/api/v1/configmaps")).json["items"]
 
 
-async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_asked_for(curl: ApiCaller) -> None:
+async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_requested(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
 
     async def family(policy: str) -> list[str]:
@@ -548,7 +548,7 @@ async def test_limits_of_a_namespace_fill_in_and_refuse(curl: ApiCaller) -> None
     assert (answer.status, "maximum cpu usage per Container is 2, but limit is 3" in answer.message) == (403, True)
 
 
-async def test_what_is_kept_and_has_no_effect_is_told_to_who_makes_it(curl: ApiCaller) -> None:
+async def test_what_is_kept_and_has_no_effect_is_reported_to_who_makes_it(curl: ApiCaller) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
     spec = {"policyName": "p", "validationActions": ["Audit"]}
     made = await curl("POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})

@@ -63,7 +63,7 @@ def of(spec: JSON) -> JSON:
         ({"containers": [{"name": "a", "image": "i"}]}, {"containers": [{"name": "a", "image": None}]}, {"containers": [{"name": "a"}]}),
     ],
 )  # fmt: skip
-def test_a_strategic_patch_merges_as_the_schema_of_the_kind_says(before: JSON, change: JSON, after: JSON) -> None:
+def test_a_strategic_patch_merges_as_the_schema_of_the_kind_states(before: JSON, change: JSON, after: JSON) -> None:
     assert patch.strategic(of(before), of(change), POD) == of(after)
     template = {"spec": {"template": of(before)}}
     assert patch.strategic(template, {"spec": {"template": of(change)}}, DEPLOYMENT) == {
@@ -81,7 +81,7 @@ def test_lists_of_plain_values_are_sets_where_the_schema_merges_them() -> None:
 
 
 @pytest.mark.parametrize("change", [{"containers": [{"image": "i"}]}, {"$patch": "explode"}, {"$retainKeys": 5}])
-def test_a_patch_that_cannot_be_followed_is_told(change: JSON) -> None:
+def test_a_patch_that_cannot_be_followed_is_reported(change: JSON) -> None:
     with pytest.raises(patch.PatchError):
         patch.strategic(of({"containers": [{"name": "a"}]}), of(change), POD)
 
@@ -159,7 +159,7 @@ def test_bytes_times_and_ports_that_are_numbers_or_names_are_read() -> None:
     assert [p["targetPort"] for p in service["spec"]["ports"]] == ["http", 8080]
 
 
-def test_a_kind_that_is_in_no_table_is_told_by_name() -> None:
+def test_a_kind_that_is_in_no_table_is_reported_by_name() -> None:
     with pytest.raises(protobuf.UnknownKindError, match=r"example.com/v1 Foo .* send it as JSON"):
         protobuf.decode(envelope("example.com/v1", "Foo", b""))
 

@@ -106,7 +106,7 @@ def test_what_is_deleted_stays_deleted_and_the_version_goes_on(tmp_path: Path) -
     assert again.version == storage.version
 
 
-def test_a_file_that_is_something_else_is_told_with_its_line_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_something_else_is_reported_with_its_line_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "objects"
     for text in (b"hello\nworld\n", b'[1, "x", "y"]\n\n', b'{"a": 1}\n[]\n', b'["a", 1, 2, 3, 4]\n\n'):
         path.write_bytes(text)
@@ -115,7 +115,7 @@ def test_a_file_that_is_something_else_is_told_with_its_line_and_left_alone(tmp_
         assert path.read_bytes() == text
 
 
-async def test_watches_of_an_earlier_life_are_told_to_list_again(tmp_path: Path) -> None:
+async def test_watches_of_an_earlier_life_are_instructed_to_list_again(tmp_path: Path) -> None:
     path = tmp_path / "objects"
     storage, journal = open_storage(path)
     for i in range(3):

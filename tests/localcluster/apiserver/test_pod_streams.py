@@ -95,7 +95,7 @@ async def test_logs_are_those_of_the_container_and_following_ends_with_it(
         (["-c", "nobody"], "container nobody is not valid for pod pod"),
     ],
 )
-async def test_what_has_no_log_is_told_in_kubernetes_words(kubectl: Kubectl, args: list[str], says: str) -> None:
+async def test_what_has_no_log_is_reported_in_kubernetes_words(kubectl: Kubectl, args: list[str], says: str) -> None:
     code, out, error = await kubectl("logs", "pod", *args)
     assert (code, out) == (1, "")
     assert says in error
@@ -108,11 +108,11 @@ async def test_a_command_has_its_input_its_two_outputs_and_its_exit_code(kubectl
     assert error == "pod\ncommand terminated with exit code 5\n"
 
 
-async def test_a_command_that_succeeds_ends_with_nothing_said(kubectl: Kubectl) -> None:
+async def test_a_command_that_succeeds_ends_with_nothing_stated(kubectl: Kubectl) -> None:
     assert await kubectl("exec", "pod", "-c", "main", "--", "echo", "hello") == (0, "hello\n", "")
 
 
-async def test_a_command_that_is_not_in_the_container_is_told(kubectl: Kubectl) -> None:
+async def test_a_command_that_is_not_in_the_container_is_reported(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("exec", "pod", "-c", "main", "--", "nowhere")
     assert code == 1
     assert "Internal error occurred: error executing command in container: failed to exec in container" in error
@@ -169,7 +169,7 @@ async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
             pass
 
 
-async def test_what_is_not_there_is_said(kubectl: Kubectl) -> None:
+async def test_what_is_not_there_is_reported(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
     assert code == 1
     assert "the local cluster does not support port-forward" in error
@@ -211,7 +211,7 @@ async def test_a_shell_is_run_with_its_input_and_gone_afterwards(kubectl: Kubect
     assert 'pod "shell" deleted' in out
 
 
-async def test_a_shell_has_a_terminal_where_it_asks_for_one(kubectl: Kubectl) -> None:
+async def test_a_shell_has_a_terminal_where_it_requests_one(kubectl: Kubectl) -> None:
     words = ("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh")
     process, master = await terminal(kubectl, *words)
     shown = b""

@@ -227,7 +227,7 @@ TYPES = (
     "path", ["/api/v1/namespaces/default/configmaps", "/api/v1/namespaces", "/apis/resource.k8s.io/v1/deviceclasses"]
 )
 @pytest.mark.parametrize("type_", TYPES)
-async def test_bodies_that_are_no_objects_are_told_from_objects(curl: ApiCaller, path: str, type_: str) -> None:
+async def test_bodies_that_are_no_objects_are_reported_from_objects(curl: ApiCaller, path: str, type_: str) -> None:
     for body in BODIES:
         headers = {"Content-Type": type_}
         for method, place in (
@@ -277,7 +277,7 @@ VALUES = (
 
 @pytest.mark.cases(8)
 @pytest.mark.parametrize("name", QUERIES)
-async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl: ApiCaller, name: str) -> None:
+async def test_malformed_options_are_refused_or_ignored_and_never_break_anything(curl: ApiCaller, name: str) -> None:
     path = "/api/v1/namespaces/default/configmaps"
     await curl.make(path, {"metadata": {"name": "x"}})
     for value in VALUES:
@@ -317,7 +317,7 @@ async def test_odd_options_are_refused_or_ignored_and_never_break_anything(curl:
         "/api/v1/nodes/n/proxy/x",
     ],
 )
-async def test_odd_paths_are_found_or_not(curl: ApiCaller, path: str) -> None:
+async def test_malformed_paths_are_found_or_not(curl: ApiCaller, path: str) -> None:
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"):
         answer = await curl(method, path, {} if method in {"POST", "PUT", "PATCH"} else None)
         assert answer.status in {200, 400, 403, 404, 405, 415, 422, 501} and answer.body != b"internal error", (

@@ -46,7 +46,7 @@ async def test_a_change_is_looked_at_by_the_watches_of_its_node_alone() -> None:
     assert len(looks) < 12
 
 
-async def test_a_watch_begins_at_any_remembered_version_and_says_when_it_cannot() -> None:
+async def test_a_watch_begins_at_any_remembered_version_and_reports_when_it_cannot() -> None:
     storage = Storage()
     for i in range(HISTORY + 10):
         storage.put("pods", pod("a", str(i)))

@@ -118,6 +118,6 @@ def test_the_handshake_is_the_rfcs_example() -> None:
         ({"upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}, "none of the protocols"),
     ],
 )
-def test_what_is_not_spoken_is_said(headers: dict[str, str], says: str) -> None:
+def test_what_is_not_spoken_is_reported(headers: dict[str, str], says: str) -> None:
     with pytest.raises(HandshakeError, match=says):
         accept(headers, ("v5.channel.k8s.io",))

@@ -113,7 +113,7 @@ async def test_a_suspended_job_has_no_pods_and_goes_on_where_it_was(cluster: Loc
     assert (found["status"]["succeeded"], found["status"].get("failed")) == (2, None)
 
 
-async def test_a_job_that_takes_too_long_fails_and_one_that_is_over_goes_when_it_says(cluster: LocalCluster) -> None:
+async def test_a_job_that_takes_too_long_fails_and_one_that_is_over_goes_when_it_states(cluster: LocalCluster) -> None:
     await cluster.apply(job(lasts="forever", activeDeadlineSeconds=1, ttlSecondsAfterFinished=3600))
     await ends(cluster, "Failed", "DeadlineExceeded")
     await cluster.client.patch(JOBS, "job", {"spec": {"ttlSecondsAfterFinished": 1}}, "default")
@@ -150,7 +150,7 @@ async def test_a_pod_that_is_deleted_by_force_has_failed(cluster: LocalCluster) 
     ("spec", "reason"),
     [({"backoffLimit": 0}, "BackoffLimitExceeded"), ({"activeDeadlineSeconds": 1}, "DeadlineExceeded")],
 )
-async def test_the_end_of_a_job_is_told_once(cluster: LocalCluster, spec: JSON, reason: str) -> None:
+async def test_the_end_of_a_job_is_reported_once(cluster: LocalCluster, spec: JSON, reason: str) -> None:
     await cluster.apply(
         job("1" if "backoffLimit" in spec else "0", lasts="50ms" if "backoffLimit" in spec else "1h", **spec)
     )

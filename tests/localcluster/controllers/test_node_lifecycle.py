@@ -124,7 +124,7 @@ async def test_nothing_is_evicted_while_no_node_is_well(cluster: LocalCluster) -
     await terminating(cluster, "p")
 
 
-async def test_a_node_whose_kubelet_says_that_it_is_not_ready_has_the_other_taint(cluster: LocalCluster) -> None:
+async def test_a_node_whose_kubelet_reports_that_it_is_not_ready_has_the_other_taint(cluster: LocalCluster) -> None:
     await away(cluster)
 
     async def says(status: str) -> None:
@@ -156,7 +156,7 @@ async def test_any_taint_with_no_execute_evicts_and_the_first_toleration_for_it_
     assert (await cluster.pod("stays") or {})["status"]["phase"] == "Running"
 
 
-async def test_a_pod_that_is_taken_by_force_while_it_is_tolerated_is_told_of_no_more(cluster: LocalCluster) -> None:
+async def test_a_pod_that_is_taken_by_force_while_it_is_tolerated_is_reported_no_more(cluster: LocalCluster) -> None:
     await runs(cluster, "p")
     await away(cluster)
     await cluster.client.delete(PODS, "p", "default", grace=0)

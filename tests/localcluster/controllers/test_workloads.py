@@ -275,7 +275,7 @@ async def test_a_pod_is_available_once_it_has_been_ready_for_long_enough(cluster
     assert "availableReplicas" not in found["status"]
 
 
-async def test_a_rollout_that_does_not_get_on_says_so(cluster: LocalCluster) -> None:
+async def test_a_rollout_that_does_not_get_on_reports_it(cluster: LocalCluster) -> None:
     made = workload("apps/v1", "Deployment", "web", replicas=1, progressDeadlineSeconds=1)
     made["spec"]["template"]["spec"]["nodeSelector"] = {"no": "where"}
     await cluster.apply(made)

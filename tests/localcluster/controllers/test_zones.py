@@ -48,6 +48,6 @@ def test_a_node_that_is_not_counted_changes_nothing_for_others() -> None:
     assert eviction_from(lost[0], [*lost, *other]) is Eviction.STOPPED
 
 
-def test_a_node_of_which_nobody_has_told_anything_counts_as_away() -> None:
+def test_a_node_of_which_nobody_has_reported_anything_counts_as_away() -> None:
     lost = zone("a", 0, 1)
     assert eviction_from(lost[0], [*lost, {"metadata": {"name": "made by hand"}}]) is Eviction.STOPPED

@@ -52,7 +52,7 @@ def process(folder: Path, script: str) -> tuple[DriverProcess, Told]:
     ), told
 
 
-async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path) -> None:
+async def test_it_is_ready_when_it_reports_it_and_knows_where_it_is(tmp_path: Path) -> None:
     driver, told = process(tmp_path, f"echo on $NODE_NAME as $POD_UID; {READY} exec sleep 100")
     await driver.start(PATIENCE)
     assert (driver.phase, driver.pid is not None) == (ProcessPhase.READY, True)
@@ -62,7 +62,7 @@ async def test_it_is_ready_when_it_says_so_and_knows_where_it_is(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
+async def test_what_keeps_it_from_being_ready_is_reported(tmp_path: Path) -> None:
     script = READY.replace("[]", '[\\"devices() failed: no bus\\"]') + "exec sleep 100"
     seconds, said = 0.5, ""
     while "devices() failed: no bus" not in said:  # the shell itself may take longer, and then that is what is told
@@ -86,7 +86,9 @@ async def test_what_keeps_it_from_being_ready_is_told(tmp_path: Path) -> None:
         ),  # which holds its output open
     ],
 )
-async def test_an_end_before_it_is_ready_is_told_with_its_last_words(tmp_path: Path, script: str, says: str) -> None:
+async def test_an_end_before_it_is_ready_is_reported_with_its_last_words(
+    tmp_path: Path, script: str, says: str
+) -> None:
     driver, _ = process(tmp_path, script.replace("{child}", str(tmp_path / "child")))
     with pytest.raises(DriverFailed) as told:
         await driver.start(PATIENCE)

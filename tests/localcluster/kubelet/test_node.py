@@ -138,7 +138,7 @@ async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_
         await cluster.wait("the node to be known as ready", is_back)
 
 
-async def test_a_kubelet_that_was_taken_for_dead_says_that_it_lives() -> None:
+async def test_a_kubelet_that_was_taken_for_dead_reports_that_it_lives() -> None:
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         dead = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
         await cluster.client.patch(NODES, "node-1", {"status": {"conditions": [dead]}}, sub="status")

@@ -48,7 +48,7 @@ async def served(path: Path) -> AsyncIterator[None]:
         await server.stop(0)
 
 
-async def test_a_plugin_that_cannot_be_told_stays_registered_and_goes_with_its_socket(folder: Path) -> None:
+async def test_a_plugin_that_cannot_be_notified_stays_registered_and_goes_with_its_socket(folder: Path) -> None:
     """As a real kubelet: operationexecutor registers first and tells then."""
     gone = []
     watcher = PluginWatcher(folder, 0.01, ("v1.DRAPlugin",), gone.append)

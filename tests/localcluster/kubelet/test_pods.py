@@ -89,7 +89,7 @@ async def test_a_force_deleted_pod_is_unprepared(room: Room) -> None:
         await room.until("the unprepare", lambda: plugin.count("unprepare") == 1)
 
 
-async def test_a_claim_of_the_same_name_waits_for_the_old_one_and_is_told_its_uid(room: Room) -> None:
+async def test_a_claim_of_the_same_name_waits_for_the_old_one_and_is_reported_its_uid(room: Room) -> None:
     """A new pod after a forced deletion: the event names the old UID."""
     async with room.plugin() as plugin:
         await room.run()
@@ -137,7 +137,7 @@ async def test_a_pod_bound_by_hand_with_a_template_waits_in_the_words_of_the_kub
     await room.waits()
 
 
-async def test_a_pod_without_its_claim_or_its_reservation_or_its_driver_waits_and_says_so(room: Room) -> None:
+async def test_a_pod_without_its_claim_or_its_reservation_or_its_driver_waits_and_reports_it(room: Room) -> None:
     """Behaviour 28: the kubelet's own words."""
     await room.cluster.apply(device_class(), pod("missing", claims=["none"], nodeName="node-1"))
     await room.told("missing", 'fetch ResourceClaim none: resourceclaims.resource.k8s.io "none" not found')
@@ -150,7 +150,7 @@ async def test_a_pod_without_its_claim_or_its_reservation_or_its_driver_waits_an
         await room.waits(name)
 
 
-async def test_a_cdi_device_that_resolves_to_nothing_is_told_and_prepare_is_not_repeated(room: Room) -> None:
+async def test_a_cdi_device_that_resolves_to_nothing_is_reported_and_prepare_is_not_repeated(room: Room) -> None:
     plugin = room.plugin()
     plugin.cdi = ("vendor.example.com/gpu=none",)
     async with plugin:
@@ -232,7 +232,7 @@ async def test_a_sidecar_that_ends_is_started_again_whatever_the_policy_of_its_p
     ("policy", "code", "again"),
     [("Always", 0, True), ("OnFailure", 1, True), ("OnFailure", 0, False), ("Never", 1, False)],
 )
-async def test_a_container_that_ends_is_restarted_as_its_pod_says(
+async def test_a_container_that_ends_is_restarted_as_its_pod_states(
     room: Room, policy: str, code: int, again: bool
 ) -> None:
     await bound(room, restartPolicy=policy)
@@ -279,14 +279,14 @@ async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_p
     await room.until("the third", lambda: runtime.statuses(found["metadata"]["uid"])["main"].attempt == 2)
 
 
-async def test_a_pod_says_that_it_is_simulated(room: Room) -> None:
+async def test_a_pod_reports_that_it_is_simulated(room: Room) -> None:
     await bound(room)
     found = await room.runs()
     told = {c["type"]: c["status"] for c in found["status"]["conditions"]}
     assert told["dra-kubeletplugin.dev/Simulated"] == told["Ready"] == told["PodScheduled"] == "True"
 
 
-async def test_environment_and_volumes_come_from_where_the_manifest_says(room: Room) -> None:
+async def test_environment_and_volumes_come_from_where_the_manifest_states(room: Room) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cm"}, "data": {"key": "value"}}
     env: list[JSON] = [
         {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},

@@ -81,7 +81,7 @@ async def test_what_nobody_can_probe_runs_and_never_counts_as_ready(room: Room, 
     assert found["status"]["phase"] == "Running"
 
 
-async def test_a_pod_is_ready_once_its_probe_says_so_and_not_when_it_says_no(room: Room) -> None:
+async def test_a_pod_is_ready_once_its_probe_reports_it_and_not_when_it_reports_no(room: Room) -> None:
     await run(room, container(readinessProbe=ONCE), says={"readiness-probe": "fail,pass"})
     await room.told("p", "Unhealthy: Readiness probe failed: simulated by annotation")
     await ready(room)
@@ -225,7 +225,7 @@ async def test_a_pod_that_is_deleted_does_not_wait_for_its_post_start_hook(room:
     await room.gone()
 
 
-async def test_a_pre_stop_hook_comes_before_the_end_and_its_failure_is_told(room: Room) -> None:
+async def test_a_pre_stop_hook_comes_before_the_end_and_its_failure_is_reported(room: Room) -> None:
     hook = {"preStop": {"exec": {"command": ["x"]}}}
     await run(room, container(lifecycle=hook), says={"pre-stop": "fail"})
     await room.runs()

@@ -15,7 +15,7 @@ _PREFIX = "simulated.dra-kubeletplugin.dev"
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(1, 5))
-def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_says(
+def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_states(
     answers: list[bool], successes: int, failures: int
 ) -> None:
     judged = ProbeState("c", good=False)
@@ -68,7 +68,7 @@ def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() ->
         ("", ["ERROR"]),
     ],
 )
-def test_a_simulated_probe_ends_as_its_annotation_says(text: str, wanted: list[str]) -> None:
+def test_a_simulated_probe_ends_as_its_annotation_states(text: str, wanted: list[str]) -> None:
     for number, verdict in enumerate(wanted):
         for key in (f"{_PREFIX}/readiness-probe", f"{_PREFIX}/readiness-probe.main"):
             outcome = outcome_of("main", HandlerAction(HandlerOccasion.READINESS, {}, 1, number, {key: text}))

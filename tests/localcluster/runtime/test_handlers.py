@@ -87,7 +87,7 @@ async def serving(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[tupl
             writer.close()
 
 
-async def test_a_command_passes_or_fails_with_its_exit_code_and_tells_its_output() -> None:
+async def test_a_command_passes_or_fails_with_its_exit_code_and_reports_its_output() -> None:
     handler = {"exec": {"command": ["check"]}}
     assert await ask(handler, session=Session(b"fine", 0)) == Outcome(ProbeResult.PASS, "fine")
     assert await ask(handler, session=Session(b"cold", 3)) == Outcome(ProbeResult.FAIL, "cold")

@@ -118,7 +118,7 @@ def test_a_layer_that_leads_out_of_the_image_is_refused_and_writes_nothing(tmp_p
 
 
 @pytest.mark.parametrize("index", ["", "[]", '{"manifests": []}', '{"manifests": [{"digest": "md5:x"}]}'])
-def test_a_layout_that_cannot_be_read_is_told_with_its_place(tmp_path: Path, index: str) -> None:
+def test_a_layout_that_cannot_be_read_is_reported_with_its_place(tmp_path: Path, index: str) -> None:
     (tmp_path / "index.json").write_text(index)
     with pytest.raises(ContainerError, match=str(tmp_path)):
         Images({"*": tmp_path}, tmp_path / "cache").find("app")

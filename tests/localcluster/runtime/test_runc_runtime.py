@@ -171,7 +171,9 @@ async def test_the_log_of_the_attempt_before_stays_until_the_next(runtime: RuncR
     assert await text(runtime, previous=True) == "attempt 0\n"
 
 
-async def test_a_command_that_is_not_there_is_told_in_containerds_words(runtime: RuncRuntime, tmp_path: Path) -> None:
+async def test_a_command_that_is_not_there_is_reported_in_containerds_words(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
     with pytest.raises(ContainerError) as told:
         await runtime.start(sandbox(tmp_path), ContainerConfig("main", Role.MAIN, 0, "busybox", command=("nowhere",)))
     assert str(told.value) == (
@@ -237,7 +239,7 @@ async def test_a_removed_pod_leaves_nothing(runtime: RuncRuntime, tmp_path: Path
         runtime.spec(UID, "main")
 
 
-async def test_mounts_of_the_kubelet_are_there_and_read_only_where_it_says(
+async def test_mounts_of_the_kubelet_are_there_and_read_only_where_it_states(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     (tmp_path / "volume").mkdir()
@@ -320,7 +322,9 @@ async def test_a_command_runs_in_the_container_with_input_output_and_its_own_cod
     await session.close()
 
 
-async def test_a_command_with_a_terminal_has_one_of_the_size_it_is_told(runtime: RuncRuntime, tmp_path: Path) -> None:
+async def test_a_command_with_a_terminal_has_one_of_the_size_that_is_requested(
+    runtime: RuncRuntime, tmp_path: Path
+) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
     session = await runtime.exec(UID, "main", ["sh"], stdin=True, tty=True)
     await session.resize(101, 43)
@@ -339,7 +343,7 @@ async def test_a_command_with_a_terminal_has_one_of_the_size_it_is_told(runtime:
     await session.close()
 
 
-async def test_a_command_that_cannot_start_is_told_and_one_whose_client_left_is_ended(
+async def test_a_command_that_cannot_start_is_reported_and_one_whose_client_left_is_ended(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     await runtime.start(sandbox(tmp_path), shell("sleep 1000"))
@@ -544,7 +548,7 @@ async def test_a_container_that_is_killed_for_another_reason_has_not_run_out_of_
     assert (found.exit_code, found.reason) == (137, "Error")
 
 
-async def test_a_container_that_goes_on_without_a_process_that_took_too_much_is_told_as_runtimes_tell_it(
+async def test_a_container_that_goes_on_without_a_process_that_took_too_much_is_reported_as_runtimes_report_it(
     runtime: RuncRuntime, tmp_path: Path
 ) -> None:
     """containerd notes an event of the cgroup, and looks at no exit code."""

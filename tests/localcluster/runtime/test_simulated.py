@@ -68,7 +68,7 @@ async def test_an_init_container_ends_at_once(runtime: SimulatedRuntime) -> None
     assert (status.state, status.exit_code) == (ContainerState.EXITED, 0)
 
 
-async def test_a_device_that_cannot_be_resolved_is_told_in_containerds_words(runtime: SimulatedRuntime) -> None:
+async def test_a_device_that_cannot_be_resolved_is_reported_in_containerds_words(runtime: SimulatedRuntime) -> None:
     config = ContainerConfig("main", Role.MAIN, 0, "busybox", cdi_devices=("example.com/gpu=two",))
     with pytest.raises(ContainerError, match="CDI device injection failed: unresolvable CDI devices"):
         await runtime.start(SANDBOX, config)
@@ -100,7 +100,7 @@ async def test_what_is_removed_or_lost_in_a_reboot_is_not_known(runtime: Simulat
         runtime.spec("b", "m")
 
 
-async def test_the_log_shows_what_was_injected_and_says_that_nothing_runs(runtime: SimulatedRuntime) -> None:
+async def test_the_log_shows_what_was_injected_and_reports_that_nothing_runs(runtime: SimulatedRuntime) -> None:
     config = ContainerConfig("main", Role.MAIN, 0, "busybox", ["run"], env=(("A", "b"),), cdi_devices=(DEVICE,))
     await runtime.start(SANDBOX, config)
     shown = b"".join([part async for part in runtime.logs("uid", "main", LogOptions())]).decode()

@@ -117,7 +117,7 @@ async def test_what_another_scheduler_placed_takes_its_share(cluster: LocalClust
     assert await node_of(cluster, "ours") == "node-a"
 
 
-async def test_without_nodes_the_pod_says_so_and_goes_to_the_first_that_comes() -> None:
+async def test_without_nodes_the_pod_reports_it_and_goes_to_the_first_that_comes() -> None:
     async with LocalCluster(()) as cluster:
         await cluster.apply(pod("p"))
         await told(cluster, "p", "FailedScheduling: no nodes available to schedule pods")
@@ -217,7 +217,7 @@ async def test_a_search_that_takes_long_holds_up_nobody_but_the_queue(
     assert await node_of(cluster, "next") == "node-a", "a search for a pod that is gone ends"
 
 
-async def test_more_devices_than_there_are_is_told_within_a_second(cluster: LocalCluster) -> None:
+async def test_more_devices_than_there_are_is_reported_within_a_second(cluster: LocalCluster) -> None:
     await cluster.apply(*devices(18), claim("c", 5, 14), pod("p", claim="c"))
     started = time.process_time()
     await told(
@@ -270,7 +270,9 @@ async def test_pods_that_share_a_claim_write_it_once_each(
     assert len({r["uid"] for r in found["status"]["reservedFor"]}) == 40
 
 
-async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_told_and_allocated_again(cluster: LocalCluster) -> None:
+async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_reported_and_allocated_again(
+    cluster: LocalCluster,
+) -> None:
     await cluster.apply(*devices(1), claim("c"))
     [made] = await cluster.apply(pod("first", claim="c"))
     await node_of(cluster, "first")
@@ -322,7 +324,7 @@ async def test_a_claim_for_extended_resources_that_is_refused_leaves_nothing_and
     assert mapping["resourceClaimName"] == found["metadata"]["name"]
 
 
-async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_made_anew(
+async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_made_again(
     cluster: LocalCluster,
 ) -> None:
     """PostFilter: a scheduler that ended between the claim and the binding has left it."""
@@ -349,7 +351,7 @@ async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_
     assert kept["metadata"]["generateName"] == "p-extended-resources-"
 
 
-async def test_each_reason_is_told_however_many_there_were(cluster: LocalCluster) -> None:
+async def test_each_reason_is_reported_however_many_there_were(cluster: LocalCluster) -> None:
     await cluster.apply(pod("p", cpu="9"))
     for i in range(12):
         await told(cluster, "p", f"0/{i + 1} nodes are available: {i + 1} Insufficient cpu.")

@@ -147,7 +147,7 @@ def test_a_driver_without_options_and_a_chart_for_every_driver_take_any_name(tmp
     assert made == json.loads((CHART / "values.schema.json").read_text())
 
 
-def test_a_driver_that_cannot_be_loaded_is_told_and_nothing_is_written(
+def test_a_driver_that_cannot_be_loaded_is_reported_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["deploy", "--shared-dir", str(tmp_path / "build"), "--driver", str(tmp_path / "none.py")]) == 2
@@ -156,7 +156,7 @@ def test_a_driver_that_cannot_be_loaded_is_told_and_nothing_is_written(
 
 
 @pytest.mark.helm
-def test_the_page_shows_what_helm_says(folder: Path) -> None:
+def test_the_page_shows_what_helm_states(folder: Path) -> None:
     page = (ROOT / "docs/deploy.md").read_text()
     shown = re.search(r'```text title="helm install"\n(.*?)```', page, re.DOTALL)
     assert shown

@@ -73,7 +73,7 @@ def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str, na
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
 
 
-def test_a_privileged_container_says_nothing_that_contradicts_it() -> None:
+def test_a_privileged_container_states_nothing_that_contradicts_it() -> None:
     context = container(one(plain(values_of("pci")), "DaemonSet"))["securityContext"]
     assert context == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
 
@@ -95,7 +95,7 @@ def test_the_webhook_may_do_nothing_and_has_no_token() -> None:
     )
 
 
-def test_what_the_api_server_is_told_of_the_webhook_leads_to_its_pods() -> None:
+def test_what_the_api_server_is_reported_the_webhook_leads_to_its_pods() -> None:
     service, deployment = one(EVERYTHING, "Service"), one(EVERYTHING, "Deployment", "npu-webhook")
     (hook,) = one(EVERYTHING, "ValidatingWebhookConfiguration")["webhooks"]
     where = hook["clientConfig"]["service"]
@@ -161,7 +161,7 @@ def test_every_variable_is_an_option_of_that_role(kind: str, name: str, known: s
     assert needed <= given <= known
 
 
-def test_a_token_is_mounted_where_a_pod_asks_for_it_and_nowhere_else() -> None:
+def test_a_token_is_mounted_where_a_pod_requests_it_and_nowhere_else() -> None:
     accounts = [m for m in EVERYTHING if m["kind"] == "ServiceAccount"]
     assert [a["automountServiceAccountToken"] for a in accounts] == [False, False, False]
     for kind, name in (("DaemonSet", "npu"), ("Deployment", "npu-controller")):

@@ -125,14 +125,14 @@ WANTED: dict[str, JSON] = {
 @pytest.mark.cases(6)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("wanted", WANTED)
-def test_kustomize_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+def test_kustomize_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
     assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
 
 
 @pytest.mark.cases(6)
 @pytest.mark.helm
 @pytest.mark.parametrize("wanted", WANTED)
-def test_helm_makes_of_it_what_the_source_says(wanted: str, tmp_path: Path) -> None:
+def test_helm_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
     expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
     assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
 
@@ -211,7 +211,7 @@ def test_options_of_one_driver_are_refused_beside_what_all_share(
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", DRIVERS)
-def test_a_committed_overlay_builds_as_its_values_say(name: str) -> None:
+def test_a_committed_overlay_builds_as_its_values_state(name: str) -> None:
     assert by_id(built(ROOT / f"drivers/{name}/deploy")) == by_id(plain(values_of(name)))
 
 
@@ -356,7 +356,7 @@ def test_no_overlay_patches_by_place() -> None:
         ),
     ],
 )
-def test_wrong_values_are_told_in_a_sentence(
+def test_wrong_values_are_reported_in_a_sentence(
     given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
@@ -378,7 +378,7 @@ def test_wrong_values_are_told_in_a_sentence(
         ("", "values.yaml: name: must be given"),
     ],
 )
-def test_a_file_of_values_that_cannot_be_read_is_told_with_its_line(
+def test_a_file_of_values_that_cannot_be_read_is_reported_with_its_line(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(text)
@@ -386,7 +386,7 @@ def test_a_file_of_values_that_cannot_be_read_is_told_with_its_line(
     assert says in capsys.readouterr().err
 
 
-def test_what_is_wrong_is_told_with_the_file_that_says_so_last(
+def test_what_is_wrong_is_reported_with_the_file_that_reports_it_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
@@ -466,7 +466,7 @@ def test_a_driver_s_own_options_are_judged_by_the_driver(
     assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
 
 
-def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_said(
+def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "driver.py").write_text("import vendor_library\n")

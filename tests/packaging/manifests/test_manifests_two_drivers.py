@@ -141,7 +141,7 @@ async def remove(cluster: LocalCluster, manifest: JSON) -> None:
             raise
 
 
-async def test_under_one_drivers_account_the_status_of_anothers_devices_is_not_told() -> None:
+async def test_under_one_drivers_account_the_status_of_anothers_devices_is_not_reported() -> None:
     """Roles name the driver, so that a role for one is none for the other."""
     for given in (NPU, FPGA):
         rules = [r for m in plain(given) for r in m.get("rules", []) if "resourceclaims/driver" in r["resources"]]

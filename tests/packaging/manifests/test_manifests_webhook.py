@@ -102,7 +102,7 @@ def test_what_names_the_driver_is_sent_and_nothing_else(kind: str, version: str)
 
 
 @pytest.mark.parametrize(("kind", "version"), EACH)
-def test_an_update_is_sent_where_it_changes_what_is_asked_for(kind: str, version: str) -> None:
+def test_an_update_is_sent_where_it_changes_what_is_requested(kind: str, version: str) -> None:
     """So a webhook that is down keeps nothing from losing its finalizers."""
     before = with_config(kind, [OURS], version)
     relabelled = merged(before, {"metadata": {"labels": {"a": "b"}, "finalizers": ["x"]}})

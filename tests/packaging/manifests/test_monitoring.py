@@ -89,7 +89,7 @@ def shown() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda r: r["alert"])
-def test_a_rule_asks_for_what_is_measured_and_says_what_to_do(rule: JSON) -> None:
+def test_a_rule_requests_what_is_measured_and_reports_what_to_do(rule: JSON) -> None:
     assert unknown(rule["expr"]) == []
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     notes = rule["annotations"]
@@ -108,7 +108,7 @@ def test_the_check_finds_what_nobody_measures() -> None:
 
 
 @pytest.mark.parametrize(("title", "expression"), list(shown()))
-def test_the_dashboard_asks_for_what_is_measured(title: str, expression: str) -> None:
+def test_the_dashboard_requests_what_is_measured(title: str, expression: str) -> None:
     assert unknown(expression.replace("$__rate_interval", "5m")) == []
 
 
@@ -132,7 +132,7 @@ def test_the_dashboard_shows_every_metric_and_takes_its_place_from_variables() -
     assert len({p["id"] for p in board["panels"]}) == len(places)
 
 
-def test_the_operators_files_say_the_same_as_the_plain_ones() -> None:
+def test_the_operators_files_state_the_same_as_the_plain_ones() -> None:
     rule = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())
     assert rule["spec"] == yaml.safe_load((FOLDER / "alerts.yaml").read_text()), "run `make docs`"
 

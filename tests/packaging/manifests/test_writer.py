@@ -76,7 +76,7 @@ def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, plac
         mine.unlink()
 
 
-def test_what_is_lost_otherwise_is_told_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_lost_otherwise_is_reported_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "helm").mkdir()
     (tmp_path / "helm/mine").write_text("x")
     assert main(["deploy", "--shared-dir", str(tmp_path)]) == 2

@@ -204,7 +204,7 @@ async def test_a_pod_waits_until_its_device_is_attached_and_it_is_detached_when_
         assert driver.calls_made == [("bind", uid), ("unbind", uid)]
 
 
-async def test_a_permanent_error_is_told_to_the_scheduler_which_tries_again(cluster: LocalCluster) -> None:
+async def test_a_permanent_error_is_reported_to_the_scheduler_which_tries_again(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.faults = [PermanentError("port 3 is broken")]
     async with controlled(cluster, driver) as controller:
@@ -302,7 +302,7 @@ async def test_a_leader_that_is_cut_off_ends_before_the_next_begins(cluster: Loc
                 await asyncio.sleep(30)
 
 
-async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> None:
+async def test_an_unreadable_record_is_kept_and_reported(cluster: LocalCluster) -> None:
     labels = {"dra-kubeletplugin.dev/bound-by": NAME}
     odd = {
         "apiVersion": "v1",
@@ -317,7 +317,7 @@ async def test_an_unreadable_record_is_kept_and_told(cluster: LocalCluster) -> N
     assert [r["metadata"]["name"] for r in await records(cluster)] == ["odd"]
 
 
-async def test_a_stop_lets_a_bind_end_and_says_how_it_went(cluster: LocalCluster) -> None:
+async def test_a_stop_lets_a_bind_end_and_reports_how_it_went(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.gate.clear()
     async with controlled(cluster, driver, shutdown_grace_period=60.0) as controller:

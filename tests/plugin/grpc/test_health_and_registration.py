@@ -98,7 +98,7 @@ async def test_a_heartbeat_is_a_third_of_the_time_after_which_a_report_is_stale(
 
 
 @pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
-async def test_a_device_is_told_with_what_is_known_of_it(kind: Any) -> None:
+async def test_a_device_is_reported_with_what_is_known_of_it(kind: Any) -> None:
     found = [(f"d{i}", DeviceHealth(h, f"m{i}", 5.9, 1.5)) for i, h in enumerate((True, False, None))]
     (message,) = await told_of(Devices(*found), kind)
     assert isinstance(message, kind)
@@ -114,7 +114,7 @@ async def test_no_devices_are_a_message_too() -> None:
 
 
 @pytest.mark.parametrize(("length", "told"), [(0, 0), (1024, 1024), (1025, 1024), (5000, 1024)])
-async def test_1024_bytes_of_a_text_are_told(length: int, told: int) -> None:
+async def test_1024_bytes_of_a_text_are_reported(length: int, told: int) -> None:
     text = "x" * length
     (message,) = await told_of(Devices(("d", DeviceHealth(True, text))))
     assert message.devices[0].message == (text if length <= told else "x" * (told - 3) + "...")
@@ -148,7 +148,7 @@ async def test_others_have_their_turn_after_each_256_devices(devices: int, turns
     task.cancel()
 
 
-async def test_the_stream_tells_all_again_after_each_report_and_after_each_heartbeat() -> None:
+async def test_the_stream_reports_all_again_after_each_report_and_after_each_heartbeat() -> None:
     devices = Devices(("d", DeviceHealth(True)))
     async with asyncio.timeout(30):
         quiet = health(devices, 60).stream(v1.NodeWatchResourcesResponse)
@@ -218,7 +218,7 @@ async def test_the_kubelet_s_word_is_what_is_shown_and_the_way_to_it_is_measured
         ("something else", "the kubelet retries"),
     ],
 )
-async def test_a_refusal_is_told_with_what_to_do(error: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_reported_with_what_to_do(error: str, hint: str, caplog: pytest.LogCaptureFixture) -> None:
     r = Registration("d.example.com", Path("/x"), ("v1.DRAPlugin",), Metrics())
     await told(r, registered=False, error=error)
     assert r.error == error
@@ -280,7 +280,7 @@ def test_a_file_that_is_gone_before_it_is_given_up_is_no_fault(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_leak")
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         PathLock(tmp_path / "nowhere" / "x.lock", INSTANCE).acquire()
 

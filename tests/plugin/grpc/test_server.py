@@ -118,11 +118,11 @@ async def test_a_socket_that_is_removed_is_served_by_a_new_server_and_17_are_one
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hidden_names_begin_anew_after_26() -> None:
+def test_hidden_names_begin_again_after_26() -> None:
     assert [hidden_name("t", n) for n in (0, 1, 25, 26, 27)] == [".ta", ".tb", ".tz", ".ta", ".tb"]
 
 
-async def test_a_stop_waits_as_long_as_it_is_told_and_once(tmp_path: Path) -> None:
+async def test_a_stop_waits_as_long_as_it_is_reported_and_once(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     server = UnixServer(path, INSTANCE, [])
     await server.start()
@@ -171,7 +171,7 @@ async def test_a_hidden_name_may_be_107_bytes_long_with_its_folder(more: int, tm
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("odd"), OSError(5, "Input/output error")])
-async def test_a_server_that_cannot_start_leaves_nothing_and_says_why(tmp_path: Path, fault: Exception) -> None:
+async def test_a_server_that_cannot_start_leaves_nothing_and_reports_why(tmp_path: Path, fault: Exception) -> None:
     def fail(made: Grpc) -> None:
         raise fault
 
@@ -227,7 +227,9 @@ async def test_a_path_that_cannot_be_looked_at_is_not_served(tmp_path: Path) -> 
         (ValueError("odd"), "socket {0} was removed by another process, and cannot be restored: ValueError: odd"),
     ],
 )  # fmt: skip
-async def test_why_a_socket_cannot_be_restored_is_told_until_it_is(tmp_path: Path, fault: Exception, says: str) -> None:
+async def test_why_a_socket_cannot_be_restored_is_reported_until_it_is(
+    tmp_path: Path, fault: Exception, says: str
+) -> None:
     def fail(made: Grpc) -> None:
         raise fault
 
@@ -245,7 +247,7 @@ async def test_why_a_socket_cannot_be_restored_is_told_until_it_is(tmp_path: Pat
         assert lost == [1]
 
 
-async def test_a_server_that_cannot_even_be_bound_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_cannot_even_be_bound_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Grpc, target: str) -> None:
         raise RuntimeError("no address")
 
@@ -286,7 +288,7 @@ def test_the_first_name_that_fits_is_taken_to_the_byte(pod: str) -> None:
             assert getattr(paths, which) == folder / wanted
 
 
-def test_by_how_much_even_the_shortest_name_is_too_long_is_told() -> None:
+def test_by_how_much_even_the_shortest_name_is_too_long_is_reported() -> None:
     last = f"dra-{short('d' * 60, 16)}-reg.sock"
     with pytest.raises(SocketError, match=rf"even '{last}' is 1 too long"):
         socket_paths(Path("/" + "f" * (107 - len(last) - 1)), Path("/o"), "d" * 60)

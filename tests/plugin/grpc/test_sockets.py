@@ -199,7 +199,7 @@ async def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
 # --- removed while it serves ------------------------------------------------------------------------
 
 
-async def test_a_removed_socket_is_told_and_comes_back_while_a_call_goes_on(tmp_path: Path) -> None:
+async def test_a_removed_socket_is_reported_and_comes_back_while_a_call_goes_on(tmp_path: Path) -> None:
     path, slow, told = tmp_path / "x.sock", Slow(), []
     s = UnixServer(path, INSTANCE, [slow.add_to], lost=lambda: told.append(path.exists()))
     async with kept(s), dial(path) as channel:
@@ -228,7 +228,7 @@ async def test_a_socket_whose_folder_went_is_a_fault_until_the_folder_is_back(tm
         assert await name_at(folder / "x.sock") == "d.example.com"
 
 
-async def test_a_socket_that_cannot_be_restored_is_told_once(
+async def test_a_socket_that_cannot_be_restored_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.plugin.grpc.server._LOOK", 0.02)
@@ -270,7 +270,7 @@ async def test_a_start_that_is_cancelled_leaves_no_socket(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_socket_that_another_process_took_is_told_and_not_fought_over(tmp_path: Path) -> None:
+async def test_a_socket_that_another_process_took_is_reported_and_not_fought_over(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     async with kept(server(path)) as s:
         path.unlink()

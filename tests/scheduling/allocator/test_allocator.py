@@ -188,7 +188,7 @@ def one_slice(name: str, devices: list[str], *, generation: int, count: int, **w
         ),
     ],
 )
-def test_a_pool_is_what_the_slices_for_the_node_say(made: list[JSON], found: list[list[str]] | None) -> None:
+def test_a_pool_is_what_the_slices_for_the_node_state(made: list[JSON], found: list[list[str]] | None) -> None:
     assert chosen(Allocator(made, CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == found
 
 

@@ -166,7 +166,7 @@ def test_what_kubernetes_refuses_is_refused(expression: str) -> None:
         cel.Selector(expression)
 
 
-def test_an_evaluation_error_is_told_with_what_it_cost() -> None:
+def test_an_evaluation_error_is_reported_with_what_it_cost() -> None:
     with pytest.raises(cel.CelError, match="CEL result of type int could not be converted to bool") as told:
         cel.Selector('device.attributes["d.example.com"].index').matches(DEVICE)
     assert told.value.cost == 4

@@ -22,5 +22,5 @@ CARD = Device("gpu.example.com", {"attributes": ATTRIBUTES, "capacity": {"memory
         ('device.attributes["gpu.example.com"].model in ["b"]', 'model is "a100"'),
     ],
 )
-def test_who_asks_whether_a_key_is_there_is_told_of_that_key_and_not_of_the_others(expression: str, seen: str) -> None:
+def test_who_asks_whether_a_key_is_there_is_reported_that_key_and_not_of_the_others(expression: str, seen: str) -> None:
     assert [part.seen for part in unmet(expression, CARD)] == [seen]

@@ -248,7 +248,7 @@ def test_reasons_are_counted_and_sorted_as_text() -> None:
         ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
     ],
 )  # fmt: skip
-def test_what_is_not_implemented_is_told(spec: JSON, what: str) -> None:
+def test_what_is_not_implemented_is_reported(spec: JSON, what: str) -> None:
     assert unsupported.reasons(pod("p", **spec)) == [f"not supported by the local cluster: {what}"]
 
 
@@ -262,7 +262,7 @@ def test_what_is_not_implemented_is_told(spec: JSON, what: str) -> None:
         ({"schedulingPolicy": {"basic": {}}, "disruptionMode": "Pod", "podGroupTemplateRef": {}}, []),
     ],
 )  # fmt: skip
-def test_what_a_group_of_pods_asks_for_and_nobody_does_is_told(spec: JSON, what: list[str]) -> None:
+def test_what_a_group_of_pods_requests_and_nobody_does_is_reported(spec: JSON, what: list[str]) -> None:
     group = {"metadata": {"name": "g"}, "spec": spec}
     told = unsupported.reasons(pod("p", schedulingGroup={"podGroupName": "g"}), group)
     assert told == [f"not supported by the local cluster: {w}" for w in what]
@@ -428,7 +428,7 @@ def test_devices_that_are_about_to_be_written_are_taken() -> None:
     assert feasible(with_claims("c"), cache, *nodes) == ["a", "b"]
 
 
-def test_what_was_written_counts_until_the_server_has_said_something_newer() -> None:
+def test_what_was_written_counts_until_the_server_has_stated_something_newer() -> None:
     cache = cluster({"a": [{"name": "d0"}]})
     cache.claims.observe(claim("c"))
     cache.claims.observe(claim("other"))
@@ -519,7 +519,7 @@ def test_the_time_for_all_nodes_is_bounded() -> None:
     assert {r.reasons for r in cycle.rejected.values()} == {("timed out trying to allocate devices",)}
 
 
-def test_a_search_that_takes_longer_than_a_moment_is_told_from_one_without_result() -> None:
+def test_a_search_that_takes_longer_than_a_moment_is_reported_from_one_without_result() -> None:
     cycle = hard_to_place(0.1, slow_after=0.01)
     with pytest.raises(AllocationSlow):
         cycle.feasible()

@@ -94,7 +94,7 @@ async def test_updates_see_both_objects_and_deletions_the_old_one(curl: ApiCalle
     assert (await curl("DELETE", f"{MAPS}/m")).status == 200
 
 
-async def test_a_dry_run_is_judged_too_and_says_so(curl: ApiCaller) -> None:
+async def test_a_dry_run_is_judged_too_and_reports_it(curl: ApiCaller) -> None:
     await enforce(curl, "request.dryRun")
     assert (await make_map(curl)).status == 422
     body = {"metadata": {"name": "m"}}
@@ -286,7 +286,7 @@ async def test_the_namespace_and_the_authorizer_can_be_asked(curl: ApiCaller) ->
     assert (await curl("POST", MAPS, {"metadata": {"name": "n"}}, headers=me)).status == 201
 
 
-async def test_a_warning_is_told_and_refuses_nothing(curl: ApiCaller) -> None:
+async def test_a_warning_is_reported_and_refuses_nothing(curl: ApiCaller) -> None:
     await enforce(
         curl, {"expression": "false", "message": "not like this"}, binding={"validationActions": ["Warn", "Audit"]}
     )

@@ -252,7 +252,7 @@ async def test_a_certificate_of_nobody_that_the_bundle_names_is_not_believed(
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Fail", 500), ("Ignore", 201)])
-async def test_a_service_cannot_be_reached_and_that_is_said(
+async def test_a_service_cannot_be_reached_and_that_is_reported(
     curl: ApiCaller, hook: Hook, policy: str, code: int
 ) -> None:
     client = {"service": {"namespace": "default", "name": "hook"}}
@@ -280,7 +280,7 @@ async def test_selectors_and_conditions_choose_what_it_is_asked(curl: ApiCaller,
     assert [r["name"] for r in hook.seen] == ["x1"]
 
 
-async def test_a_dry_run_is_told(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_dry_run_is_reported(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     assert (await make_map(curl, dryRun="All")).status == 201
     assert hook.seen[0]["dryRun"] is True

@@ -105,7 +105,7 @@ def test_a_port_of_a_pod_in_the_hosts_network_is_the_hosts() -> None:
     assert "must match `hostPort` when `hostNetwork` is true" in found
 
 
-def test_a_pod_as_a_whole_asks_for_no_less_than_its_containers() -> None:
+def test_a_pod_as_a_whole_requests_no_less_than_its_containers() -> None:
     resources = {"resources": {"requests": {"cpu": "500m"}}}
     [found] = faults(resources, resources={"requests": {"cpu": "100m"}})
     assert found == (
