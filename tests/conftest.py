@@ -1,4 +1,4 @@
-"""Fixtures for all tests: markers that say what they need, and drivers to test with."""
+"""Fixtures for all tests; skips tests whose markers name a program or a right that this machine lacks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _can_make_networks() -> bool:
 
 @pytest.fixture(autouse=True)
 def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches on what a test is about, for every cluster that it starts."""
+    """Enables the feature gates of the marker ``gates`` in every cluster that the test starts."""
     names = {name for marker in request.node.iter_markers("gates") for name in marker.args}
     if names:
         monkeypatch.setenv(kubernetes_releases.GATES_VARIABLE, ",".join(f"{name}=true" for name in sorted(names)))
@@ -55,7 +55,7 @@ def _gates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True)
 def _log() -> Iterator[None]:
-    """A command that a test runs has its log on the standard error of that test, which is closed after it."""
+    """Removes the log handlers of commands that a test ran, because they write to a stream that is closed after the test."""
     root = logging.getLogger()
     before, level = set(root.handlers), root.level
     yield

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md as a test reads it: what each symptom is said to look like, and what a cluster says when it is really there."""
+"""Reads the symptoms of docs/troubleshooting.md, and the output of a cluster that has them."""
 
 from __future__ import annotations
 

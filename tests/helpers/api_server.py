@@ -1,4 +1,4 @@
-"""The local API server alone, and plain HTTP to it: what its clients send, and what they get, byte by byte."""
+"""The local API server without a cluster, and an HTTP client that shows status, headers and body of each response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that authors make in a driver, and what they must be told: what, where, the nearest name, what to do."""
+"""Mistakes in drivers, and what each error message must contain: the fault, its place, the nearest name, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates as many clusters have them: a CA, and what it signed, without an Authority Key Identifier."""
+"""Creates CAs and certificates without an Authority Key Identifier, as many clusters have them."""
 
 from __future__ import annotations
 

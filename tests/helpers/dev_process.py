@@ -1,4 +1,4 @@
-"""``dra dev`` as a process, and what a test asks of it."""
+"""Runs ``dra dev`` as a process, and its verbs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU = "drivers/gpu_example"
 
 @dataclass
 class DevProcess:
-    """A ``dra dev`` that runs."""
+    """A running ``dra dev``."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -35,7 +35,7 @@ class DevProcess:
         return str(self.state / "kubeconfig")
 
     def verb(self, *args: str) -> Any:
-        """A verb's answer as JSON; its error as text."""
+        """Runs a verb and returns its JSON output, or the text of its error."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.main(["dev", args[0], "--state-dir", str(self.state), "-o", "json", *args[1:]])
@@ -71,7 +71,7 @@ def run_dev_command(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def run_dev(folder: Path, *args: str, **env: str) -> Iterator[DevProcess]:
-    """Until it says that it is up; then until the block ends, and it has."""
+    """Starts ``dra dev``, waits until it is ready, and stops it at the end of the context."""
     argv = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", *args]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(

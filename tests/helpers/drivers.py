@@ -1,4 +1,4 @@
-"""Drivers that tests run: small, and able to say what they hold."""
+"""Small drivers for tests; they record their calls and the devices in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ToyConfig(Config):
 
 
 class Toy(Driver):
-    """Four toys, exclusive ones. What tests change is on the class, because a restart makes a new object."""
+    """Four exclusive devices. Tests change attributes of the class, because a restart creates a new object."""
 
     name = "toy.example.com"
     config = ToyConfig
@@ -87,7 +87,7 @@ def make_toy_class() -> type[Toy]:
 
 
 class BlockingDriver(Driver):
-    """Plain methods, as a vendor's blocking library has them."""
+    """Has synchronous methods, like a driver on a blocking vendor library."""
 
     name = "blocking.example.com"
     threads: ClassVar[set[int]] = set()

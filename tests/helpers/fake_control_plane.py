@@ -1,6 +1,6 @@
-"""Stand-ins for etcd and kube-apiserver: they take the options that the real ones have, refuse all others, and log their lives.
+"""Fake etcd and kube-apiserver binaries: they accept only options of the real ones, and log each start, signal and stop.
 
-They show how we start, wait for and stop such programs; whether the real ones would be content only they can show.
+They test how the test kit starts, waits for and stops these programs. They do not show that the real programs accept the options.
 """
 
 from __future__ import annotations

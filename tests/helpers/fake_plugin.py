@@ -1,4 +1,4 @@
-"""A DRA plugin as simple as it can be, over real sockets, that does on purpose what real ones do by accident."""
+"""A minimal DRA plugin on real sockets that a test can make fail: late, silent, wrong or gone."""
 
 from __future__ import annotations
 

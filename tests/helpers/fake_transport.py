@@ -1,4 +1,4 @@
-"""What asyncio gives a protocol, held by a test."""
+"""An asyncio transport that records the calls of a protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Wire(asyncio.Transport):
-    """Remembers what a connection does to it."""
+    """Records what a connection writes and which methods it calls."""
 
     def __init__(self, peer: socket.socket) -> None:
         super().__init__({"socket": peer})

@@ -1,4 +1,4 @@
-"""What KEP-4815 says of an NVIDIA A100 40GB: its table of profiles, where they fit, its counter set, its three example devices."""
+"""Data of KEP-4815 for an NVIDIA A100 40GB: the table of profiles, their placements, the counter set, three example devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects for tests of the local cluster itself, as short as they can be."""
+"""Minimal Kubernetes objects for tests of the local cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports for those who must name one before anybody listens there."""
+"""TCP ports: free ones, and one that refuses connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publisher alone, before a local API server that can answer otherwise."""
+"""A publisher without a plugin, and a local API server whose responses a test can replace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class ScriptedApiServer(ApiServer):
-    """Answers as ``instead`` says; None lets the real one answer."""
+    """Calls ``instead`` for each request; where it returns None, the local API server handles the request."""
 
     def __init__(self, features: Features | None = None) -> None:
         super().__init__(features=features)
@@ -42,7 +42,7 @@ class ScriptedApiServer(ApiServer):
         return self.written
 
     def slices(self, pool: str = "node") -> list[dict[str, Any]]:
-        """By name, as the allocator looks at them."""
+        """The slices of a pool, sorted by name."""
         found = self.storage.list("resourceslices.resource.k8s.io")
         return sorted((s for s in found if s["spec"]["pool"]["name"] == pool), key=lambda s: str(s["metadata"]["name"]))
 

@@ -1,4 +1,4 @@
-"""An HTTP peer that a test scripts byte by byte, and counts."""
+"""An HTTP server whose response bytes a test chooses; it counts connections and requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Reply = Callable[["RawServer", bytes], Awaitable[bytes | None]]
 
 
 def http_response(body: Any, status: str = "200 OK", headers: str = "") -> bytes:
-    """A whole answer; ``body`` is bytes, or anything that becomes JSON."""
+    """Returns a complete HTTP response; ``body`` is bytes or a JSON value."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 class RawServer:
-    """Answers each request with the bytes that ``reply`` gives; closes the connection for None."""
+    """Responds to each request with the bytes that ``reply`` returns; closes the connection for None."""
 
     def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None) -> None:
         self.reply = reply
@@ -49,7 +49,7 @@ class RawServer:
             writer.close()  # a task that was cancelled before its first step closes nothing
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Known from here on, not from its task's first step: an end that comes between would leave it open."""
+        """Registers the connection before its task starts, so that a server that stops in between closes it."""
         self.accepted += 1
         task = asyncio.create_task(self._connection(reader, writer))
         self.open[task] = writer
@@ -84,7 +84,7 @@ class RawServer:
 
 @contextlib.asynccontextmanager
 async def serve_replies(*replies: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
-    """Gives ``replies`` one after the other, the last one for ever."""
+    """Sends ``replies`` one after the other, and repeats the last one."""
 
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
         return replies[min(len(peer.requests), len(replies)) - 1]

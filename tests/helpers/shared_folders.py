@@ -1,4 +1,4 @@
-"""Folders that are expensive to make, made once in a run of pytest, also by the parallel workers of pytest-xdist."""
+"""Creates an expensive folder once in a run of pytest, for all workers of pytest-xdist."""
 
 from __future__ import annotations
 

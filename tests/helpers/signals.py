@@ -1,4 +1,4 @@
-"""What processes that a test starts inherit of signals: as from a terminal, or as under nohup, whatever started pytest."""
+"""Sets the signal handlers that processes of a test inherit: as from a terminal or under nohup, however pytest was started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opaque parameters that take the most work to judge, within the limits of the API server: what tests of bounded work feed to a driver."""
+"""Opaque parameters that take the most work to validate within the limits of the API server."""
 
 from __future__ import annotations
 

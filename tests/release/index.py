@@ -1,4 +1,4 @@
-"""A package index of static files (PEP 503), which has what is to be released; everything else comes from the usual one."""
+"""A package index of static files (PEP 503) with the wheel of this tree; other packages come from the usual index."""
 
 from __future__ import annotations
 

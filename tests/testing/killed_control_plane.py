@@ -1,4 +1,4 @@
-"""Kills a start of the control plane before each of its lines, some times each: run by test_controlplane.
+"""Kills the start of the control plane before each of its lines, several times each; test_controlplane.py runs it.
 
 ``python -m tests.testing.killed_control_plane ASSETS FOLDER`` prints after each kill how many servers it had started by then. The last
 kills are those of a start that waits for both to be ready.

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's map and the tree of the package are the same, and the plugin on a node loads nothing of the upper rings."""
+"""The map in CONTRIBUTING.md equals the tree, tests/ mirrors the package, and the plugin on a node loads nothing of the upper rings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tests.tools import structure
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/dra_kubeletplugin"
+TESTS = ROOT / "tests"
+NAMED_FOLDERS = {"docs", "helpers", "release", "system", "tools", "vectors"}
 FIRST_LEVEL = 22
 
 
@@ -65,6 +67,36 @@ def test_the_files_that_the_map_names_exist() -> None:
 
 def test_the_first_level_is_small_enough_to_be_read_at_once() -> None:
     assert len([p for p in PACKAGE.iterdir() if p.name != "__pycache__"]) <= FIRST_LEVEL
+
+
+def packages() -> set[Path]:
+    """Every package with modules, relative to the whole; generated stubs and templates are none."""
+    modules = (p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py") if p.name != "__init__.py")
+    return {m.parent for m in modules if not {"_proto", "templates"} & {*m.parts}}
+
+
+def test_each_package_has_tests_at_its_path() -> None:
+    without = [str(p) for p in packages() if not list((TESTS / p).glob("test_*.py"))]
+    assert without == [], "each package needs a test file in the folder of tests/ with its path"
+
+
+def test_each_test_file_is_named_after_a_module_of_its_package_or_after_the_package() -> None:
+    wrong = []
+    for test in (p.relative_to(TESTS) for p in TESTS.rglob("test_*.py")):
+        if test.parts[0] in NAMED_FOLDERS:
+            continue
+        package = PACKAGE / test.parent
+        names = {p.stem for p in package.glob("*.py")} | {p.parent.name for p in package.glob("*/__init__.py")}
+        if not any(f"{test.stem}_".startswith(f"test_{name}_") for name in {*names, package.name}):
+            wrong.append(str(test))
+    assert wrong == [], "no module of that name at that path: see CONTRIBUTING.md, Tests"
+
+
+def test_each_folder_of_tests_is_the_path_of_a_package_or_a_named_folder() -> None:
+    files = (p.relative_to(TESTS) for p in TESTS.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    folders = {f.parent for f in files if len(f.parts) > 1 and f.parts[0] not in NAMED_FOLDERS}
+    assert [str(f) for f in sorted(folders) if not (PACKAGE / f / "__init__.py").is_file()] == []
+    assert {p.name for p in TESTS.iterdir()} >= NAMED_FOLDERS
 
 
 def test_the_processes_of_a_cluster_load_nothing_of_development_and_operations() -> None:

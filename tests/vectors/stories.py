@@ -1,7 +1,7 @@
-"""Tells a recorded whole-cluster story to the local cluster again, and compares what it says after each step.
+"""Replays a recorded story of a whole cluster on the local cluster, and compares the state after each step.
 
 The format is the one of ``scenarios.jsonl`` (README of the vectors). A step's state counts once it was as recorded and stayed so;
-what never gets there is told with its first difference.
+otherwise the error contains the first difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rooms of claims as one instance has them: a real database and real CDI files, without sockets and with an API server of words."""
+"""The claim manager of one plugin instance: with a real database and CDI files, a fake API server, and no sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
 class FakeApiServer:
-    """Claims by name, as the API server has them."""
+    """A fake API client: returns claims, slices and nodes from dictionaries."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class FakeApiServer:
 
 
 class RunningManager:
-    """One instance. ``claims`` is what the rest of a plugin would use."""
+    """One plugin instance. ``claims`` is its claim manager."""
 
     def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
         # Nobody who is only slow is given up.
@@ -130,7 +130,7 @@ class RunningManager:
 async def running_manager(
     folder: Path, driver: Driver, api: FakeApiServer | None = None, boot: str = "boot", **options: Any
 ) -> AsyncIterator[RunningManager]:
-    """An open one, closed at the end."""
+    """Opens a claim manager, and closes it at the end of the context."""
     made = RunningManager(folder, driver, api or FakeApiServer(), boot, **options)
     try:
         await made.open()

@@ -1,4 +1,4 @@
-"""Prepares a claim, repeats that, and unprepares it, telling which it does: run under strace by test_power_failure."""
+"""Prepares a claim, prepares it again and unprepares it; prints each step. test_store_power_failure.py runs it under strace."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A driver whose hardware is a folder, and which can kill its own process between any two effects.
 
-A device is taken in two steps, one file each, made exclusively: a second holder is a violation, written down where the test
-finds it. KILL_AT names a point; the process kills itself there with SIGKILL, once (the first time it gets there after
-KILL_SKIP times).
+A device is acquired in two steps. Each step creates a file exclusively; a second holder is a violation, written to a file for the
+test. KILL_AT names a point: the process kills itself there with SIGKILL, after it has passed the point KILL_SKIP times.
 """
 
 from __future__ import annotations

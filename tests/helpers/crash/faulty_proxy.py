@@ -1,4 +1,4 @@
-"""An API server as it is on a bad day: a proxy before the real one that is slow, silent, answers HTML or hangs up.
+"""A proxy to the local API server that can be slow or silent, return HTML, or close connections.
 
 It speaks HTTPS to the plugin, as in a pod, and plain HTTP to the local API server.
 """

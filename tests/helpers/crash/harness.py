@@ -1,4 +1,4 @@
-"""A plugin as a real process that may be killed, beside a local cluster that goes on."""
+"""Runs the plugin as real processes that a test can kill, beside a local cluster that continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one a
 
 
 def _retry_when_file_vanishes(look: Callable[[NodeHarness], Found]) -> Callable[[NodeHarness], Found]:
-    """Looks again where a file went, by a plugin's hand, after its name was found and before it was read."""
+    """Repeats a check when a plugin removes a file between the listing of the folder and the read of the file."""
 
     @functools.wraps(look)
     def looks(box: NodeHarness) -> Found:
@@ -164,7 +164,7 @@ class NodeHarness:
         return self._registrations() > before
 
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
-        """Sends a signal and waits for the end; answers the exit code."""
+        """Sends a signal, waits for the end of the process and returns its exit code."""
         process = self.plugins.pop(name)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)

@@ -1,7 +1,7 @@
-"""Kills a real plugin process before each of its steps, starts the next one, and looks whether all is as the kubelet was told.
+"""Kills a real plugin process before each of its steps, starts the next one, and compares the node with the responses to the kubelet.
 
-``python -m tests.helpers.crash.kill_sweep [PHASE...] [--every N]`` does so for all steps, or for every Nth, of some phases or of all. A test does one
-of each.
+``python -m tests.helpers.crash.kill_sweep [PHASE...] [--every N]`` kills before all steps, or before every Nth, of the given phases or of
+all. The test kills before one step of each phase.
 """
 
 from __future__ import annotations

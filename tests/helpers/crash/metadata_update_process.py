@@ -1,6 +1,6 @@
-"""A process that updates the metadata of a claim which is prepared already, and kills itself at KILL_AT, a name below.
+"""A process that updates the metadata of a prepared claim and kills itself at the point that KILL_AT names, one of POINTS.
 
-Arguments: the kubelet's root, and the number that it tells.
+Arguments: the kubelet's root, and the number that the driver writes into the metadata.
 """
 
 from __future__ import annotations

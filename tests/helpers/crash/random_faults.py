@@ -1,4 +1,4 @@
-"""What a node goes through, at random and from one seed: disk, locks, API server, the driver's own methods, a stopped plugin."""
+"""Injects random faults from one seed: disk, locks, API server, the driver's methods, a stopped plugin process."""
 
 from __future__ import annotations
 

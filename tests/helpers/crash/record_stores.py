@@ -1,4 +1,4 @@
-"""Records as one or several instances have them, without the rest of a plugin."""
+"""Record stores of one or several plugin instances, without the rest of the plugin."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def records_locked(path: Path) -> Iterator[None]:
 
 
 class PoolSupply(Supply):
-    """What there is to be had: devices and counter sets of one pool."""
+    """The devices and counter sets of one pool."""
 
     def __init__(
         self, devices: Sequence[Device] = (), counter_sets: Mapping[str, Mapping[str, str]] | None = None

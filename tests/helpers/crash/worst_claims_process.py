@@ -1,4 +1,4 @@
-"""Prepares claims with the worst parameters, and reports the resident memory: run as a process of its own by the test of it.
+"""Prepares claims with the worst parameters and prints the resident memory; test_claims_worst_parameters.py runs it as a process.
 
 Prints JSON: resident bytes ``before``, at the ``peak`` and ``after``; ``faults`` is the number of claims that were refused.
 """

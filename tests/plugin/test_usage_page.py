@@ -1,0 +1,65 @@
+"""The page with the use of devices: its script policy, its unchanged responses, and which requests it rejects."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.base.http_server.server import Request
+from dra_kubeletplugin.plugin import usage_page
+from tests.resourceapi.usage.test_usage import rows_of
+
+
+def request(path: str = "/overview.json", method: str = "GET", **headers: str) -> Request:
+    given = {"host": "127.0.0.1:80"} | {k.replace("_", "-"): v for k, v in headers.items()}
+    return Request(method, path, {}, given, b"")
+
+
+def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_elsewhere() -> None:
+    found = usage_page.page()
+    policy = found.headers["Content-Security-Policy"]
+    text = found.body.decode()
+    for kind in ("script", "style"):
+        (inline,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|\son\w+=|style=", text)
+
+
+def test_rows_that_the_page_has_are_not_sent_again() -> None:
+    found = rows_of(3)
+    first = usage_page.rows(request(), found)
+    assert msgspec.json.decode(first.body)["devices"][2]["holders"][0]["claim"] == "ml/c"
+    again = usage_page.rows(request(if_none_match=first.headers["ETag"]), replace(found, at=9.0))
+    assert (again.status, again.body) == (304, b"")
+    assert usage_page.rows(request(if_none_match=first.headers["ETag"]), rows_of(4)).status == 200
+
+
+@pytest.mark.parametrize(("asked", "status"), [
+    (request(), 0),
+    (request(host="localhost:8080"), 0),
+    (request(host="[::1]:8080"), 0),
+    (request(host="node-1:8080"), 0),
+    (request(host="evil.example.com"), 403),
+    (request(host=""), 403),
+    (request(origin="http://127.0.0.1:80"), 0),
+    (request(origin="http://127.0.0.1:81"), 403),
+    (request(origin="null"), 403),
+    (request(sec_fetch_site="same-origin"), 0),
+    (request(sec_fetch_site="cross-site"), 403),
+    (request(sec_fetch_site="same-site"), 403),
+    (request("/", sec_fetch_site="cross-site"), 0),  # a link from a dashboard: the page holds no data
+    (request(method="POST"), 405),
+    (request(method="DELETE"), 405),
+])  # fmt: skip
+def test_only_this_servers_page_is_answered_and_only_reads(asked: Request, status: int) -> None:
+    refused = usage_page.refusal(asked, {"node-1"})
+    assert (refused.status if refused else 0) == status
