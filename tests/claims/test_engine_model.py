@@ -445,7 +445,7 @@ class Machine(RuleBasedStateMachine):
         self.run(self.one.claims.reconciler.once(ask_server=False))
 
     @rule(how=st.sampled_from(["removed", "garbage", "emptied"]), second=st.booleans())
-    def the_database_is_lost(self, how: str, second: bool) -> None:
+    def the_journal_is_lost(self, how: str, second: bool) -> None:
         """What was answered stays true, from the file that is open, from CDI files, and from what the driver knows."""
         path = self.root / "plugins" / NAME / "records.journal"
         if not path.exists():
@@ -455,8 +455,10 @@ class Machine(RuleBasedStateMachine):
                 path.unlink()
             case "garbage" | "emptied":
                 path.write_bytes(os.urandom(8192) if how == "garbage" else b"")
-        for instance in (self.instance(second), *self.instances.values()):
+        instances = (self.instance(second), *self.instances.values())
+        for instance in instances:  # each plugin checks the file every two seconds, also an idle one
             self.run(instance.claims.store.check_file())
+        for instance in instances:
             assert self.run(instance.claims.recovery.once())
             self.run(instance.claims.reconciler.once(ask_server=False))
 
