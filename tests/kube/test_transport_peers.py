@@ -666,7 +666,7 @@ async def test_an_object_without_its_identity_is_none(body: Any) -> None:
             client.update(CLAIMS, claim),
             client.patch(CLAIMS, "c", {}, "default"),
         ):
-            with pytest.raises(ApiError, match="no object with name, UID and resourceVersion") as e:
+            with pytest.raises(ApiError, match="not an object with name, UID and resourceVersion") as e:
                 await asked
             assert e.value.unreachable
 

@@ -25,7 +25,7 @@ async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reas
     monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PATIENCE", 0.2)
     with pytest.raises(
         NotReadyError,
-        match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no device",
+        match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no claim",
     ):
         async with node_with(Broken):
             pass
@@ -80,7 +80,7 @@ async def test_health_of_a_device_that_is_none_is_reported_once(caplog: pytest.L
     async with node_with(Misspelt, health_interval=0.1) as node:
         before = node.plugin.inventory.health_version
         await node.cluster.wait("three reports", _true(lambda: node.plugin.inventory.health_version > before + 2))
-    assert sum("toy_0, which is no device of this node" in r.getMessage() for r in caplog.records) == 1
+    assert sum("toy_0, which is not a device of this node" in r.getMessage() for r in caplog.records) == 1
 
 
 def _true(check: Any) -> Any:

@@ -62,5 +62,5 @@ class RejectedReports:
             text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
             sentences[n] = text + (did_you_mean(n.rpartition("/")[2], candidates) if i < _MAX_HINTS else "")
         new_sentences = sorted(set(sentences.values()).difference(self._unknown_names.values()))
-        log_sample(log, logging.WARNING, "health() returned an unknown device: %s", new_sentences)
+        log_sample(log, logging.WARNING, "an entry of the health report is ignored: %s", new_sentences)
         self._unknown_names, self._known = sentences, frozenset(known)

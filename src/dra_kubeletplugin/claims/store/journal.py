@@ -11,7 +11,6 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -355,7 +354,7 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError:  # a file system without links
-            shutil.copyfile(self.path, aside, follow_symlinks=False)
+            aside.write_bytes(self.path.read_bytes())
         self.metrics.inc("records_damaged_total")
         self._add_report(f"the record journal was damaged ({fault}) and is set aside as {aside}")
 

@@ -23,7 +23,7 @@ _NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands a
 _MOST = 1e12  # seconds, or attempts: no recorded number is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
 _NAMED = 4  # holders that a message lists
-_TAKES_UNKNOWN = ", of which it is not known what it takes"
+_TAKES_UNKNOWN = " (amount unknown)"
 _LOST = "its line in the journal is damaged"
 Row = Record | UnreadableRecord
 
