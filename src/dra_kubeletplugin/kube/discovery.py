@@ -1,4 +1,4 @@
-"""Finds the version of resource.k8s.io that the server has. Concurrent callers share one request."""
+"""Finds the version of resource.k8s.io that is used: the first of v1, v1beta2 and v1beta1 that the API server serves."""
 
 from __future__ import annotations
 
