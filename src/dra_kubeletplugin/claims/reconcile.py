@@ -68,7 +68,7 @@ class Reconciler:
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
         self._kubelet_was_away = False  # whether the kubelet was away at the last check
-        self._left_to_kubelet: set[str] = set()  # UIDs of claims whose log line is written
+        self._left_to_kubelet: set[str] = set()  # UIDs of claims that only the kubelet may unprepare, which was logged
 
     def kubelet_registered(self) -> None:
         """Restarts each grace period: a kubelet that has just started first unprepares the claims that it missed itself."""
@@ -132,7 +132,8 @@ class Reconciler:
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
 
-        It does so only while the kubelet is there and has not unprepared them itself.
+        The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that misses the claim, so a later pass
+        unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is unprepared while the kubelet is away.
         """
         now = time.monotonic()
         ended: dict[str, Record] = {}

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
+from ..base.shared_call import SharedCall
 from ..devices.inventory import GONE
 from ..errors import (
     ApiError,
@@ -37,7 +38,6 @@ JSON = dict[str, Any]
 _MAX_AGE = 2.0  # seconds for which a response is reused by later callers
 _LONGEST = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,35 +113,6 @@ class _Pool:
         return {c["name"]: read_counters(c["counters"]) for s in self.slices for c in s.get("sharedCounters") or ()}
 
 
-class _SharedRequest(Generic[T]):
-    """A response that concurrent callers share. It is fetched when a caller needs a newer one, and dropped soon afterwards."""
-
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
-        self._began = 0.0
-        self._task: asyncio.Task[T] | None = None
-
-    async def since(self, when: float) -> T:
-        """Returns the result of a request that began at ``when`` or later, in event loop time. Raises the request's exception."""
-        loop = asyncio.get_running_loop()
-        task = self._task
-        if task is None or self._began < when or (task.done() and (task.cancelled() or task.exception())):
-            task = asyncio.create_task(self._bounded(), name="looking at slices")
-            # Retrieved, also if no caller waits any more.
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._task, self._began = task, loop.time()
-            loop.call_later(_LONGEST + _MAX_AGE, self._forget, task)
-        return await asyncio.shield(task)
-
-    async def _bounded(self) -> T:
-        async with asyncio.timeout(_LONGEST):
-            return await self._ask()
-
-    def _forget(self, task: asyncio.Task[T]) -> None:
-        if self._task is task:
-            self._task = None
-
-
 class SliceLookup:
     """Finds devices in the ResourceSlices of one driver.
 
@@ -155,9 +126,9 @@ class SliceLookup:
         self._node = node
         self._others = others
         # Slices of other nodes are irrelevant here and may be thousands. Slices without a node name are read first, then this node's.
-        self._unbound_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, ""))
-        self._node_slices: _SharedRequest[Mapping[str, _Pool]] = _SharedRequest(functools.partial(self._pools, node))
-        self._node_object: _SharedRequest[JSON | None] = _SharedRequest(self._this_node)
+        self._unbound_slices = SharedCall(lambda: self._pools(""), "slices without a node", _MAX_AGE)
+        self._node_slices = SharedCall(lambda: self._pools(node), "slices of this node", _MAX_AGE)
+        self._node_object = SharedCall(self._this_node, "this node", _MAX_AGE)
         self._forbidden_logged = False  # whether it was logged that the Node may not be read
 
     async def find(self, shown: str, pool: str, name: str, started: float) -> RemoteDevice:
@@ -253,10 +224,12 @@ class SliceLookup:
 
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
         """Returns the driver's pools by name: the pools of one node, or of no single node if ``node`` is empty."""
-        resource = await self._client.dra("resourceslices")
-        fields = f"spec.driver={self._driver},spec.nodeName={node}"
+        async with asyncio.timeout(_LONGEST):
+            resource = await self._client.dra("resourceslices")
+            fields = f"spec.driver={self._driver},spec.nodeName={node}"
+            found = await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE)
         out: dict[str, _Pool] = {}
-        for pool, raw in await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE):
+        for pool, raw in found:
             seen = out.get(pool.name)
             if seen is None or seen.generation < pool.generation:
                 seen = out[pool.name] = _Pool(resource.version, pool.generation, pool.resource_slice_count)
@@ -267,7 +240,8 @@ class SliceLookup:
     async def _this_node(self) -> JSON | None:
         """Returns the Node; None if it may not be read: then the scheduler's choice is trusted."""
         try:
-            return await self._client.get(NODES, self._node)
+            async with asyncio.timeout(_LONGEST):
+                return await self._client.get(NODES, self._node)
         except ApiError as e:
             if e.status != 403:
                 raise

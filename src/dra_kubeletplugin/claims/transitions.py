@@ -1,6 +1,8 @@
 """Decides the next step for a claim from its record, and marks the record that is to be rolled back.
 
 The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
+A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
+change. While the API server does not respond, ``engine.py`` returns the recorded response without comparing the allocation.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class Transitions:
 
     def _repeat(self, records: Records, found: Record, wanted: Record) -> Decision:
         if self.is_prepared(found) and found.same_allocation(wanted):
-            # The update shows another instance, which may have found the claim gone, that the claim is in use.
+            # Another instance may have found the claim deleted and may be about to unprepare it. This update stops that.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
@@ -239,7 +241,7 @@ class Transitions:
         return self._mark(records, row) if isinstance(row, Record) and self._may_free(row) else NothingToDo()
 
     def is_prepared(self, record: Record) -> bool:
-        """Whether the kubelet's repeated prepare can be answered from the record alone."""
+        """Whether a repeated prepare can return the recorded response: prepared in this boot, with its CDI edits known."""
         return record.state is State.PREPARED and record.boot_id == self.boot_id and not record.partial
 
     def has_other_owner(self, record: Record) -> bool:
@@ -256,7 +258,7 @@ class Transitions:
         return row
 
     def _is_stale(self, holder: Record) -> bool:
-        """Whether a hold is stale. True also during its rollback: a claim that needs the devices waits for that."""
+        """Whether a hold is stale. It is stale during its rollback too; a claim that needs the devices waits for the rollback."""
         return not self.prepares(holder.uid) and self._may_free(holder)
 
     def _may_free(self, holder: Record) -> bool:

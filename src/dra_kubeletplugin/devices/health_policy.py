@@ -21,10 +21,11 @@ class HealthPolicy:
     """The effects of health reports.
 
     Args:
-        taint: for unhealthy devices whose report sets none; None for no taint.
-        effect: replaces the effect of every taint for bad health; empty to keep it.
-        unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy.
-        healthy_after: consecutive healthy reports that make an unhealthy device healthy.
+        taint: for unhealthy devices whose report sets none; None for no taint. A plugin passes ``Driver.unhealthy_taint``, by default
+            ``dra-kubeletplugin.dev/unhealthy`` with the effect NoSchedule.
+        effect: replaces the effect of every taint for bad health (option UNHEALTHY_EFFECT); empty to keep it.
+        unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy; by default 1 (UNHEALTHY_AFTER).
+        healthy_after: consecutive healthy reports that make an unhealthy device healthy; by default 3 (HEALTHY_AFTER).
         timeout: seconds until a report expires, if it sets no timeout itself.
     """
 

@@ -24,7 +24,7 @@ from ..resourceapi.validation.slices import MAX_DEVICES
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_state import GONE, DeviceEntry, DeviceKey, Held, PoolContent, PoolState, checked, updated_pool
-from .rejected_devices import RejectedDevicesLog
+from .rejection_log import RejectedDevicesLog
 from .validation import decoded, parse_pools, taint_fault
 
 __all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]

@@ -1,6 +1,7 @@
 """Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
-The API server rejects a slice with one bad device entirely, so a bad device must never get into a slice.
+The API server rejects a slice with one bad device entirely, so a bad device must never get into a slice. Each device is validated
+alone. ``pool_state.py`` leaves a device with a fault out, and the publisher publishes the others.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class EncodedDevice(NamedTuple):
     name: str
     encoded: bytes
     consumed: int  # number of counters that it consumes
-    most: int  # maximum number of devices in a slice with it
+    most: int  # how many devices a slice that contains this device may have: 128, or 64
 
 
 class _Amount(msgspec.Struct):
@@ -62,7 +63,7 @@ class ValidatedDevice:
         shape: the text; empty if nothing can be sent. A changed device has another text.
         fault: why it must not be sent; empty if it may.
         consumed: number of counters that it consumes.
-        most: maximum number of devices in a slice with it.
+        most: how many devices a slice that contains this device may have: 128, or 64.
         gates: the API server's feature gates that it depends on.
     """
 

@@ -362,7 +362,7 @@ class Driver:
         An unhealthy device is published with the report's taint or :attr:`unhealthy_taint`. It is not prepared, unless the operator
         allows it (``UNHEALTHY_POLICY``). The operator also sets how many consecutive reports are needed (``UNHEALTHY_AFTER``,
         ``HEALTHY_AFTER``), and the effect of taints (``UNHEALTHY_EFFECT``). The first report of a device in this process counts at
-        once, so a restart ends a count of reports. A report of None (unknown) does not clear a fault.
+        once, so counting begins again after a restart. A report of None (unknown) does not clear a fault.
 
         For devices of a controller's pools, :meth:`pools` sets the taints.
         """

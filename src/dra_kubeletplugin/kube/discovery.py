@@ -1,4 +1,4 @@
-"""Finds the version of resource.k8s.io that the server has. Concurrent callers share one request."""
+"""Finds the version of resource.k8s.io that is used: the first of v1, v1beta2 and v1beta1 that the API server serves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ..base.shared_call import SharedCall
 from ..errors import ApiError, clip, printable
 from ..resourceapi.conversion import GROUP, VERSIONS
 
@@ -19,7 +20,7 @@ class Discovery:
     def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._fetch = ask
         self._version = ""
-        self._request: asyncio.Task[str] | None = None
+        self._request = SharedCall(self._discover, "discovery")
 
     async def version(self) -> str:
         """Returns the best version that both sides know. Callers that arrive during a request share its result.
@@ -33,10 +34,7 @@ class Discovery:
 
         Raises :class:`ApiError`.
         """
-        if self._request is None:
-            self._request = asyncio.create_task(self._discover(), name="discovery")
-            self._request.add_done_callback(self._on_response)
-        request = self._request
+        request = self._request.begin()
         await asyncio.wait({request})  # cancelling one caller must not cancel the request of the others
         fault = request.exception() if not request.cancelled() else ApiError("the client was closed")
         if isinstance(fault, ApiError):
@@ -50,20 +48,16 @@ class Discovery:
         self._version = ""
 
     async def close(self) -> None:
-        if self._request:
-            self._request.cancel()
-            await asyncio.wait({self._request})
-
-    def _on_response(self, request: asyncio.Task[str]) -> None:
-        self._request = None
-        if not request.cancelled() and request.exception() is None:
-            if self._version and self._version != request.result():
-                log.info(
-                    "the API server serves another version of %s: %s, before %s", GROUP, request.result(), self._version
-                )
-            self._version = request.result()
+        await self._request.close()
 
     async def _discover(self) -> str:
+        version = await self._served()
+        if self._version and self._version != version:
+            log.info("the API server serves another version of %s: %s, before %s", GROUP, version, self._version)
+        self._version = version
+        return version
+
+    async def _served(self) -> str:
         try:
             group = await self._fetch()
         except ApiError as e:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
+from ...base.shared_call import SharedCall
 from ...base.text import counted
 from ...driver import Driver, PreparedDevice, RecoveredClaim
 from ...driver.calls import Calls
@@ -31,7 +32,7 @@ class Recovery:
         self.boot_id = boot_id
         self.report: list[str] = []
         self.fault = ""  # why the devices that the hardware uses are not known
-        self._pending_call: asyncio.Task[Sequence[RecoveredClaim]] | None = None
+        self._recover = SharedCall(lambda: self.calls(self.driver.recover), "recover")
 
     async def once(self) -> bool:
         """Calls ``recover()`` and merges its claims, if that is due. Returns False if it has to be tried again.
@@ -56,18 +57,13 @@ class Recovery:
 
     async def _ask(self) -> Sequence[RecoveredClaim]:
         """Waits for ``recover()``. Concurrent callers share one call, and a slow call is logged."""
-        if self._pending_call is None or self._pending_call.done():
-            self._pending_call = asyncio.create_task(self._call(), name="recover")
-        call = self._pending_call
+        call = self._recover.begin()
         done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
             self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so it is not known what its hardware has in use"
             log.error("%s", self.fault)
             await asyncio.wait([call])
         return call.result()
-
-    async def _call(self) -> Sequence[RecoveredClaim]:
-        return await self.calls(self.driver.recover)
 
     def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
         """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""

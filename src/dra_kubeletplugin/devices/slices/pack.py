@@ -1,8 +1,9 @@
 """Packs devices into slices, as a pure function.
 
-A device stays in its slice when others come and go, so that a change writes few objects. If all slices are written anyway, :func:`pack`
-gets no previous slices and keeps the author's order throughout. Limits are those of Kubernetes 1.36, and a size in bytes, because the
-largest valid slice would come close to the limit of etcd.
+A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes (Kubernetes 1.36). It has at most
+64 in any case if the driver reports health, because each device may get a taint. The size in bytes is limited too: the largest valid
+slice would come close to the limit of etcd. A device stays in its slice when others come and go, so that a change writes few objects.
+If all slices are written anyway, ``sync.py`` passes no previous slices, and the author's order is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PublishedDevice:
-    """The previous content of a slice: names of devices, or of counter sets."""
+    """The names in a published slice: of its devices, or of its counter sets."""
 
     devices: Sequence[str] = ()
     counter_sets: Sequence[str] = ()
@@ -68,7 +69,7 @@ def pack(
         devices: in the author's order, which is kept within a slice.
         counter_sets: shared counters of the pool.
         before: the previous content of slices, in the order in which the allocator reads them.
-        full: maximum number of devices in a slice.
+        full: maximum number of devices in a slice: 128, or 64 if the driver reports health.
     """
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}

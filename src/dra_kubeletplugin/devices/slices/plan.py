@@ -172,7 +172,7 @@ def make_plan(
     changed: Collection[str],
     touch: Collection[str] = (),
 ) -> WritePlan:
-    """Plans the writes. Between any two of them, a complete newest generation contains exactly the old or the wanted devices.
+    """Plans the writes. After each write, the newest complete generation has exactly the old devices or exactly the wanted ones.
 
     The generation stays if one slice changes and none is new. It also stays, and is completed, while slices of it are missing: readers
     ignore an incomplete generation, left by an interrupted writer or a deletion. Otherwise every slice is written in a new generation.

@@ -230,7 +230,10 @@ class Syncer:
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
 
     def _as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
-        """Whether a slice's spec needs no write. A spec that the API server stored differently from what we sent counts as wanted."""
+        """Whether a slice's spec needs no write.
+
+        The API server may store a spec differently from the request, for example without unknown fields. Such a spec is not written again.
+        """
         mark = (have.version, frame.mark(content))
         if self._known_equal.get(have.name) == mark:
             return True

@@ -1,0 +1,67 @@
+"""A call that concurrent callers share: joined, repeated after its end, reused for a while, and never cancelled by one caller."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dra_kubeletplugin.base.shared_call import SharedCall
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.gate = asyncio.Event()
+        self.fault: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.calls += 1
+        number = self.calls
+        await self.gate.wait()
+        if self.fault:
+            raise self.fault
+        return number
+
+
+async def test_callers_join_the_call_in_progress_and_later_ones_begin_another() -> None:
+    counter = Counter()
+    shared = SharedCall(counter, "test")
+    callers = [asyncio.ensure_future(shared.result()) for _ in range(3)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    counter.gate.set()
+    assert await asyncio.gather(*callers[1:]) == [1, 1]
+    assert await shared.result() == 2
+
+
+async def test_a_result_is_reused_for_callers_that_accept_its_age() -> None:
+    counter = Counter()
+    counter.gate.set()
+    shared = SharedCall(counter, "test", keep=60)
+    began = asyncio.get_running_loop().time()
+    assert [await shared.since(began), await shared.since(began)] == [1, 1]
+    assert await shared.since(asyncio.get_running_loop().time() + 0.001) == 2
+
+
+async def test_a_failure_is_raised_by_all_callers_and_not_reused() -> None:
+    counter = Counter()
+    counter.fault = OSError("away")
+    shared = SharedCall(counter, "test", keep=60)
+    callers = [asyncio.ensure_future(shared.since(0.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    counter.gate.set()
+    for caller in callers:
+        with pytest.raises(OSError, match="away"):
+            await caller
+    counter.fault = None
+    assert await shared.since(0.0) == 2
+
+
+async def test_close_cancels_the_call() -> None:
+    shared = SharedCall(Counter(), "test")
+    caller = asyncio.ensure_future(shared.result())
+    await asyncio.sleep(0)
+    await shared.close()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
