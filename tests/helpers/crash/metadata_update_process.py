@@ -82,7 +82,7 @@ def instrument() -> None:
         reach("update: after file")
 
     def is_metadata(fd: int) -> bool:
-        return Path(f"/proc/self/fd/{fd}").readlink().name == "metadata.json"
+        return Path(f"/proc/self/fd/{fd}").readlink().parent.name == "dra-device-metadata"
 
     def written(fd: int, data: Any, at: int) -> int:
         if not is_metadata(fd):
