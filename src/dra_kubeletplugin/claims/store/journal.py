@@ -210,16 +210,8 @@ class Journal:
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
             found = JournalFile(self.path)
-            fault = found.fault
-            if found.header.driver not in {"", self.specs.driver}:
-                fault = f"it is of driver {printable(found.header.driver)}"
-                found.records = Records()
-            elif found.is_superseded:
-                fault = "a newer file had replaced it"
-            elif found.header.generation < least or (known and not newer and found.header.generation == own):
-                fault = fault or "an older file is in its place"
-            elif known and known.header.id != found.header.id and not fault:
-                fault = "another file is in its place"
+            is_old = found.header.generation < least or (known and not newer and found.header.generation == own)
+            fault = self._fault_of(found, known, "an older file is in its place" if is_old else "")
         try:
             if found and not fault:
                 self._use(found, known)
@@ -238,6 +230,14 @@ class Journal:
         finally:
             if found and found is not self.file:
                 found.close()
+
+    def _fault_of(self, found: JournalFile, known: JournalFile | None, fault: str) -> str:
+        if found.header.driver not in {"", self.specs.driver}:
+            found.records = Records()
+            return f"it is of driver {printable(found.header.driver)}"
+        if not found.fault and known and known.header.id != found.header.id:
+            return "another file is in its place"
+        return found.fault or ("a newer file had replaced it" if found.is_superseded else fault)
 
     def _use(self, file: JournalFile, known: JournalFile | None) -> None:
         """Uses ``file`` from now on, with the records that only this instance knows. If that fails, ``known`` stays in use."""
@@ -353,14 +353,15 @@ class Journal:
             raise
         known, self.file = self.file, file
         self.loads += 1
-        for replaced in filter(None, {known, old}):
-            replaced.supersede()
-            replaced.close()
         try:
             sync_folder(self.path.parent)
         except OSError:
             self.drop()  # the next use syncs it first
             raise
+        finally:
+            for replaced in filter(None, {known, old}):
+                replaced.supersede()
+                replaced.close()
 
     def _keep_aside(self, fault: str) -> None:
         """Gives the damaged file a second name, under which it is kept for people."""
