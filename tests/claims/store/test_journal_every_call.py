@@ -23,19 +23,9 @@ from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import JOURNAL, make_record, make_record_with_file, open_store
 
 CALLS = [
-    "open",
-    "pread",
-    "pwrite",
-    "ftruncate",
-    "fsync",
-    "fdatasync",
-    "rename",
-    "unlink",
-    "link",
-    "mkdir",
-    "fstat",
-    "lstat",
-]
+    "open", "pread", "pwrite", "write", "ftruncate", "fsync", "fdatasync", "rename", "replace", "unlink", "link", "mkdir",
+    "listdir", "scandir", "fstat", "lstat",
+]  # fmt: skip
 STEP = 3  # `make test` checks each third call
 Work = Callable[["Node"], object]
 
@@ -252,10 +242,10 @@ def killed(work: Work, instances: int, folder: Path, number: int) -> bool:
     return bool(reached)
 
 
-def failed(work: Work, instances: int, error: int, folder: Path, number: int) -> bool:
+def failed(work: Work, instances: int, error: int, folder: Path, number: int, *, for_good: bool = False) -> bool:
     node = node_at_work(folder, instances=instances)
     fault = lambda name: OSError(error, os.strerror(error), name)  # noqa: E731
-    with before_call(number, fault, for_good=False) as reached, contextlib.suppress(RecordsError, OSError):
+    with before_call(number, fault, for_good=for_good) as reached, contextlib.suppress(RecordsError, OSError):
         work(node)
     try:
         for store in node.stores * 2:  # each lets the other go on
@@ -291,6 +281,18 @@ def test_killed_before_each_call(tmp_path: Path, work: str, instances: int) -> N
 @pytest.mark.parametrize("work", WORK)
 def test_some_calls_fail(tmp_path: Path, work: str, instances: int) -> None:
     assert positions(tmp_path, STEP, lambda folder, n: failed(WORK[work], instances, errno.ENOSPC, folder, n)) > 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize("work", WORK)
+def test_each_call_and_all_later_ones_fail(tmp_path: Path, work: str, instances: int) -> None:
+    """A disk that breaks, and works again afterwards."""
+
+    def run(folder: Path, number: int) -> bool:
+        return failed(WORK[work], instances, errno.EIO, folder, number, for_good=True)
+
+    assert positions(tmp_path, 1, run) > 5
 
 
 @pytest.mark.full
