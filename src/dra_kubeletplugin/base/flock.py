@@ -56,11 +56,16 @@ class FileLock:
                 time.sleep(_PAUSE)
                 continue
             # A lock on a file that lost its name would exclude no other process.
-            with contextlib.suppress(FileNotFoundError):
-                info = os.lstat(self.path)
-                if (info.st_dev, info.st_ino) == self._inode:
-                    return
-            self.close()
+            has_name = False
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.lstat(self.path)
+                    has_name = (info.st_dev, info.st_ino) == self._inode
+            finally:
+                if not has_name:
+                    self.close()
+            if has_name:
+                return
 
     def release(self) -> None:
         if self._fd >= 0:

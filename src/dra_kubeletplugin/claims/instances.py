@@ -89,9 +89,13 @@ class InstanceLock:
 
     def note_records(self, generation: int) -> None:
         """Notes the generation of the record journal that this instance has open; 0 if it has none open."""
-        if self._content.generation != generation:
-            self._content.generation = generation
-            self._write()
+        before, self._content.generation = self._content.generation, generation
+        if generation != before:
+            try:
+                self._write()
+            except OSError:
+                self._content.generation = before  # the next call tries again
+                raise
 
     def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
         """Notes the sockets of this instance, replacing the earlier list."""

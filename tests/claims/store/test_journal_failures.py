@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -158,7 +159,9 @@ async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_p
     await first.all()
     await second.all()
     garbage(tmp_path / "records.journal")
-    await insert(first, make_record("u", "d-0"))
+    # A write waits for all living instances, which check the file every two seconds.
+    await asyncio.gather(insert(first, make_record("u", "d-0")), second.check_file())
+    await second.check_file()
     assert [r.uid for r in await second.all()] == ["u"]
     assert len([p for p in tmp_path.iterdir() if ".damaged-" in p.name and p.name.endswith("Z")]) == 1
     await first.close()

@@ -54,7 +54,7 @@ WORKER = """
 import asyncio, json, sys
 from pathlib import Path
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
-from tests.helpers.crash.record_stores import a_record, add, open_store
+from tests.helpers.crash.record_stores import insert, make_record, open_store
 
 async def main():
     store, name = open_store(Path(sys.argv[1])), sys.argv[2]
@@ -73,7 +73,7 @@ async def main():
         got = []
         for i in range(6):
             try:
-                await add(store, a_record(f"{name}-{trial}-{i}", f"d-{trial}-{i}"))
+                await insert(store, make_record(f"{name}-{trial}-{i}", f"d-{trial}-{i}"))
                 got.append(i)
             except (DeviceHeldError, RecordsError):
                 pass

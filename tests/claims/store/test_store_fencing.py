@@ -298,7 +298,7 @@ async def test_who_waits_long_for_an_undo_is_reported_for_which_and_the_undo_goe
         answer = await one.prepare(ref)
         assert isinstance(answer, DeviceHeldError)
         assert "still held by claim ns/gone" in str(answer)
-        assert "takes longer than" in str(answer)
+        assert "whose rollback takes longer" in str(answer)
         one.claims.engine.rollback.holder_timeout = 60
         driver.may_undo.set()
         assert not isinstance(await one.prepare(ref), Exception)

@@ -116,22 +116,19 @@ class Journal:
     def is_current(self) -> bool:
         """Whether the records in memory are those of the file. Needs no lock."""
         with contextlib.suppress(OSError):
-            return self.file is not None and self.file.is_unchanged(os.lstat(self.path))
+            return self.file is not None and not self.file.fault and self.file.is_unchanged(os.lstat(self.path))
         return False
 
     def commit(self, *, sync: bool) -> None:
         """Writes all changes since the last commit as one write. Call it in :meth:`locked`.
 
-        Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory.
+        Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory. Lines that a failed write left in the
+        file are read as those of another instance.
         """
         if not (self.file and self.file.records.changes):
             return
         file = self.file
-        try:
-            file.append(file.records.changed_lines(), sync=sync)
-        except OSError:
-            self.drop()  # the file's content is not known, so it is read again
-            raise
+        file.append(file.records.changed_lines(), sync=sync)
         file.records.commit()
         if not self.is_current() and (holder := self._refresh()):
             # The file was removed or replaced during the write. A retry finds the true state.
@@ -146,7 +143,8 @@ class Journal:
         with self.locked(self.wait, write=False) as file:
             file.was_touched()
             if not file.is_intact():
-                self._repair("its content was overwritten", file, complete=False)
+                file.fault = "its content was overwritten"
+                self._repair(file.fault, file, complete=False)
 
     def compact(self) -> None:
         """Replaces a file that is much larger than its content."""
@@ -183,7 +181,9 @@ class Journal:
         if file is None or info is None or (info.st_dev, info.st_ino) != file.inode:
             return self._open(file)
         file.size = info.st_size
-        if info.st_size != file.end and not file.read_on():
+        if info.st_size != file.end:
+            file.read_on()
+        if file.fault:  # also of an earlier repair that failed
             self._repair(file.fault, file, complete=False)
         return None
 
@@ -209,19 +209,19 @@ class Journal:
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
             found = JournalFile(self.path)
-            fault = found.fault
-            if found.header.driver not in {"", self.specs.driver}:
-                fault = f"it is of driver {printable(found.header.driver)}"
-                found.records = Records()
-            elif found.header.generation < least or (known and not newer and found.header.generation == own):
-                fault = fault or "an older file is in its place"
+            is_old = found.header.generation < least or (known and not newer and found.header.generation == own)
+            fault = self._fault_of(found, known, "an older file is in its place" if is_old else "")
         try:
             if found and not fault:
                 self._use(found, known)
                 return None
             if newer:
                 return newer.id
-            if known:
+            if known and found and found.header.generation > own and found.header.id == known.header.id:
+                # The file that replaced the known one is damaged, and the instance that wrote it has ended.
+                found.records.add_missing(known.records, found.ended)
+                self._repair(fault, found, complete=False)
+            elif known:
                 self._repair(fault, known, complete=not (known.fault or known.is_superseded))
             else:
                 self._repair(fault, found, complete=False)
@@ -230,12 +230,16 @@ class Journal:
             if found and found is not self.file:
                 found.close()
 
+    def _fault_of(self, found: JournalFile, known: JournalFile | None, fault: str) -> str:
+        if found.header.driver not in {"", self.specs.driver}:
+            found.records = Records()
+            return f"it is of driver {printable(found.header.driver)}"
+        if not found.fault and known and known.header.id != found.header.id:
+            return "another file is in its place"
+        return found.fault or ("a newer file had replaced it" if found.is_superseded else fault)
+
     def _use(self, file: JournalFile, known: JournalFile | None) -> None:
-        self.file = file
-        self.loads += 1
-        self.process.note_records(file.header.generation)
-        if known:
-            known.close()
+        """Uses ``file`` from now on, with the records that only this instance knows. If that fails, ``known`` stays in use."""
         records = file.records
         before = records.uids()
         if known is None or file.header.repaired > known.header.generation:
@@ -246,8 +250,16 @@ class Journal:
         self._add(records, self._lost(records))
         if lost := records.uids() - before:
             records.set_meta(RECOVER, "pending")
-            self.commit(sync=True)
+            file.append(records.changed_lines(), sync=True)
+            records.commit()
             self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(sorted(lost))}")
+        sync_folder(self.path.parent)  # the writer of the file may have been killed before it did that
+        # Last: from then on other instances do not wait for this one.
+        self.process.note_records(file.header.generation)
+        self.file = file
+        self.loads += 1
+        if known:
+            known.close()
 
     def _lost(self, records: Records) -> list[Record]:
         """Returns the records of notes of this boot that have no record.
@@ -262,7 +274,7 @@ class Journal:
         try:
             return self.specs.uids()
         except OSError as e:
-            if e.errno in NOT_NOW:
+            if e.errno in NOT_NOW or e.errno == errno.EIO:
                 raise
             log.error(
                 "%s cannot be read (%s): claims that only its files show are not known", self.specs.root, e.strerror
@@ -322,7 +334,7 @@ class Journal:
         """
         generation = 1 + (old.header.generation if old else 0)
         repaired = old.header.repaired if old and complete else generation
-        header = new_header(self.specs.driver, generation, repaired, old.header.format if old else 0)
+        header = new_header(self.specs.driver, generation, repaired, old.header if old else None)
         new = write_new(self.path, header, old.content() if old else records.all_lines())
         file = None
         try:
@@ -340,10 +352,15 @@ class Journal:
             raise
         known, self.file = self.file, file
         self.loads += 1
-        sync_folder(self.path.parent)
-        for replaced in filter(None, {known, old}):
-            replaced.supersede()
-            replaced.close()
+        try:
+            sync_folder(self.path.parent)
+        except OSError:
+            self.drop()  # the next use syncs it first
+            raise
+        finally:
+            for replaced in filter(None, {known, old}):
+                replaced.supersede()
+                replaced.close()
 
     def _keep_aside(self, fault: str) -> None:
         """Gives the damaged file a second name, under which it is kept for people."""
@@ -354,7 +371,11 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError:  # a file system without links
-            aside.write_bytes(self.path.read_bytes())
+            try:
+                aside.write_bytes(self.path.read_bytes())
+            except OSError:
+                aside.unlink(missing_ok=True)
+                raise
         self.metrics.inc("records_damaged_total")
         self._add_report(f"the record journal was damaged ({fault}) and is set aside as {aside}")
 

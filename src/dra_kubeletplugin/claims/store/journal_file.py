@@ -154,9 +154,14 @@ def write_new(path: Path, header: Change, content: bytes) -> Path:
     return new
 
 
-def new_header(driver: str, generation: int, repaired: int, format: int = FORMAT) -> Change:
-    """Returns the first line of a new file. ``repaired`` is that of the last repair that may have lost records."""
-    return Change(OPEN, format=max(FORMAT, format), driver=driver, generation=generation, repaired=repaired)
+def new_header(driver: str, generation: int, repaired: int, old: Change | None = None) -> Change:
+    """Returns the first line of a new file, which replaces one that began with ``old``.
+
+    ``repaired`` is the generation of the last repair that may have lost records. Files that replace each other have the same ``id``.
+    """
+    format, id = (old.format, old.id) if old else (FORMAT, "")
+    id = id or os.urandom(4).hex()
+    return Change(OPEN, format=max(FORMAT, format), driver=driver, generation=generation, repaired=repaired, id=id)
 
 
 def sync_folder(path: Path) -> None:

@@ -38,6 +38,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     driver: str = ""
     generation: int = 0
     repaired: int = 0
+    id: str = ""
 
 
 class Line(NamedTuple):
@@ -145,7 +146,8 @@ def _parts(raw: bytes) -> Iterator[bytes]:
         start = found.start() + _SUM
         at = found.start() + 1
         try:
-            rest = raw[start:].decode(errors="surrogateescape")
+            tab = raw.find(b"\t", start)  # no part contains one: without this limit a long region takes quadratic time
+            rest = raw[start : tab if tab >= 0 else len(raw)].decode(errors="surrogateescape")
             part = rest[: _decode_text(rest)[1]].encode(errors="surrogateescape")
             if raw[found.start() : start] == b"%08x " % zlib.crc32(part) and (_is_change(part) or _named.decode(part)):
                 yield part

@@ -35,6 +35,8 @@ def forget(path: Path, wait: float, uid: str) -> None:
     try:
         lock.acquire(time.monotonic() + wait)
         file = JournalFile(path)
+        if file.fault:
+            raise RecordsError(f"{path} is damaged ({file.fault}): start the plugin, which repairs it, and try again")
         file.records.forget(uid)
         file.append(file.records.changed_lines(), sync=True)
         file.close()

@@ -1,0 +1,254 @@
+"""Failures at the worst moment, and files that a person puts in the place of the journal: no device with a holder becomes free."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.base.flock import FileLock
+from dra_kubeletplugin.cdi import ClaimSpecs
+from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.store import journal, journal_file
+from dra_kubeletplugin.claims.store.offline import forget
+from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
+from tests.helpers.crash.record_stores import JOURNAL, make_record, open_store
+
+
+def do(store: RecordStore, operation: Any) -> Any:
+    (answer,) = store._transaction([operation], sync=False)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def insert(store: RecordStore, uid: str, device: str) -> None:
+    do(store, lambda records: records.insert(make_record(uid, device)))
+
+
+def check_held(store: RecordStore, *devices: str) -> None:
+    for device in devices:
+        with pytest.raises(DeviceHeldError):
+            insert(store, "thief", device)
+
+
+def die(store: RecordStore) -> None:
+    store.journal.drop()
+    store.journal.process.release()
+
+
+@contextlib.contextmanager
+def stores(folder: Path, count: int) -> Iterator[list[RecordStore]]:
+    made = [open_store(folder, wait=0.01) for _ in range(count)]
+    try:
+        for store in made:
+            do(store, Records.read_all)
+        yield made
+    finally:
+        for store in made:
+            die(store)
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def overwrite(path: Path, text: bytes) -> None:
+    """Overwrites the line with ``text`` completely."""
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join(b"X" * len(line) if text in line else line for line in lines))
+
+
+def test_a_repair_that_fails_is_tried_again_before_anything_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other instance wrote is unreadable. As long as it has not been asked, its device is not free."""
+    with stores(tmp_path, 2) as (first, second):
+        insert(second, "u", "d-0")
+        overwrite(tmp_path / JOURNAL, b'"u"')
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "write_new", fails)
+            with pytest.raises(RecordsError, match="disk is full"):
+                insert(first, "thief", "d-0")
+        with pytest.raises(RecordsBusyError):  # it waits for the other instance
+            insert(first, "thief", "d-0")
+        second.journal.check()
+        check_held(first, "d-0")
+        check_held(second, "d-0")
+
+
+def test_an_overwritten_file_is_repaired_by_a_later_check_if_the_first_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+        store.journal.check()
+        overwrite(tmp_path / JOURNAL, b'"u"')
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "write_new", fails)
+            with pytest.raises(OSError, match="No space left"):
+                store.journal.check()
+        store.journal.check()
+        assert b'"u"' in (tmp_path / JOURNAL).read_bytes()
+
+
+@pytest.mark.parametrize("what", ["append", "note_records"])
+def test_an_instance_that_cannot_add_what_it_knows_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with stores(tmp_path, 2) as (first, second):
+        insert(second, "u", "d-0")
+        overwrite(tmp_path / JOURNAL, b'"u"')
+        first.journal.check()
+        with monkeypatch.context() as patch:
+            target: Any = journal_file.JournalFile if what == "append" else os
+            patch.setattr(target, what if what == "append" else "pwrite", fails)
+            with pytest.raises(OSError, match="No space left"):
+                second.journal.check()
+        with pytest.raises(RecordsBusyError):
+            insert(first, "thief", "d-0")
+        second.journal.check()
+        check_held(first, "d-0")
+        check_held(second, "d-0")
+
+
+def test_the_damaged_successor_of_a_known_file_is_not_lost(tmp_path: Path) -> None:
+    """Another instance compacts the file, holds a device and is killed; then a byte of its file is wrong."""
+    with stores(tmp_path, 2) as (first, second):
+        insert(second, "u", "d-0")
+        insert(first, "k", "d-1")
+        do(first, Records.read_all)
+        file = second.journal.file
+        assert file
+        do(second, Records.read_all)
+        with second.journal.locked(1) as file:
+            second.journal._replace(file, file.records, complete=True)
+        insert(second, "late", "d-2")
+        die(second)
+        path = tmp_path / JOURNAL
+        path.write_bytes(path.read_bytes().replace(b"name-k", b"name-X", 1))
+        first.journal.check()
+        check_held(first, "d-0", "d-1", "d-2")
+
+
+@pytest.mark.parametrize("generation", [1, 9])
+def test_a_file_of_another_origin_never_takes_the_place_of_a_file_in_use(tmp_path: Path, generation: int) -> None:
+    """A copy from an earlier life of the plugin, or of another node, may have a higher generation."""
+    (tmp_path / "other").mkdir()
+    with stores(tmp_path / "other", 1) as (other,):
+        with other.journal.locked(1) as file:
+            for _ in range(generation - 1):
+                other.journal._replace(file, file.records, complete=True)
+                assert other.journal.file
+                file = other.journal.file
+        insert(other, "foreign", "d-9")
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+        (tmp_path / "other" / JOURNAL).rename(tmp_path / JOURNAL)
+        check_held(store, "d-0")
+        insert(store, "new", "d-9")
+
+
+def test_a_file_that_was_replaced_and_comes_back_is_known_to_be_outdated(tmp_path: Path) -> None:
+    """Someone moves the file away while the plugin runs, and back while it does not."""
+    with stores(tmp_path, 1) as (store,):
+        do(store, lambda records: records.clear_meta(RECOVER))
+        (tmp_path / JOURNAL).rename(tmp_path / "away")
+        insert(store, "u", "d-0")
+    (tmp_path / "away").rename(tmp_path / JOURNAL)
+    with stores(tmp_path, 1) as (store,):
+        assert do(store, lambda records: records.has_meta(RECOVER))
+        assert "a newer file had replaced it" in store.journal.report[0]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "ftruncate"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_a_write_that_fails_costs_its_own_changes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    """Also if the rest of the write cannot be removed from the file: it is then a write like that of another instance."""
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+        real = os.pwrite
+
+        def half(fd: int, data: bytes, at: int) -> int:
+            real(fd, data[: len(data) // 2], at)
+            raise OSError(error, os.strerror(error))
+
+        def fault(*_: Any) -> Any:
+            raise OSError(error, os.strerror(error))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fault)
+            if call != "fdatasync":
+                patch.setattr(os, "pwrite", half)
+            if call == "ftruncate":
+                patch.setattr(os, "ftruncate", fault)
+            (answer,) = store._transaction([lambda records: records.insert(make_record("v", "d-1"))], sync=True)
+            assert isinstance(answer, RecordsError)
+        check_held(store, "d-0")
+        insert(store, "w", "d-1")
+        assert [r.uid for r in do(store, Records.read_all)] == ["u", "w"]
+        assert not do(store, lambda records: records.has_meta("lost"))
+    with stores(tmp_path, 1) as (store,):
+        assert {r.uid for r in do(store, Records.read_all)} == {"u", "w"}
+        assert store.journal.report == []
+
+
+def test_a_folder_of_notes_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ClaimSpecs) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+    (tmp_path / JOURNAL).unlink()
+    monkeypatch.setattr(ClaimSpecs, "uids", broken)
+    with pytest.raises(RecordsError, match="Input/output"), stores(tmp_path, 1):
+        pass
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_forget_leaves_a_damaged_file_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL
+    path.write_bytes(b"garbage")
+    with pytest.raises(RecordsError, match="start the plugin"):
+        forget(path, 0.01, "u")
+    assert path.read_bytes() == b"garbage"
+
+
+def test_a_copy_of_a_damaged_file_that_does_not_fit_on_the_disk_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / JOURNAL).write_bytes(b"garbage" * 9)
+
+    def half(source: Path, to: Path, **_: Any) -> None:
+        to.write_bytes(source.read_bytes()[:9])
+        fails()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", fails)
+        patch.setattr(journal.shutil, "copyfile", half)
+        with pytest.raises(RecordsError, match="disk is full"), stores(tmp_path, 1):
+            pass
+    assert list(tmp_path.glob("*.damaged-*")) == []
+
+
+def test_a_lock_is_free_after_an_error_of_the_check_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", fails)
+        with pytest.raises(OSError, match="No space left"):
+            one.acquire(0)
+    other.acquire(0)
+    other.close()
