@@ -222,10 +222,10 @@ class DeviceStatusReporter:
         Args:
             claim: the claim to write to.
             wanted: the statuses to write, by device.
-            same: checks the claim that was read; nothing is written if it returns False.
+            same: checks the claim that was read; nothing is written if this function returns False.
 
         Returns:
-            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or is not ``same``.
+            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or ``same`` returned False.
 
         Raises :class:`ApiError`.
         """

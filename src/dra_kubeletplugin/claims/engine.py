@@ -49,14 +49,14 @@ _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
 _MAX_LOGGED = 1_000  # claims whose last logged failure is remembered
-_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds that a prepared claim waits for the API server
+_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds without a response of the API server; then a prepared claim's record is used
 
 
 class Engine:
     """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
     Args:
-        context: what all work on claims needs.
+        context: the objects that all work on claims needs.
         reports: writes the device status that drivers report.
     """
 
@@ -100,7 +100,9 @@ class Engine:
                 task, alone = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
                 if window and not alone:
-                    window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
+                    window.leave(
+                        ref.uid
+                    )  # the other claims of the call do not wait for work that began before the call
             if tasks:
                 with self.context.metrics.timed("request_duration_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
