@@ -1,7 +1,7 @@
 """Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
-The API server rejects a slice with one bad device entirely, so a bad device must never get into a slice. Each device is validated
-alone. ``pool_state.py`` leaves a device with a fault out, and the publisher publishes the others.
+If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice. Each
+device is validated alone. ``pool_state.py`` leaves out a device with a fault, and the publisher publishes the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ JSON = Mapping[str, Any]
 class EncodedDevice(NamedTuple):
     """A device as JSON text, as it would be sent, with its use of a slice's limits.
 
-    The text needs a tenth of the memory of its objects.
+    The text needs a tenth of the memory of the decoded objects.
     """
 
     name: str
     encoded: bytes
     consumed: int  # number of counters that it consumes
-    most: int  # how many devices a slice that contains this device may have: 128, or 64
+    most: int  # maximum number of devices in a slice that contains this device: 128, or 64
 
 
 class _Amount(msgspec.Struct):
@@ -63,7 +63,7 @@ class ValidatedDevice:
         shape: the text; empty if nothing can be sent. A changed device has another text.
         fault: why it must not be sent; empty if it may.
         consumed: number of counters that it consumes.
-        most: how many devices a slice that contains this device may have: 128, or 64.
+        most: maximum number of devices in a slice that contains this device: 128, or 64.
         gates: the API server's feature gates that it depends on.
     """
 
@@ -79,7 +79,7 @@ class ValidatedDevice:
         return decoded(self.shape) if self.shape else {}
 
     def draws(self) -> dict[str, dict[str, str]]:
-        """Returns what the device consumes: counter set → counter → amount."""
+        """Returns the counters that the device consumes: counter set → counter → amount."""
         if not self.consumed:
             return {}
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
@@ -112,7 +112,7 @@ def validate_device(
 ) -> ValidatedDevice:
     """Validates one device of a pool with ``nodes``. Raises nothing.
 
-    Returns ``before`` if the device did not change, which saves the work.
+    Returns ``before``, without another validation, if the device did not change.
     """
     try:
         built = device.json()
@@ -244,9 +244,9 @@ def _pool_fault(name: str, nodes: Nodes) -> str:
 def _node_fault(name: str, nodes: Nodes, node: str) -> str:
     """Returns why a pool may not be published on a node because of its name; empty if it may.
 
-    A driver's pools are unique in the cluster: two nodes that publish one pool break both. The admission policy of ``deploy/`` has the
-    same rule. A pool's name is DNS subdomains separated by ``/`` and a node's name is one subdomain, so ``n1/`` is no prefix of a pool
-    of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
+    A driver's pools are unique in the cluster: if two nodes publish a pool with the same name, neither can be used. The admission policy
+    of ``deploy/`` has the same rule. A pool's name consists of DNS subdomains separated by ``/``, and a node's name is one subdomain.
+    Therefore, ``n1/`` is not a prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
     """
     if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
         return ""
@@ -298,7 +298,7 @@ def counters_fault(
         device: the device.
         sets: counter sets of the pool.
         counters: names of the counters of each set, decoded once for thousands of devices.
-        seek: search the nearest name for the message, which takes milliseconds with hundreds of names.
+        seek: whether to search the nearest name for the message, which takes milliseconds with hundreds of names.
     """
     if not device.consumed:
         return ""
@@ -318,13 +318,13 @@ def counters_fault(
 
 
 def tainted(device: JSON, taint: JSON) -> JSON:
-    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the last of the author's."""
+    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the author's last taint."""
     taints = [t for t in device.get("taints") or [] if t["key"] != taint["key"]]
     return {**device, "taints": [*taints[: MAX_TAINTS - 1], taint]}
 
 
 def taint_fault(taint: Taint) -> str:
-    """Returns why the API server would reject a taint; empty if it would not."""
+    """Returns why the API server would reject a taint; empty if it would accept the taint."""
     try:
         return printable("; ".join(device_faults({"name": "device", "taints": [taint.json()]})))
     except Exception as e:

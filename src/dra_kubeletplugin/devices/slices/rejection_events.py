@@ -25,7 +25,7 @@ class RejectionEvents:
         self._written: set[str] = set()
 
     async def run(self) -> None:
-        """Never returns; external failures do not stop it."""
+        """Writes the Events. Never returns; external failures do not stop it."""
         while True:
             seen = self._inventory.version
             complete = self._inventory.update_pending or await self._write_events(list(self._texts()))

@@ -18,9 +18,8 @@ from pathlib import Path
 from ...base import forks
 
 log = logging.getLogger(__name__)
-_LONGEST = (
-    15.0  # seconds to wait; an instance that was stopped while it holds the lock must not block the others forever
-)
+# Seconds to wait: an instance that was stopped while it holds the lock must not block the other instances forever.
+_LONGEST = 15.0
 _LOOK = 0.005  # seconds between two attempts
 
 
