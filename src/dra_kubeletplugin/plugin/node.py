@@ -68,9 +68,9 @@ class Plugin:
         api: replaces the API server's address and credentials in ``settings``.
 
     Raises:
-        SettingsError: the API server's address or credentials are wrong.
+        SettingsError: the API server's address or credentials are invalid.
         SocketError: no socket name is short enough.
-        DriverError: the driver's class is wrong.
+        DriverError: the driver's class is invalid.
     """
 
     def __init__(self, driver: Driver, settings: Settings, api: ApiConfig | None = None) -> None:
@@ -214,8 +214,8 @@ class Plugin:
         stack.callback(self.calls.when_idle, self.process.release)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        """Starts the DRA socket, then the registration socket: when the kubelet sees the second, the first must already accept calls."""
-        # Recorded before they are created: if the process is killed in between, the next instance removes them.
+        """Starts the DRA socket, then the registration socket: when the kubelet finds the latter, the DRA socket must accept calls."""
+        # The sockets are recorded before they are created: if the process is killed in between, the next instance removes them.
         self._own([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
@@ -228,7 +228,9 @@ class Plugin:
     def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.claim_sockets(sockets)
-        except OSError as e:  # if the disk is full, a kill leaves a stale socket; the service still works
+        except (
+            OSError
+        ) as e:  # if the disk is full, the service still works; only a killed process then leaves its sockets
             log.warning(
                 "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
             )

@@ -26,7 +26,7 @@ class SocketPaths:
 def socket_paths(registry_dir: Path, plugin_dir: Path, driver: str, pod_uid: str = "") -> SocketPaths:
     """Returns socket paths with the names that Go drivers use.
 
-    With a pod's UID each instance has its own paths. Names are hashed if a path would be too long.
+    With a pod's UID, each instance has its own paths. Names are hashed if a path would be too long.
 
     Raises:
         SocketError: no name fits.
