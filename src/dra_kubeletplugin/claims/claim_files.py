@@ -55,7 +55,7 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
         if note.uid != uid:
-            raise ValueError(f"it is of claim {note.uid}")
+            raise ValueError(f"it belongs to claim {note.uid}")
         doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
     except FileNotFoundError:
         return None

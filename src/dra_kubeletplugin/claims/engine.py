@@ -317,7 +317,7 @@ class Engine:
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
         """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
         if await self.rollback.restore_files(record):
-            log.warning("the claim's CDI spec was missing or damaged: written again")
+            log.warning("the claim's CDI spec was missing or damaged; it was written again")
         return prepared_result(record)
 
     async def _wait_for_other(self, record: Record) -> None:
@@ -333,8 +333,8 @@ class Engine:
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
-            f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{process.pid(record.owner)}) for more than {wait:g}s: delete its pod if it hangs"
+            f"claim {record.shown} has been {record.state} in another instance of the plugin (process "
+            f"{process.pid(record.owner)}) for more than {wait:g} s: if that instance hangs, delete its pod"
         )
 
     # --- unprepare ------------------------------------------------------------------------------

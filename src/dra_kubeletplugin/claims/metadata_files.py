@@ -91,7 +91,9 @@ def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: Metad
     matches = [p for p in candidates if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
     if len(matches) != 1:
         names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in candidates)
-        hint = f"device {update.device!r} matches none or several of them" if update.device else "pass device="
+        hint = (
+            f"device {update.device!r} matches none or several of them" if update.device else "choose one with device="
+        )
         raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {hint}")
     return matches[0][0], matches[0][1]
 

@@ -73,8 +73,8 @@ class MetadataUpdates:
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} has been in work for more than {self.timeout:g} s, and its metadata is updated after "
-                "that: do not wait for it within prepare, which passes metadata to prepared()"
+                f"claim {printable(update.uid)} has had other work in flight for more than {self.timeout:g} s; its metadata will be "
+                "updated when that work has ended: do not await update_metadata() in prepare; pass the metadata to prepared() instead"
             )
         if task.cancelled():
             raise StoppingError("update_metadata(): the plugin is shutting down")

@@ -185,14 +185,14 @@ def check_doc(doc: object) -> JSON:
     Raises ``ValueError``.
     """
     if not isinstance(doc, dict):
-        raise ValueError("the document is no object")
+        raise ValueError("the document is not an object")
     devices, steps = doc.get("devices") or [], doc.get("undo") or []
     if not isinstance(devices, list) or not all(map(_is_device, devices)):
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
     if (metadata := doc.get("metadata")) is not None and not _is_metadata(metadata):
-        raise ValueError("the device metadata is of another shape")
+        raise ValueError("the device metadata has an unknown shape")
     try:
         check_shape(doc.get("cdi"))
     except InvalidSpecError as e:

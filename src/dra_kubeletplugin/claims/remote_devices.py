@@ -36,7 +36,7 @@ from ..resourceapi.types import Device
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _MAX_AGE = 2.0  # seconds for which a response is reused by later callers
-_LONGEST = 8.0  # seconds for one lookup with all its pages
+_TIMEOUT = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 
 
@@ -153,10 +153,11 @@ class SliceLookup:
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
                 f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
-                f"read now: {e if isinstance(e, ApiError) else f'no response within {_LONGEST:g} s'}"
+                f"read now: {e if isinstance(e, ApiError) else f'no response within {_TIMEOUT:g} s'}"
             ) from None
         raise WrongNodeError(
-            f"{shown}: device {name} is of pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice for this node"
+            f"{shown}: device {name} belongs to pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice "
+            "for this node"
         )
 
     async def kubelet_is_away(self) -> bool:
@@ -226,7 +227,7 @@ class SliceLookup:
 
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
         """Returns the driver's pools by name: the pools of one node, or of no single node if ``node`` is empty."""
-        async with asyncio.timeout(_LONGEST):
+        async with asyncio.timeout(_TIMEOUT):
             resource = await self._client.dra("resourceslices")
             fields = f"spec.driver={self._driver},spec.nodeName={node}"
             found = await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE)
@@ -242,7 +243,7 @@ class SliceLookup:
     async def _this_node(self) -> JSON | None:
         """Returns the Node. Returns None if the plugin has no permission to read it: callers then trust the scheduler's choice."""
         try:
-            async with asyncio.timeout(_LONGEST):
+            async with asyncio.timeout(_TIMEOUT):
                 return await self._client.get(NODES, self._node)
         except ApiError as e:
             if e.status != 403:

@@ -114,7 +114,7 @@ class Transitions:
             raise fault
         if records.has_meta(RECOVER):
             raise HardwareUnknownError(
-                "the record database was created again, and recover() of the driver has not yet returned which devices are in use: "
+                "the record journal was created again, and recover() of the driver has not yet returned which devices are in use: "
                 "no claim is prepared until it has; the kubelet retries"
             )
         self._check_node(records)

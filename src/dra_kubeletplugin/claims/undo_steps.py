@@ -24,7 +24,7 @@ from ..errors import DraError, DriverError, DriverFailedError, RecordsError, Sto
 
 log = logging.getLogger(__name__)
 Step = Mapping[str, Any]  # as it is recorded: {"step": name, "data": {...}}
-_MOST = 1_000  # steps of one claim; each step writes the claim's record
+_MAX_STEPS = 1_000  # steps of one claim; each step writes the claim's record
 _SAVE_WAIT = 60.0  # seconds that a synchronous prepare waits for its step; the store fails long before
 
 
@@ -57,8 +57,8 @@ class UndoRecorder(UndoRegistrar):
                 raise DriverError(
                     f"on_undo({step!r}) came after prepare had ended: register an undo step before the step that it undoes"
                 )
-            if len(self._registrations) >= _MOST:
-                raise DriverError(f"on_undo({step!r}) is more than the {_MOST:,} undo steps that a claim may have")
+            if len(self._registrations) >= _MAX_STEPS:
+                raise DriverError(f"on_undo({step!r}) is more than the {_MAX_STEPS:,} undo steps that a claim may have")
             self._steps.append(entry)
             registration = _Registration(step, self._begin(step))
             self._registrations.append(registration)

@@ -36,7 +36,7 @@ class Intervals:
     retry: float = 1.0  # after the first failure; doubles up to ``interval``
 
 
-def request_rescan(driver: Driver) -> str:
+def discovery_method(driver: Driver) -> str:
     """Returns the name of the driver's method that returns its devices."""
     return "pools" if driver.uses_pools else "devices"
 
@@ -119,14 +119,14 @@ class DeviceDiscovery:
     def fault(self) -> str:
         """Why the published devices may be out of date; empty if they are up to date."""
         if self._hangs:
-            return f"the driver's {request_rescan(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
+            return f"the driver's {discovery_method(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
 
     @property
     def _consequence(self) -> str:
-        what = f"{request_rescan(self._driver)}()"
+        what = f"{discovery_method(self._driver)}()"
         if self._inventory.known:
             return f"the devices that {what} last returned stay published"
         return f"no claim can be prepared until {what} succeeds"
@@ -191,8 +191,8 @@ class DeviceDiscovery:
                 "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
             )
             held = None
-        with reading_result(getattr(self._driver, request_rescan(self._driver))):
-            changed = await self._inventory.update(pools, held, request_rescan(self._driver))
+        with reading_result(getattr(self._driver, discovery_method(self._driver))):
+            changed = await self._inventory.update(pools, held, discovery_method(self._driver))
         if changed:
             log.info(
                 "devices changed: %d, of which %d are not published",

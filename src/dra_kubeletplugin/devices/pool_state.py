@@ -142,7 +142,9 @@ class PoolState:
         """
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
-            return {"": f"the API server's feature gate {gate} is off, and its devices select their nodes one by one"}
+            return {
+                "": f"the API server's feature gate {gate} is off, and each device of the pool selects its own nodes"
+            }
         if isinstance(why := self._options(off), str):
             return {"": why}
         found = ((name, self._encoded(name, entry, taints, off)) for name, entry in self._publishable())

@@ -23,7 +23,7 @@ class RejectedDevicesLog:
         log_sample(
             log,
             logging.INFO,
-            "published, or removed, after it was not published: %s",
+            "published now, or no longer returned by the driver: %s",
             [n for n in self._logged if n not in out],
         )
         self._logged = out

@@ -37,7 +37,7 @@ class EncodedDevice(NamedTuple):
     name: str
     encoded: bytes
     consumed: int  # number of counters that it consumes
-    most: int  # maximum number of devices in a slice that contains this device: 128, or 64
+    device_limit: int  # maximum number of devices in a slice that contains this device: 128, or 64
 
 
 class _Amount(msgspec.Struct):
@@ -63,14 +63,14 @@ class ValidatedDevice:
         shape: the text; empty if nothing can be sent. A changed device has another text.
         fault: why it must not be sent; empty if it may.
         consumed: number of counters that it consumes.
-        most: maximum number of devices in a slice that contains this device: 128, or 64.
+        device_limit: maximum number of devices in a slice that contains this device: 128, or 64.
         gates: the API server's feature gates that it depends on.
     """
 
     shape: bytes
     fault: str = ""
     consumed: int = 0
-    most: int = 0
+    device_limit: int = 0
     gates: frozenset[Gate] = frozenset()
 
     @property
@@ -86,7 +86,7 @@ class ValidatedDevice:
         return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
     def encoded_device(self, name: str) -> EncodedDevice:
-        return EncodedDevice(name, self.shape, self.consumed, self.most)
+        return EncodedDevice(name, self.shape, self.consumed, self.device_limit)
 
 
 def decoded(encoded: bytes) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def validate_device(
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if device.nodes is not None and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")
-        consumed, most = _takes(built)
+        consumed, device_limit = _takes(built)
         gates = gates_of(built)
     except DraError as e:
         return ValidatedDevice(b"", printable(e))
     except Exception as e:  # an author's object may raise anything
         return ValidatedDevice(b"", describe(e))
-    return ValidatedDevice(shape, _fault_text(faults, shape), consumed, most, gates)
+    return ValidatedDevice(shape, _fault_text(faults, shape), consumed, device_limit, gates)
 
 
 def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice | None = None) -> ValidatedDevice:
@@ -263,7 +263,7 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
+def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterator[T]:
     """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
     if not is_a(result, Iterable) or is_a(result, (str, bytes, Mapping)):
         hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
@@ -276,8 +276,10 @@ def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T
                 )
             if not isinstance(item.name, str):
                 raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
-            if i >= most:
-                raise DriverError(f"{subject} more than {most} items of {kind.__name__}: so many cannot be published")
+            if i >= maximum:
+                raise DriverError(
+                    f"{subject} more than {maximum} items of {kind.__name__}: so many cannot be published"
+                )
             yield item
     except DriverError:
         raise
@@ -307,7 +309,7 @@ def counters_fault(
         found = sets.get(name)
         if found is None:
             known = (did_you_mean(name, sets) if seek else "") or (
-                "" if sets else ": declare it, pools() returns Pool(counter_sets=[CounterSet(...)])"
+                "" if sets else ": declare it with Pool(counter_sets=[CounterSet(...)]) in pools()"
             )
             return f"it consumes counters of counter set {name!r}, which its pool does not have{known}"
         if found.fault:

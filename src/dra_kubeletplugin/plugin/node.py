@@ -18,7 +18,7 @@ from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
 from ..claims.instances import InstanceLock, OwnedSocket
-from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
+from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
@@ -122,7 +122,7 @@ class Plugin:
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(
-            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_came
+            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_registered
         )
         served = [NodeService(self.claims, self.metrics).add_to]
         if driver.reports_health:
@@ -146,7 +146,7 @@ class Plugin:
     def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
         return self.claims.update_metadata(update)
 
-    def _kubelet_came(self) -> None:
+    def _kubelet_registered(self) -> None:
         self.claims.kubelet_registered()
         self.publisher.kubelet_registered()
 
@@ -181,7 +181,7 @@ class Plugin:
                     if not await self.discovery.first_look(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
-                            request_rescan(self.driver), self.settings.discovery_timeout,
+                            discovery_method(self.driver), self.settings.discovery_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
                     jobs += start_tasks(tasks, self._background())

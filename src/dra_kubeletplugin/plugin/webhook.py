@@ -111,7 +111,7 @@ class Webhook:
             log.error("cannot review an object: %s", e.message, extra={"error_code": e.code})
             return Response(500, f"{e.message}\n".encode(), "text/plain")
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
-            text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
+            text = f"not an AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
         return Response(200, msgspec.json.encode(response))
 
@@ -140,7 +140,7 @@ class Webhook:
         if not isinstance(review, Mapping) or not isinstance(request := review.get("request"), Mapping):
             raise ValueError("it has no request")
         if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
-            raise ValueError(f"apiVersion {review.get('apiVersion')!r}, or no uid")
+            raise ValueError(f"its apiVersion is {review.get('apiVersion')!r}, or it has no uid")
         found = await self.checks(lambda: self._faults(request), seconds)
         self.reviewed += 1
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
@@ -248,7 +248,7 @@ class Certificate:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"
                 )
-        return out or [f"{self._shown()}: the key is not the certificate's, or one of them is damaged"]
+        return out or [f"{self._shown()}: the key does not belong to the certificate, or one of the files is damaged"]
 
     def _stamp(self) -> object:
         try:

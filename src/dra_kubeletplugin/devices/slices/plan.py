@@ -12,7 +12,7 @@ import msgspec
 
 from ...resourceapi.conversion import GROUP
 from .digest import device_digest, digest, spec_digest
-from .pack import PublishedDevice, SliceContent
+from .pack import PublishedNames, SliceContent
 
 JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
@@ -28,7 +28,7 @@ class ExistingSlice:
     pool: str
     generation: int
     count: int
-    held: PublishedDevice  # names of devices or of counter sets, in order
+    held: PublishedNames  # names of devices or of counter sets, in order
     timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
     digest: bytes
 
@@ -66,7 +66,7 @@ def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
         pool=pool["name"],
         generation=pool["generation"],
         count=pool["resourceSliceCount"],
-        held=PublishedDevice(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
+        held=PublishedNames(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
         digest=known or digest(spec),
     )

@@ -122,8 +122,9 @@ class ClusterScope:
         if obj["spec"]["driver"] != self.driver or (by := _controller_of(obj)) in {"", self.namespace}:
             return ""
         return (
-            f"the controller in namespace {printable(by)!r} also publishes this pool: remove one of the two controllers; if that one is "
-            f"already removed, delete its slices: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l "
+            f"the controller in namespace {printable(by)!r} also publishes this pool: remove one of the two controllers; if the "
+            f"controller in that namespace is already removed, delete its slices: kubectl delete resourceslices --field-selector "
+            f"spec.driver={self.driver} -l "
             f"{_NAMESPACE}={printable(by)}"
         )
 

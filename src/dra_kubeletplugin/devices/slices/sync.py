@@ -23,7 +23,7 @@ from ..inventory import Inventory, PoolContent
 from ..validation import decoded
 from .digest import digest
 from .leadership import Leadership
-from .pack import PublishedDevice, SliceContent, on_to, pack
+from .pack import PublishedNames, SliceContent, assign_existing, pack
 from .plan import (
     ExistingSlice,
     PoolFrame,
@@ -96,7 +96,7 @@ class Syncer:
         # slice → digests of the spec that was sent, and of the spec that the API server stored
         self._stored_digests: dict[str, tuple[bytes, bytes]] = {}
         # pool → slice → its content when all slices were as wanted
-        self._layout: dict[str, dict[str, PublishedDevice]] = {}
+        self._layout: dict[str, dict[str, PublishedNames]] = {}
         self._metadata: JSON | None = None
         self._found: dict[str, ExistingSlice] = {}  # slices as last listed
         # pools of which another publisher has slices, each with a message
@@ -222,12 +222,12 @@ class Syncer:
             return plan
         # All slices are written anyway, so the author's order costs no further write.
         slices = await self._packed(pool, {})
-        on_to(slices, {name: held for name, held in before.items() if name in by_name})
+        assign_existing(slices, {name: held for name, held in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
+    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedNames]) -> list[SliceContent]:
         if len(pool.devices) < _MANY:
             return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
@@ -300,7 +300,7 @@ class Syncer:
                 name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
-            layout[name] = PublishedDevice(devices, [c["name"] for c in write.content.counter_sets])
+            layout[name] = PublishedNames(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
             async with self._writing():
                 await self._delete(resource, slice_)
@@ -370,7 +370,7 @@ class Syncer:
             self.dropped.update(new_fields)
             self._metrics.inc("dropped_fields_total", len(new_fields))
             log.error(
-                "the API server does not know fields of the slices; devices are published without: %s",
+                "devices are published without fields that the API server does not know: %s",
                 ", ".join(new_fields),
             )
         if off != self._inventory.gates_off:
@@ -390,8 +390,8 @@ def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
 
 
 def _before(
-    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedDevice]
-) -> tuple[dict[str, PublishedDevice], set[str]]:
+    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedNames]
+) -> tuple[dict[str, PublishedNames], set[str]]:
     """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
 
     If several slices contain a device, the slice of the newest generation keeps it. Among slices of one generation, it is the slice that
@@ -401,10 +401,10 @@ def _before(
     devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
     gone = {name for name in layout if name not in devices_of}
     devices_of |= {name: layout[name] for name in sorted(gone)}
-    out: dict[str, PublishedDevice] = {}
+    out: dict[str, PublishedNames] = {}
     assigned: set[tuple[bool, str]] = set()
     for name, held in devices_of.items():
-        rest = PublishedDevice(
+        rest = PublishedNames(
             [d for d in held.devices if (False, d) not in assigned],
             [c for c in held.counter_sets if (True, c) not in assigned],
         )

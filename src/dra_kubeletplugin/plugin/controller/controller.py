@@ -128,7 +128,7 @@ class Controller:
             probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
-            stop_with_timeout(stack, "giving the Lease back", self._release)
+            stop_with_timeout(stack, "releasing the Lease", self._release)
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 jobs = start_tasks(tasks, {"leader election": self._elect, "leader's work": self._lead})
                 self.serving = True

@@ -89,13 +89,13 @@ class PathLock:
         if not try_lock(fd):
             forks.close(fd)
             return False
-        if not self._names(fd):
+        if not self._path_refers_to(fd):
             forks.close(fd)
             return None
         self._fd = fd
         return True
 
-    def _names(self, fd: int) -> bool:
+    def _path_refers_to(self, fd: int) -> bool:
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -108,7 +108,7 @@ class PathLock:
         if fd is None:
             return
         try:
-            if self._names(fd):
+            if self._path_refers_to(fd):
                 self.path.unlink(missing_ok=True)
         finally:
             forks.close(fd)

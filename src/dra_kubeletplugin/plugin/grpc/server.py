@@ -196,9 +196,9 @@ class UnixServer:
         except FileNotFoundError:
             return
         except OSError as e:
-            raise SocketError(f"{self.path} cannot be looked at: {e.strerror}") from None
+            raise SocketError(f"{self.path} cannot be inspected: {e.strerror}") from None
         if not stat.S_ISSOCK(mode):
-            raise SocketError(f"{self.path} exists and is no socket: remove it, or use another --kubelet-root")
+            raise SocketError(f"{self.path} exists and is not a socket: remove it, or use another --kubelet-root")
         if is_live(self.path):
             raise self._taken()
 

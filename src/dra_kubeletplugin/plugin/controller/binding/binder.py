@@ -38,10 +38,10 @@ class RetryIntervals:
     """Seconds between attempts; the pause doubles with each failure."""
 
     first: float = 1.0
-    most: float = 60.0
+    longest: float = 60.0
 
     def after(self, failures: int) -> float:
-        return float(min(self.most, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
+        return float(min(self.longest, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
 
 
 class NextStep(Enum):
@@ -88,14 +88,14 @@ class Binder:
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._loaded = ""
+        self._load_fault = ""
         self._stopping = False
         metrics.measure("bound_claims", lambda: float(len(self._bound)))
 
     @property
     def fault(self) -> str:
         """Why nothing can be bound now; empty if there is no fault."""
-        return self._loaded
+        return self._load_fault
 
     async def stop(self, grace: float) -> None:
         """Begins nothing new, and waits up to ``grace`` seconds for running calls of the driver."""
@@ -131,14 +131,14 @@ class Binder:
         while True:
             try:
                 self._bound = {r.claim.uid: r for r in await self.records.load()}
-                self._loaded = ""
+                self._load_fault = ""
                 return
             except ApiError as e:
                 failures += 1
                 fault = f"cannot read the records of bound claims: {e}"
-                if fault != self._loaded:
+                if fault != self._load_fault:
                     log.warning("cannot read the records of bound claims: %s", e)
-                self._loaded = fault
+                self._load_fault = fault
             await asyncio.sleep(self.pauses.after(failures))
 
     # --- one claim ------------------------------------------------------------------------------
