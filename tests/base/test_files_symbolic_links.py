@@ -135,7 +135,7 @@ async def test_a_socket_is_not_served_at_a_link(target: str, tmp_path: Path) -> 
         precious.write_bytes(SECRET)
     path.symlink_to(precious)
     server = UnixServer(path, INSTANCE, [])
-    with pytest.raises(Exception, match="is no socket"):
+    with pytest.raises(Exception, match="is not a socket"):
         await server.start()
     assert path.is_symlink()
     assert precious.exists() == (target == "file")

@@ -172,8 +172,8 @@ async def test_an_update_during_prepare_waits_for_it_and_one_within_is_reported_
     async with running_manager(tmp_path, driver, api, call_timeout=1) as r:
         while isinstance(refused := await r.prepare(ref), StillWorkingError):
             pass
-        assert "claim uid-1 has been in work for more than 0.5 s" in str(refused)
-        assert "do not wait for it within prepare" in str(refused)
+        assert "claim uid-1 has had other work in flight for more than 0.5 s" in str(refused)
+        assert "do not await update_metadata() in prepare" in str(refused)
         await wait_until(lambda: not r.claims.tasks.uids)
     driver.inside = False
     async with running_manager(tmp_path, driver, api) as r:
@@ -195,7 +195,7 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
         await r.prepare(ref)
         for given, says in (
             ({"request": "gpu"}, "has no request 'gpu': it has net/fast, acc"),
-            ({"request": "acc"}, "has devices node/d-1, node/d-2: pass device="),
+            ({"request": "acc"}, "has devices node/d-1, node/d-2: choose one with device="),
             ({"request": "acc", "device": "d-7"}, "device 'd-7' matches none"),
             ({"attributes": {f"a{i}": i for i in range(32)}}, "33 attributes are more than 32"),
             ({"attributes": {"a": 2**64}}, "does not fit into 64 bits"),

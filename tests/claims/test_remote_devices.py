@@ -352,7 +352,7 @@ async def test_a_slice_of_any_content_is_an_error_of_the_claim_alone(
 
 
 async def test_nothing_of_the_slices_is_kept_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._LONGEST", 5.0)
+    monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._TIMEOUT", 5.0)
     monkeypatch.setattr("dra_kubeletplugin.claims.remote_devices._MAX_AGE", 0.1)
     api = FakeApiServer()
     api.slices = [a_slice({"name": "f-0"})]

@@ -396,7 +396,7 @@ async def test_a_start_that_fails_halfway_leaves_nothing_running() -> None:
         Lived.ended = False
         in_the_way = node.plugin.paths.registration
         in_the_way.write_text("precious")
-        with pytest.raises(SocketError, match="is no socket"):
+        with pytest.raises(SocketError, match="is not a socket"):
             await node.start()
         assert Lived.ended
         assert not node.plugin.paths.dra.exists()
@@ -451,7 +451,7 @@ async def test_a_path_that_a_described_host_has_not_is_given_up_and_reported_whe
             await node.run_pod(patience=0.1)
     assert re.fullmatch(
         r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: "
-        r"the host is a described one; add the path to its file, under `nodes:`, or under `classes:` of its PCI function "
+        r"the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function "
         r"\(claims/test_undo_steps_processes\.py:\d+\) \[DRA-E124\]",
         told.value.why,
     )

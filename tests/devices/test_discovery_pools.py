@@ -10,7 +10,7 @@ import pytest
 
 from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
-from dra_kubeletplugin.devices.discovery import query_devices, request_rescan
+from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.slices.pack import SliceContent
 from dra_kubeletplugin.devices.slices.plan import PoolFrame, SliceWrite
 from dra_kubeletplugin.devices.validation import parse_pools
@@ -133,7 +133,7 @@ async def test_devices_alone_are_one_pool_named_like_the_node_also_where_pools_a
     made.attach(Host(), Settings(node_name="node-1"), Role.NODE)
     found: Any = await query_devices(made, Calls(), "node-1")
     assert next((p.name, [d.name for d in p.devices]) for p in found) == ("node-1", ["a"])
-    assert request_rescan(made) == ("pools" if driver is More else "devices")
+    assert discovery_method(made) == ("pools" if driver is More else "devices")
 
 
 async def test_a_driver_with_devices_alone_has_nothing_for_the_controller() -> None:

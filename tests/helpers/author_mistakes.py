@@ -234,7 +234,7 @@ DEVICES = [
 UNPUBLISHED = [
     pools("a counter set", "[Device('d-0', consumes_counters={'crad': {'memory': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "d-0", "counter set 'crad', which its pool does not have, did you mean 'card'?"),
     pools("a counter", "[Device('d-0', consumes_counters={'card': {'memroy': '1Gi'}})], [CounterSet('card', {'memory': '2Gi'})]", "counter set 'card' has no counter 'memroy', did you mean 'memory'?"),
-    cls("no counter sets", "def devices(self):\n    return [Device('d-0', consumes_counters={'card': {'memory': '1Gi'}})]", "declare it, pools() returns Pool(counter_sets=[CounterSet(...)])"),
+    cls("no counter sets", "def devices(self):\n    return [Device('d-0', consumes_counters={'card': {'memory': '1Gi'}})]", "declare it with Pool(counter_sets=[CounterSet(...)]) in pools()"),
 ]  # fmt: skip
 PREPARE = [
     prepare("raises", "[{}['port']]", "DRIVER_FAILED: the driver's prepare raised KeyError: 'port'"),

@@ -174,7 +174,7 @@ async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path
     async with serving(tmp_path) as (webhook, ca):
         status, said = await post(webhook.url, ca, body)
         assert status == 400
-        assert b"no AdmissionReview" in said
+        assert b"not an AdmissionReview" in said
         assert (await post(webhook.url, ca, b"", "/elsewhere"))[0] == 404
 
 

@@ -1,7 +1,7 @@
-"""Calculates what a claim takes of shared counters and shared capacity, and whether enough is available.
+"""Calculates the amounts of shared counters and shared capacity that a claim takes, and whether enough is available.
 
-A partition draws from the counter sets of its pool, whichever claim has it (KEP-4815). A share takes part of its device's
-capacity (KEP-5075). Held amounts count as they were when the claim was prepared; limits count as they are now.
+A partition draws the same amounts of its pool's counters for every claim (KEP-4815). A share takes a part of its device's
+capacity (KEP-5075). The amounts of a prepared claim are those at the time of its prepare; the limits are the current ones.
 A counter or capacity that is no longer published sets no limit, because there is nothing to compare with.
 """
 
@@ -28,7 +28,7 @@ _MAX_AMOUNT = int("1" + "0" * _MAX_DIGITS)
 class Hold(NamedTuple):
     """A device, or a share of a device, that one claim holds exclusively.
 
-    ``takes`` is JSON text; it is empty where the amounts are not known.
+    ``takes`` is the JSON text of its amounts, see :func:`takes_json`; empty if the amounts are not known.
     """
 
     pool: str
@@ -39,7 +39,7 @@ class Hold(NamedTuple):
 
 
 class Supply(Protocol):
-    """Limits and amounts as they are now. The methods are called from the record thread."""
+    """The current limits, and the amounts that devices currently draw. The methods are called from the record thread."""
 
     def draws(self, pool: str, name: str) -> JSON | None:
         """Returns the amounts that a device draws now, by counter set and counter; None if the device is not known."""
@@ -53,7 +53,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True)
 class Shortage:
-    """A claim asks for more than is left beside the amounts that other claims hold.
+    """A counter or capacity of which a claim requests more than other claims leave available.
 
     Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.
     ``unknown`` are the UIDs of holders whose taken amounts are not known.
@@ -142,10 +142,11 @@ def nano(text: str) -> int:
 
 
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:
-    """Returns the first counter or capacity that does not suffice for ``wanted`` beside ``held``; None if all suffice.
+    """Returns the first counter or capacity whose limit is below the sum of ``wanted`` and ``held``; None if there is none.
 
-    The amounts of a hold are unknown where an older version of the plugin or ``recover()`` recorded it. Such a share counts as the whole
-    device, and such a device as what it draws now. A device that is no longer known counts as drawing everything.
+    The amounts of a hold are unknown if an older version of the plugin or ``recover()`` recorded it. A share with unknown amounts counts
+    as the whole device. A device with unknown amounts counts with the amounts that it draws now. If the device is no longer known either,
+    it counts as drawing everything.
     """
     wanted_takes = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
     return _counter_shortage(wanted_takes, held, supply) or _capacity_shortage(wanted_takes, held, supply)
@@ -164,7 +165,7 @@ def _counter_shortage(
             if counter not in limits:
                 continue
             limit = nano(limits[counter])
-            # All shares of one device draw its counters once, also when several claims have them.
+            # A device draws its counters once, also if several claims hold shares of it.
             before: dict[str, int] = {}
             for h, c in drawn:
                 before[h.device] = max(before.get(h.device, 0), limit if c is None else c.get(counter, 0))
@@ -231,9 +232,9 @@ def encoded(takes: object) -> str:
 
 
 def shared_supplies(wanted: Iterable[Hold]) -> list[tuple[str, str | None]]:
-    """Returns where the holds of other claims matter, as pairs of pool and device.
+    """Returns the devices whose other holds must be counted together with ``wanted``, as pairs of pool and device.
 
-    The device is None where the claim draws from the pool's counters: then all holds of the pool matter.
+    The device is None if ``wanted`` draws counters of the pool: then the holds of all its devices count.
     """
     out: dict[tuple[str, str | None], None] = {}
     for hold in wanted:

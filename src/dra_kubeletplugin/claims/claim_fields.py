@@ -1,7 +1,7 @@
 """Decodes the fields of a ResourceClaim that the plugin and the controller read, and skips the rest.
 
-Any user of the cluster may write a claim of 1 MB, which takes 30 MB when it is decoded whole. So opaque parameters stay encoded until
-they are resolved, and managed fields and device statuses until a status is written.
+Any user of the cluster may write a claim of 1 MB, which takes 30 MB of memory if it is decoded entirely. Therefore, opaque parameters stay
+encoded until they are resolved. Managed fields and device statuses stay encoded until a status is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DeviceKey = tuple[str, str, str]  # pool, device, share id
 
 
 class DeviceResult(AllocationResult, rename="camel"):
-    """An allocated device, with what its binding waits for."""
+    """An allocated device with its binding conditions."""
 
     binding_conditions: list[str] | None = None
     binding_failure_conditions: list[str] | None = None
@@ -64,7 +64,7 @@ class ClaimFields(msgspec.Struct):
 
     @classmethod
     def decode(cls, encoded: bytes | msgspec.Raw) -> ClaimFields:
-        """Decodes a claim. Raises ``msgspec.DecodeError`` or ``RecursionError`` if it is no ResourceClaim."""
+        """Decodes a claim. Raises ``msgspec.DecodeError`` or ``RecursionError`` if it is not a ResourceClaim."""
         found: ClaimFields = from_json(encoded, cls)
         return found
 
@@ -74,7 +74,7 @@ class ClaimFields(msgspec.Struct):
 
     @property
     def allocated_at(self) -> str:
-        """The allocation's timestamp; it tells two allocations of the same devices apart. Empty if there is none."""
+        """The allocation's timestamp, which differs between two allocations of the same devices. Empty if there is none."""
         return (self.allocation.allocation_timestamp if self.allocation else None) or ""
 
     @property

@@ -1,6 +1,6 @@
 """Writes and removes a claim's files: the CDI spec, the metadata files, and a note with the claim's record.
 
-The note restores the record if the journal is lost: no name has to be parsed, and requests, admin access and undo steps survive.
+If the journal is lost, the plugin restores the record from the note, including requests, admin access and undo steps.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def note_of(record: Record) -> bytes:
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     """Reads the record from a claim's note; None if there is no note or it cannot be decoded.
 
-    Raises ``OSError`` if no file can be read now.
+    Raises ``OSError`` if the process cannot open any file now, for example because too many are open.
     """
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
         if note.uid != uid:
-            raise ValueError(f"it is of claim {note.uid}")
+            raise ValueError(f"it belongs to claim {note.uid}")
         doc = check_doc(msgspec.json.decode(note.doc)) | {"complete": True}
     except FileNotFoundError:
         return None
@@ -72,7 +72,7 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
 class ClaimFiles:
     """The files of claims, at the paths that ``specs`` and ``metadata`` define. All methods block and run in the record thread.
 
-    Methods raise :class:`RecordsError` unless their text says otherwise.
+    Methods raise :class:`RecordsError` unless their docstring says otherwise.
     """
 
     def __init__(self, specs: ClaimSpecs, metadata: MetadataFiles) -> None:
@@ -85,7 +85,8 @@ class ClaimFiles:
     def probe(self) -> None:
         """Writes and removes a file in the CDI folder, and sets ``fault`` accordingly. Raises nothing. May be called in any thread.
 
-        Returns at once while another thread probes: two would remove each other's file, and each waits where the folder's mount hangs.
+        Returns at once while another thread probes: two probes would remove each other's file. If the folder's mount hangs, only one
+        thread waits for it.
         """
         if not self._probing.acquire(blocking=False):
             return
@@ -104,10 +105,10 @@ class ClaimFiles:
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
-        """Writes the note of a prepared claim. Raises nothing: a failure is logged, and the next pass writes the note.
+        """Writes the note of a prepared claim. Raises nothing: a failure is logged, and the next reconcile pass writes the note.
 
-        Call it inside the transaction that commits the claim as prepared: then no other instance has taken the claim over.
-        A reader of the committed state can then rely on the note, if the journal is lost at this moment.
+        Call it inside the transaction that commits the claim as prepared: then no other instance can take the claim over meanwhile.
+        A claim that is committed then has its note already, also if the journal is lost immediately afterwards.
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
@@ -156,9 +157,9 @@ class ClaimFiles:
             self.metadata.remove(record)
 
     def remove_note(self, uid: str) -> None:
-        """Removes the note. It describes a claim that is rolled back, and the next opening of the journal would restore it.
+        """Removes the note of a claim that is rolled back. Otherwise the next opening of the journal would restore the claim's record.
 
-        A note that cannot be removed and cannot be decoded is only logged: the next pass removes it as an orphan.
+        If the note can be neither removed nor decoded, the failure is only logged: the next reconcile pass removes the note as an orphan.
         """
         try:
             with self._translated("removed"):

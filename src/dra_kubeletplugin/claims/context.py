@@ -1,4 +1,4 @@
-"""What the parts of the claim manager share."""
+"""The objects that the parts of the claim manager share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .transitions import Transitions
 
 @dataclass(frozen=True)
 class PluginContext:
-    """What a plugin has before it has a claim manager."""
+    """The objects that a plugin creates before its claim manager."""
 
     driver: Driver
     calls: Calls
@@ -32,7 +32,7 @@ class PluginContext:
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """What all work on claims needs. ``changed`` is called when devices were taken or freed."""
+    """The objects that all work on claims needs. ``changed`` is called when a claim has taken or freed devices."""
 
     driver: Driver
     calls: Calls

@@ -49,9 +49,9 @@ class DeviceLookup(Supply):
         return self._inventory.counters(pool, counter_set)
 
     def entry(self, device: AllocatedDevice) -> JSON:
-        """Returns a device as its record stores it before it is prepared.
+        """Returns the entry that a claim's record stores for a device that is not prepared yet.
 
-        The entry has the amounts that the device takes. A device of this driver's inventory also has its published description.
+        The entry has the amounts that the claim takes of the device. For a device of the inventory, it also has the published description.
         """
         out = allocated_json(device)
         draws = self.draws(device.pool, device.name) or {}

@@ -34,10 +34,10 @@ APPLY = "application/apply-patch+yaml"
 _WAIT = 5.0  # seconds that a caller waits for a report to be written
 _RETRY_FOR = 600.0  # seconds for which a failing report is retried
 _MAX_PAUSE = 30.0
-_MOST = 1_000  # claims with pending reports; above this the oldest is dropped
+_MAX_PENDING = 1_000  # claims with pending reports; above this the oldest is dropped
 _AT_ONCE = 4
 _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
-_LONGEST_MANAGER = 128
+_MAX_MANAGER = 128  # bytes
 
 
 class ClaimKey(NamedTuple):
@@ -78,7 +78,7 @@ class DeviceStatusReporter:
     def __init__(self, client: KubeClient, driver: str, manager: str, metrics: Metrics) -> None:
         self.client = client
         self.driver = driver
-        self.manager = manager.encode()[:_LONGEST_MANAGER].decode(errors="ignore")
+        self.manager = manager.encode()[:_MAX_MANAGER].decode(errors="ignore")
         self.metrics = metrics
         self.fault = ""
         self._pending: dict[str, _PendingStatuses] = {}
@@ -140,7 +140,7 @@ class DeviceStatusReporter:
         pending.listeners.append(listener)
         pending.not_before = 0.0
         self._pending[claim.uid] = pending
-        while len(self._pending) > _MOST:
+        while len(self._pending) > _MAX_PENDING:
             oldest = self._pending.pop(next(iter(self._pending)))
             log.warning("device status is not reported: too many reports are pending", extra=claim_fields(oldest.claim))
             oldest.notify(False)
@@ -222,23 +222,23 @@ class DeviceStatusReporter:
         Args:
             claim: the claim to write to.
             wanted: the statuses to write, by device.
-            same: checks the claim that was read; nothing is written if it returns False.
+            same: checks the claim that was read; nothing is written if this function returns False.
 
         Returns:
-            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or is not ``same``.
+            Whether the claim has the statuses now. False if the claim is gone, no longer has the devices, or ``same`` returned False.
 
         Raises :class:`ApiError`.
         """
         resource = await self.client.dra("resourceclaims")
         for _ in range(_CONFLICTS):
             try:
-                answer = await self.client.raw(resource.path(claim.namespace, claim.name))
+                response = await self.client.raw(resource.path(claim.namespace, claim.name))
             except ApiError as e:
                 if e.status == 404 and e.names(claim.name):
                     return False
                 raise
             try:
-                found = ClaimFields.decode(answer.body)
+                found = ClaimFields.decode(response.body)
                 if found.metadata.uid != claim.uid or not same(found):
                     return False
                 entries = merged(found, self.driver, self.manager, wanted)
@@ -286,7 +286,7 @@ def _has_device_statuses(encoded: bytes) -> bool:
     try:
         return bool(ClaimFields.decode(encoded).device_statuses(msgspec.Raw))
     except (ValueError, RecursionError) as e:
-        raise ApiError(f"what the API server returned for a status is no ResourceClaim: {describe(e)}") from None
+        raise ApiError(f"the API server's response to a status write is not a ResourceClaim: {describe(e)}") from None
 
 
 def merged(

@@ -49,14 +49,14 @@ _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
 _MAX_LOGGED = 1_000  # claims whose last logged failure is remembered
-_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds that a prepared claim waits for the API server
+_ANSWER_FROM_RECORD_AFTER = 1.2  # seconds without a response of the API server; then a prepared claim's record is used
 
 
 class Engine:
     """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
     Args:
-        context: what all work on claims needs.
+        context: the objects that all work on claims needs.
         reports: writes the device status that drivers report.
     """
 
@@ -100,7 +100,9 @@ class Engine:
                 task, alone = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
                 if window and not alone:
-                    window.leave(ref.uid)  # the other claims of the call do not wait for work that began before it
+                    window.leave(
+                        ref.uid
+                    )  # the other claims of the call do not wait for work that began before the call
             if tasks:
                 with self.context.metrics.timed("request_duration_seconds", operation=work.value):
                     await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)
@@ -315,7 +317,7 @@ class Engine:
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
         """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
         if await self.rollback.restore_files(record):
-            log.warning("the claim's CDI spec was missing or damaged: written again")
+            log.warning("the claim's CDI spec was missing or damaged; it was written again")
         return prepared_result(record)
 
     async def _wait_for_other(self, record: Record) -> None:
@@ -331,8 +333,8 @@ class Engine:
                 return
             await asyncio.sleep(_POLL)
         raise ClaimBusyError(
-            f"claim {record.shown} is {record.state} in another instance of the plugin (process "
-            f"{process.pid(record.owner)}) for more than {wait:g}s: delete its pod if it hangs"
+            f"claim {record.shown} has been {record.state} in another instance of the plugin (process "
+            f"{process.pid(record.owner)}) for more than {wait:g} s: if that instance hangs, delete its pod"
         )
 
     # --- unprepare ------------------------------------------------------------------------------

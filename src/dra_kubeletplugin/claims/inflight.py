@@ -25,7 +25,7 @@ class Work(enum.Enum):
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
     FREE = "free"  # another claim waits for this claim's devices
-    TIDY = "tidy"  # recovery and reconciling: each pass has its own reason, so it does not join another's work
+    TIDY = "tidy"  # recovery and reconciling: each run has its own reason, so it does not join work in flight
 
     @property
     def joinable(self) -> bool:
@@ -70,7 +70,7 @@ class ClaimTasks:
             return before.task, False
 
         async def run() -> Any:
-            set_log_fields(lambda: {"claim_uid": uid})  # ``do`` adds the claim's name where it knows it
+            set_log_fields(lambda: {"claim_uid": uid})  # ``do`` adds the claim's name if it knows the name
             if before:
                 await asyncio.wait([before.task])
             try:
@@ -90,7 +90,7 @@ class ClaimTasks:
             if self._last.get(uid) is current:
                 del self._last[uid]
             if not done.cancelled():
-                done.exception()  # retrieved, so that asyncio does not log a result that no caller awaits
+                done.exception()  # retrieved, so that asyncio does not log an exception that no caller awaits
 
         task.add_done_callback(finished)
         return task, before is None
@@ -98,7 +98,7 @@ class ClaimTasks:
     async def end(self, grace: float) -> None:
         """Waits up to ``grace`` seconds for work in flight, then cancels the rest, which the next process rolls back.
 
-        It returns about one second later at most, also when a driver's method ignores its cancellation.
+        After the cancellation it waits at most one second, also if a driver's method ignores its cancellation.
         """
         self.ending = True
         if self._all:
@@ -120,8 +120,8 @@ class ClaimTasks:
 def as_dra_error(e: BaseException) -> DraError:
     """Converts the failure of a task.
 
-    A :class:`DraError` is returned unchanged. Any other exception is a bug in the plugin: it is logged with its traceback.
-    The error that callers get does not contain it.
+    A :class:`DraError` is returned unchanged. Any other exception is a bug in the plugin: it is logged with its traceback, and the
+    returned error only describes it.
     """
     if isinstance(e, DraError):
         return e

@@ -1,7 +1,7 @@
 """Detects which plugin instances are alive: each holds a lock on its own file while it can touch hardware.
 
-The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file lists the sockets of its
-process, so the next instance can remove those of a killed one, and the generation of its record journal. Source: flock(2).
+The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file contains the generation of the
+process's record journal. It also lists its sockets, so that the next instance can remove the sockets of a killed one. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..base.files import NOT_NOW, named
 from ..base.flock import try_lock
 
 _SUFFIX = ".lock"
-_READS = 10  # attempts, half a millisecond apart; a write takes a hundredth of that
+_READS = 10  # attempts, 0.5 ms apart; a write takes about 0.005 ms
 _UNLOCKED = ".new"  # suffix of a file that is not locked yet: it does not count as an instance
 
 
 @dataclass(frozen=True)
 class OwnedSocket:
-    """A socket of an instance. ``inode`` is 0 if it was not known when the socket was noted."""
+    """A socket of an instance. ``inode`` is 0 if it was not known when the socket was written to the file."""
 
     path: str
     device: int = 0
@@ -45,7 +45,10 @@ class _Content(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Instance:
-    """A living instance, read from its file. ``since`` is seconds since boot; ``generation`` is that of its open journal, or 0."""
+    """A living instance, read from its file.
+
+    ``since`` is its start in seconds since boot. ``generation`` is the generation of the record journal that it has open, or 0.
+    """
 
     id: str
     since: float
@@ -53,7 +56,7 @@ class Instance:
 
 
 class InstanceLock:
-    """The lock of this process, a file in ``folder``. Records name the process by ``id``."""
+    """The lock of this process, a file in ``folder``. Records contain ``id`` as the name of the process that works on the claim."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +72,8 @@ class InstanceLock:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         while self._fd is None:
-            # Locked before it gets its final name: otherwise another instance could see the file unlocked and take it for dead.
+            # The file is locked before it gets its final name.
+            # Otherwise another instance could find it unlocked, and treat this instance as dead.
             unnamed = self.folder / f".{self.id}{_UNLOCKED}"
             fd = forks.open_file(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -88,7 +92,7 @@ class InstanceLock:
         self._write()
 
     def note_records(self, generation: int) -> None:
-        """Notes the generation of the record journal that this instance has open; 0 if it has none open."""
+        """Writes the generation of the record journal that this instance has open to the file; 0 if none is open."""
         before, self._content.generation = self._content.generation, generation
         if generation != before:
             try:
@@ -98,7 +102,7 @@ class InstanceLock:
                 raise
 
     def claim_sockets(self, sockets: Iterable[OwnedSocket]) -> None:
-        """Notes the sockets of this instance, replacing the earlier list."""
+        """Writes the sockets of this instance to the file, in place of the earlier list."""
         self._content.sockets = list(sockets)
         self._write()
 
@@ -174,9 +178,10 @@ def _is_locked(path: Path) -> bool:
     try:
         fd = forks.open_file(path, os.O_RDWR)
     except OSError as e:
-        return e.errno in NOT_NOW  # it may be alive: a wrong "dead" would hand its devices to other claims
+        # The instance may be alive. If it were treated as dead, its devices could be given to other claims.
+        return e.errno in NOT_NOW
     try:
-        # Shared: two instances that check at once do not see each other's lock.
+        # A shared lock, so that two instances that check at the same time do not find each other's lock.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -186,9 +191,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
-    """Reads an instance's file. Returns empty content if the file is foreign, or its writer stopped during the write.
+    """Reads an instance's file. Returns empty content if the file is not an instance's, or its writer stopped during the write.
 
-    Raises ``OSError`` if no file can be read now.
+    Raises ``OSError`` if the process cannot open any file now, for example because too many are open.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -196,7 +201,8 @@ def _read(path: Path) -> _Content:
         content = msgspec.json.decode(_whole(path), type=_Content)
     except (OSError, ValueError, RecursionError) as e:
         if getattr(e, "errno", None) in NOT_NOW:
-            raise  # it may have the records open: ignoring it could hand out devices that its records hold
+            # The instance may have the records open. If it were ignored, the devices in its records could be given to other claims.
+            raise
         return _Content()
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content
@@ -205,7 +211,7 @@ def _read(path: Path) -> _Content:
 def _whole(path: Path) -> bytes:
     """Reads the first line with a valid checksum.
 
-    A read during a write can return parts of both versions, because the kernel locks neither.
+    A read during a write can return parts of both versions, because the kernel does not lock the file during either.
 
     Raises ``ValueError`` if no attempt reads a complete line.
     """

@@ -48,9 +48,9 @@ class ClaimManager:
     """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
     Args:
-        plugin: what the plugin has before.
-        process: the lock of this instance; the caller acquires it before and releases it after.
-        changed: called when devices were taken or freed.
+        plugin: the objects that the plugin has before its claim manager.
+        process: the lock of this instance. The caller acquires it before :meth:`open` and releases it after :meth:`close`.
+        changed: called when a claim has taken or freed devices.
     """
 
     def __init__(
@@ -113,9 +113,10 @@ class ClaimManager:
     # --- lifespan -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Opens the records, repairs them if needed, and rolls back what a crash left, for a bounded time.
+        """Opens the records, repairs them if needed, and rolls back claims that a crash left unfinished.
 
-        Unusable records do not stop the plugin from serving: each call and :meth:`faults` report them.
+        It waits a bounded time; longer work continues in the background. Unusable records do not stop the plugin from serving: each call
+        and :meth:`faults` report them.
         """
         self._updates.open()
         await self._begin("calling the driver's recover()", self.recovery.once())
@@ -148,7 +149,7 @@ class ClaimManager:
         }
 
     async def _keep_checking_file(self) -> None:
-        """Checks the journal regularly. It may be removed while the plugin is idle, and a new instance would find no records."""
+        """Checks the journal regularly. If it is removed while the plugin is idle, a new instance would otherwise find no records."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL)
             await self.store.check_file()
@@ -189,7 +190,7 @@ class ClaimManager:
     # --- current state --------------------------------------------------------------------------
 
     async def held(self) -> Held:
-        """Returns each device that some claim has, see :meth:`Inventory.update`.
+        """Returns the devices that claims hold, see :meth:`Inventory.update`.
 
         Raises :class:`RecordsError`.
         """
@@ -200,7 +201,7 @@ class ClaimManager:
         return summarize(await self.store.everything(), self.settings.driver_name)
 
     async def faults(self) -> list[str]:
-        """Returns the reasons why claims cannot be prepared now. Tests a failed disk again first."""
+        """Returns the reasons why claims cannot be prepared now. If a write has failed before, it first tests the disk again."""
         if self.store.fault:
             with contextlib.suppress(RecordsError, TimeoutError):
                 async with asyncio.timeout(_PROBE_TIMEOUT):

@@ -1,8 +1,8 @@
 """Writes the device metadata files of prepared claims (KEP-5304): one file for each request, mounted by the claim's own CDI spec.
 
 The file is ``<plugin folder>/dra-device-metadata/<claim uid>_<request>.json``. A CDI device ``<claim uid>_<request>`` of the claim's
-spec mounts it read-only at the standard path. Its id goes to the kubelet with the first device of the request. The file is written
-before the spec and removed after it, so no container mounts a missing or half-written file.
+spec mounts it read-only at the standard path. The kubelet gets this CDI device's id with the first device of the request. The file is
+written before the spec and removed after the spec, so no container mounts a missing or half-written file.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def _pod_claim(claim: Claim) -> str:
 
 
 def updated(record: Record, update: MetadataUpdate) -> JSON:
-    """Returns the document of ``record`` with an update for one device; the file of its request gets the next generation.
+    """Returns the ``doc`` of ``record`` after an update of one device, with the next generation for the file of its request.
 
-    The same document is returned if the update changes nothing.
+    Returns the same object if the update changes nothing.
 
     Raises :class:`MetadataUpdateError` for a claim without metadata. Raises :class:`DriverError` for an unknown request or device, or
     too many attributes.
@@ -71,7 +71,7 @@ def updated(record: Record, update: MetadataUpdate) -> JSON:
 def generation(record: Record, request: str) -> int:
     """Returns the generation of a request's file.
 
-    Each file has its own generation, so an update of one request does not wake readers of another.
+    Each file has its own generation, so an update of one request's file does not wake readers of another request's file.
     """
     metadata = record.doc["metadata"]
     found: int = metadata["generation"] + (metadata.get("updates") or {}).get(base_request(request), 0)
@@ -79,7 +79,7 @@ def generation(record: Record, request: str) -> int:
 
 
 def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
-    """Returns the request and the index of the device that an update means."""
+    """Returns the request and the index of the device that an update is for."""
     candidates = [
         (name, i, device)
         for name, devices in requests.items()
@@ -91,7 +91,9 @@ def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: Metad
     matches = [p for p in candidates if update.device in ("", p[2]["name"], f"{p[2]['pool']}/{p[2]['name']}")]
     if len(matches) != 1:
         names = ", ".join(f"{d['pool']}/{d['name']}" for _, _, d in candidates)
-        hint = f"device {update.device!r} matches none or several of them" if update.device else "pass device="
+        hint = (
+            f"device {update.device!r} matches none or several of them" if update.device else "choose one with device="
+        )
         raise DriverError(f"request {update.request} of claim {record.shown} has devices {names}: {hint}")
     return matches[0][0], matches[0][1]
 
@@ -138,7 +140,7 @@ class MetadataFiles:
     def __init__(self, folder: Path, driver: str) -> None:
         self.root = folder / FOLDER
         self._driver = driver
-        # A text, because a path object costs more than the system calls of a prepare.
+        # A str, because building path objects would take longer than the system calls of a prepare.
         self._prefix = f"{self.root}/"
 
     def describe(
@@ -147,11 +149,11 @@ class MetadataFiles:
         """Adds the metadata of all devices to ``record``.
 
         Args:
-            record: of the claim.
-            claim: that is prepared.
+            record: the claim's record.
+            claim: the claim that is being prepared.
             prepared: each allocated device with its prepared device.
 
-        Returns for each request the container edits that mount its file.
+        Returns, for each request, the container edits that mount its file.
 
         Raises :class:`BadAnswerError` for attributes that are not allowed in the file, and :class:`ClaimError` for names that are not
         allowed in its path.
@@ -201,7 +203,7 @@ class MetadataFiles:
     def _replace(path: str, data: bytes) -> None:
         try:
             found = content_of(path)
-        except ValueError:  # not a regular file: no container has it
+        except ValueError:  # not a regular file, so no container has mounted it
             remove_file(path)
             write_new(path, data, 0o644)
             return
@@ -219,7 +221,7 @@ class MetadataFiles:
     def remove(self, record: Record) -> None:
         """Removes the files of a claim. Missing files are ignored.
 
-        The requests are known from the record, so that no folder is listed. Raises ``OSError``.
+        The record contains the requests, so the folder need not be listed. Raises ``OSError``.
         """
         metadata = record.doc.get("metadata")
         if record.doc.get("complete") and not metadata:
@@ -230,11 +232,11 @@ class MetadataFiles:
             self.remove_all(record.uid)
             return
         for request in requests:
-            if not label(request):  # no file is written for another name
+            if not label(request):  # no file is written for a request with an invalid name
                 remove_file(self._path(record.uid, request))
 
     def remove_all(self, uid: str) -> None:
-        """Removes all files that begin with the UID of a claim without a record. Raises ``OSError``."""
+        """Removes all files of a claim without a record: their names begin with its UID. Raises ``OSError``."""
         for path in named(self.root, f"{name_of(uid)}_", _JSON):
             remove_file(str(path))
 

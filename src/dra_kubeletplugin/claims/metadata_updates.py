@@ -34,7 +34,7 @@ class MetadataUpdates:
 
     def __init__(self, context: ClaimContext) -> None:
         self.context = context
-        # A prepare may await an update of its own claim. It must fail before the kubelet's call times out.
+        # A prepare may await an update of its own claim. The update must fail before the kubelet's call times out.
         self.timeout = context.settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -46,7 +46,8 @@ class MetadataUpdates:
     def begin(self, update: MetadataUpdate) -> Awaitable[int]:
         """Starts an update; can be called from any thread.
 
-        On the event loop's thread the update is in flight when this returns, on any other thread it is complete.
+        If it is called on the event loop's thread, it returns while the update is in flight. On any other thread, it returns when the
+        update is complete.
         See ``Driver.update_metadata``.
         """
         if self._loop is None:
@@ -72,8 +73,8 @@ class MetadataUpdates:
         await asyncio.wait({task}, timeout=self.timeout)
         if not task.done():
             raise ClaimBusyError(
-                f"claim {printable(update.uid)} has been in work for more than {self.timeout:g} s, and its metadata is updated after "
-                "that: do not wait for it within prepare, which passes metadata to prepared()"
+                f"claim {printable(update.uid)} has had other work in flight for more than {self.timeout:g} s; its metadata will be "
+                "updated when that work has ended: do not await update_metadata() in prepare; pass the metadata to prepared() instead"
             )
         if task.cancelled():
             raise StoppingError("update_metadata(): the plugin is shutting down")
@@ -136,7 +137,7 @@ class MetadataUpdates:
 
 
 class _PendingUpdate(Awaitable[int]):
-    """An update in flight. It completes also if it is not awaited; a failure is logged then."""
+    """An update in flight. It completes also if it is not awaited; in that case, a failure is logged."""
 
     def __init__(self, done: concurrent.futures.Future[int], update: MetadataUpdate) -> None:
         self._done = done

@@ -21,9 +21,7 @@ from .record import Record, allocated_json, identity, request_names
 
 JSON = dict[str, Any]
 _TEXT = (str, type(None))
-_IN_ITS_FILE = (
-    ": the host is a described one; add the path to its file, under `nodes:`, or under `classes:` of its PCI function"
-)
+_IN_ITS_FILE = ": the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function"
 _INSTALL = ": install what creates it on the host, such as its kernel driver, or correct the path"
 _NUMBER = re.compile(r"\d+")
 _Key = tuple[str, str, str | None, str]  # pool, device, share id, request

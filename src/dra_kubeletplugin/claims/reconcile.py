@@ -57,7 +57,7 @@ class ReconcileReport:
 class Reconciler:
     """Runs the reconcile passes of one driver.
 
-    It waits as long for the work that it starts as the kubelet waits for a call.
+    It waits for the work that it starts at most as long as the kubelet waits for a call.
     """
 
     def __init__(self, context: ClaimContext, rollback: Rollback, verifier: Verifier) -> None:
@@ -68,10 +68,11 @@ class Reconciler:
         self._gone_since: dict[_Key, float] = {}
         self._unknown: set[str] = set()  # UIDs of claims that could not be read at the last attempt
         self._kubelet_was_away = False  # whether the kubelet was away at the last check
-        self._left_to_kubelet: set[str] = set()  # UIDs of claims that only the kubelet may unprepare, which was logged
+        # UIDs of claims that only the kubelet may unprepare; a warning was logged for each
+        self._left_to_kubelet: set[str] = set()
 
     def kubelet_registered(self) -> None:
-        """Restarts each grace period: a kubelet that has just started first unprepares the claims that it missed itself."""
+        """Restarts each grace period: a kubelet that has just started unprepares the claims that ended while it was away."""
         self._gone_since.clear()
 
     async def run(self, interval: float) -> None:
@@ -84,7 +85,7 @@ class Reconciler:
                 log.warning("reconcile failed; the next pass is in %g s: %s", interval, e)
 
     async def once(self, *, ask_server: bool = True) -> ReconcileReport:
-        """Runs one pass. Without ``ask_server`` it uses local state only, as a start does.
+        """Runs one pass. Without ``ask_server``, it uses local state only; the first pass, at the start of the plugin, does so.
 
         Raises :class:`RecordsError` if the records or the CDI files cannot be read.
         """
@@ -132,13 +133,13 @@ class Reconciler:
     async def _claims(self, records: list[Record], report: ReconcileReport) -> None:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
 
-        The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that misses the claim, so a later pass
+        The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that does not find the claim. A later pass
         unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is unprepared while the kubelet is away.
         """
         now = time.monotonic()
         ended: dict[str, Record] = {}
         failures = 0
-        # Claims that could not be read come last: otherwise a few of them would hide all others.
+        # Claims that could not be read come last: a few failures end the pass, and the other claims would never be read.
         for record in sorted(records, key=lambda r: r.uid in self._unknown):
             if record.state is not State.PREPARED or not record.name or record.uid in self.context.tasks:
                 continue
@@ -231,7 +232,7 @@ class Reconciler:
         }
         if not tasks:
             return
-        # A cancelled pass does not read the results: without the callback asyncio logs each exception.
+        # A cancelled pass does not read the results. Without the callback, asyncio would log each exception.
         for task in tasks.values():
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait(tasks.values(), timeout=self.context.settings.call_timeout)

@@ -32,9 +32,9 @@ class Record:
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
     data), ``cdi`` (the claim's CDI spec), ``metadata`` (content of its metadata files), ``complete``, ``operation``.
-    ``retryAt`` is when a failed rollback is retried, in seconds since 1970. ``rebuilt`` is set where no prepare wrote the record.
-    ``takes`` has the amounts of counters and capacity that the claim takes; it is missing where they are not known.
-    ``published`` is how this driver's device was published, with its counter sets, in case it vanishes while in use.
+    ``retryAt`` is when a failed rollback is retried, in seconds since 1970. ``rebuilt`` is set if no prepare wrote the record.
+    ``takes`` has the amounts of counters and capacity that the claim takes; it is missing if they are not known.
+    ``published`` is the device as this driver published it, with its counter sets. It is used if the device vanishes while in use.
     """
 
     uid: str
@@ -42,7 +42,7 @@ class Record:
     name: str
     state: State
     boot_id: str
-    owner: str = ""  # the process that works on it; empty if none does
+    owner: str = ""  # the process that works on the claim; empty if none does
     doc: JSON = field(default_factory=dict)
     error: str = ""
     attempts: int = 0
@@ -84,7 +84,7 @@ class Record:
     def holds(self) -> list[Hold]:
         """Returns the devices that the claim holds exclusively, sorted.
 
-        Admin access holds nothing. A device in two requests is held once.
+        A device with admin access is not held. A device in two requests is held once.
         """
         found = {identity(d): encoded(d.get("takes")) for d in self.devices if not d.get("adminAccess")}
         return [Hold(*key, takes, self.uid) for key, takes in sorted(found.items())]
@@ -185,14 +185,14 @@ def check_doc(doc: object) -> JSON:
     Raises ``ValueError``.
     """
     if not isinstance(doc, dict):
-        raise ValueError("the document is no object")
+        raise ValueError("the document is not an object")
     devices, steps = doc.get("devices") or [], doc.get("undo") or []
     if not isinstance(devices, list) or not all(map(_is_device, devices)):
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
     if (metadata := doc.get("metadata")) is not None and not _is_metadata(metadata):
-        raise ValueError("the device metadata is of another shape")
+        raise ValueError("the device metadata has an unknown shape")
     try:
         check_shape(doc.get("cdi"))
     except InvalidSpecError as e:

@@ -1,6 +1,6 @@
 """Looks up devices that another process publishes (a controller or another instance) in their ResourceSlices.
 
-Only devices that the inventory does not have are looked up. One list request serves all claims that ask at about the same time.
+Only devices that the inventory does not have are looked up. One list request serves all claims that need it at about the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..resourceapi.types import Device
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _MAX_AGE = 2.0  # seconds for which a response is reused by later callers
-_LONGEST = 8.0  # seconds for one lookup with all its pages
+_TIMEOUT = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 
 
@@ -105,7 +105,7 @@ class _Pool:
 
     @functools.cached_property
     def devices(self) -> Mapping[str, tuple[JSON, JSON]]:
-        """Device and slice by the device's name."""
+        """The device and the spec of its slice, by the device's name."""
         return {d["name"]: (d, s) for s in self.slices for d in s.get("devices") or ()}
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class SliceLookup:
     """Finds devices in the ResourceSlices of one driver.
 
     Args:
-        others: returns whether another instance of the plugin runs on this node: only then may another process publish slices of this node.
+        others: returns whether another instance of the plugin runs on this node. Only then can another process publish slices of this node.
     """
 
     def __init__(self, client: KubeClient, driver: str, node: str, others: Callable[[], bool]) -> None:
@@ -125,7 +125,8 @@ class SliceLookup:
         self._driver = driver
         self._node = node
         self._others = others
-        # Slices of other nodes are irrelevant here and may be thousands. Slices without a node name are read first, then this node's.
+        # Slices of other nodes are irrelevant here and may be thousands, so they are not read.
+        # Slices without a node name are read first, then the slices of this node.
         self._unbound_slices = SharedCall(lambda: self._pools(""), "slices without a node", _MAX_AGE)
         self._node_slices = SharedCall(lambda: self._pools(node), "slices of this node", _MAX_AGE)
         self._node_object = SharedCall(self._this_node, "this node", _MAX_AGE)
@@ -141,8 +142,8 @@ class SliceLookup:
             started: when the claim's first device was looked up, in event loop time.
 
         Raises :class:`ApiUnavailableError` if the API server does not respond, and :class:`DevicesUnknownError` while the pool is being
-        written. Raises :class:`DeviceGoneError` if the pool has no such device. Raises :class:`WrongNodeError` if the device is not for
-        this node.
+        written. Raises :class:`DeviceGoneError` if the pool has no such device. Raises :class:`WrongNodeError` if the device is not
+        available on this node.
         """
         try:
             # A device that was missing in a cached response may have been published since.
@@ -152,16 +153,17 @@ class SliceLookup:
         except (ApiError, TimeoutError) as e:
             raise ApiUnavailableError(
                 f"{shown}: device {name} of pool {pool} is published by another process, and its ResourceSlices cannot be "
-                f"read now: {e if isinstance(e, ApiError) else f'no response within {_LONGEST:g} s'}"
+                f"read now: {e if isinstance(e, ApiError) else f'no response within {_TIMEOUT:g} s'}"
             ) from None
         raise WrongNodeError(
-            f"{shown}: device {name} is of pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice for this node"
+            f"{shown}: device {name} belongs to pool {pool}, which is neither a pool of node {self._node} nor in a ResourceSlice "
+            "for this node"
         )
 
     async def kubelet_is_away(self) -> bool:
         """Whether the kubelet of this node sends no heartbeats. False if the Node may not be read.
 
-        Pods that it started may still run, and it will unprepare the claims of ended pods when it is back.
+        Pods that the kubelet started may still run. When the kubelet is back, it unprepares the claims of the pods that have ended.
 
         Raises :class:`ApiError` or ``TimeoutError`` if the API server does not respond.
         """
@@ -182,7 +184,8 @@ class SliceLookup:
     async def _find(self, shown: str, pool: str, name: str, since: float, *, is_current: bool) -> RemoteDevice | None:
         """Returns the device, or None if no pool has it for this node.
 
-        If the lookup is ``is_current`` and the pool exists, it raises the reason why the device cannot be used.
+        Pass ``is_current`` if a response since ``since`` is recent enough to be final. Then the method raises the reason why the device
+        cannot be used, if the pool exists.
         """
         sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
         for source in sources:
@@ -224,7 +227,7 @@ class SliceLookup:
 
     async def _pools(self, node: str) -> Mapping[str, _Pool]:
         """Returns the driver's pools by name: the pools of one node, or of no single node if ``node`` is empty."""
-        async with asyncio.timeout(_LONGEST):
+        async with asyncio.timeout(_TIMEOUT):
             resource = await self._client.dra("resourceslices")
             fields = f"spec.driver={self._driver},spec.nodeName={node}"
             found = await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE)
@@ -238,9 +241,9 @@ class SliceLookup:
         return out
 
     async def _this_node(self) -> JSON | None:
-        """Returns the Node; None if it may not be read: then the scheduler's choice is trusted."""
+        """Returns the Node. Returns None if the plugin has no permission to read it: callers then trust the scheduler's choice."""
         try:
-            async with asyncio.timeout(_LONGEST):
+            async with asyncio.timeout(_TIMEOUT):
                 return await self._client.get(NODES, self._node)
         except ApiError as e:
             if e.status != 403:

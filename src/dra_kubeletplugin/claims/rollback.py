@@ -51,7 +51,7 @@ class Rollback:
     async def unprepare(self, uid: str) -> Decision:
         """Decides, as :meth:`decide` does, for a claim that the kubelet unprepares.
 
-        If the driver has nothing to undo, the whole rollback happens here.
+        If the driver has nothing to undo, this method also completes the rollback.
 
         Raises :class:`DraError`.
         """
@@ -60,7 +60,7 @@ class Rollback:
             decision = self.context.transitions.end(records, uid, lambda: self.context.files.read_note(uid))
             if isinstance(decision, NothingToDo):
                 self._clear(records, uid)
-                # The driver may still report this claim in recover(): it must not be recovered then.
+                # The driver's recover() may still report this claim. Then no record may be created for it.
                 self.context.transitions.remember_end(records, uid)
             return decision
 
@@ -78,7 +78,8 @@ class Rollback:
         try:
             decision = await self.context.store.do(end, then=then)
         except DraError:
-            self.context.in_flight.drop(uid)  # marked or not, its record is enough to roll back; the kubelet retries
+            # The record is enough to roll the claim back later, whether it is marked or not. The kubelet retries.
+            self.context.in_flight.drop(uid)
             raise
         if isinstance(decision, RolledBack):
             self._undone(decision.record)
@@ -125,7 +126,7 @@ class Rollback:
             try:
                 await self.context.store.do(lambda records: records.update(record, fence))
             finally:
-                # Its note or record is enough to roll it back; another instance may do so.
+                # The claim's note or record is enough to roll it back; another instance may do so.
                 self.context.in_flight.drop(record.uid)
             self._record_event(record, error)
             raise failed from e
@@ -146,7 +147,7 @@ class Rollback:
         self.context.changed()
 
     def _clear(self, records: Records, uid: str) -> bool:
-        """Removes the files of a claim that has no record. Returns whether the claim has none.
+        """Removes the files of a claim that has no record. Returns False, and changes nothing, if the claim has one.
 
         Call it inside a write transaction, so that no other instance can begin to prepare the claim in between.
         """
@@ -191,7 +192,7 @@ class Rollback:
         return None
 
     async def free(self, holders: Sequence[Record]) -> None:
-        """Rolls back all claims whose stale holds block a prepare, concurrently. Claims that need the same devices join.
+        """Rolls back all claims whose stale holds block a prepare, concurrently. Prepares that need the same devices join the rollback.
 
         Raises :class:`DeviceHeldError` for a claim that cannot be rolled back in time; a slow rollback continues.
         """
@@ -229,7 +230,7 @@ class Rollback:
     # --- for recovery and reconciling -----------------------------------------------------------
 
     async def tidy(self, uid: str) -> bool:
-        """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether there was any."""
+        """Rolls back unfinished work of a dead process, or retries a failed rollback. Returns whether it rolled the claim back."""
         return await self._tidy(uid, lambda records: self.context.transitions.tidy(records, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
@@ -303,13 +304,14 @@ class Rollback:
 
         async def run() -> Any:
             result = await do()
-            self.retries.done(uid)  # within the claim's work: a failure of later work schedules a retry, which stays
+            # Called within the claim's task: if later work on the claim fails and schedules a retry, that retry must stay.
+            self.retries.done(uid)
             return result
 
         task, _ = self.context.tasks.start(uid, work, run)
         try:
             return await asyncio.shield(task)
-        except Exception as e:  # one claim's failure must not end the others' work
+        except Exception as e:  # the failure of one claim must not end the work on other claims
             raise as_dra_error(e) from e
 
 

@@ -32,7 +32,7 @@ class _Retry:
 
 
 class RollbackRetries:
-    """Rollbacks of one process. Everything is called on the event loop."""
+    """The failed rollbacks of one process. All methods are called on the event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("rollbacks_failing", lambda: len(self._retries))
@@ -44,8 +44,8 @@ class RollbackRetries:
         """Schedules the next try.
 
         Args:
-            uid: of the claim.
-            attempts: failures on record, also those of earlier processes.
+            uid: the claim's UID.
+            attempts: the failures that the claim's record counts, including failures in earlier processes.
 
         Returns:
             The pause in seconds.
@@ -74,9 +74,9 @@ class RollbackRetries:
         """Logs ``message``, with the traceback of ``error``, unless it was logged for this claim before.
 
         Args:
-            uid: of the claim.
+            uid: the claim's UID.
             message: the constant text, with a ``%s`` for each of ``values``.
-            claim: the claim, if the current task works on another one.
+            claim: the claim's record; needed for the log fields if the current task works on another claim.
         """
         texts = self._logged.setdefault(uid, set())
         digest = hashlib.blake2b((message % values).encode(errors="replace"), digest_size=8).digest()
@@ -93,7 +93,7 @@ class RollbackRetries:
         """Tries rollbacks again when they are due. Never returns.
 
         Args:
-            roll_back: rolls back the claim with this UID. It raises :class:`DraError` where that fails.
+            roll_back: rolls back the claim with this UID. It raises :class:`DraError` if that fails.
         """
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -107,7 +107,7 @@ class RollbackRetries:
                         await self._wake.wait()
 
     def _pause(self) -> float:
-        """Seconds until a try is due, at most the longest pause."""
+        """Returns the seconds until a try is due, at most the longest pause."""
         due = min((retry.due for retry in self._retries.values()), default=float("inf"))
         return min(_LONGEST, max(0.0, due - time.monotonic()))
 
@@ -128,7 +128,7 @@ class RollbackRetries:
 
 
 def retry_note(record: Record) -> str:
-    """How often the rollback of a claim failed and when it is tried next; empty where no rollback has failed."""
+    """Returns how often the rollback of a claim failed and when it is tried next; empty if no rollback has failed."""
     if record.state is not State.UNPREPARING or not record.error:
         return ""
     tries = f"tried {record.attempts} time{'s' * (record.attempts != 1)}"

@@ -105,7 +105,7 @@ class Transitions:
             supply: the current counters and capacity.
 
         Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that it needs.
-        Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices the hardware uses.
+        Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices are in use.
         """
         found = self.readable(records.read(wanted.uid))
         if found is not None:
@@ -114,7 +114,7 @@ class Transitions:
             raise fault
         if records.has_meta(RECOVER):
             raise HardwareUnknownError(
-                "the record database was created again, and recover() of the driver has not yet returned which devices are in use: "
+                "the record journal was created again, and recover() of the driver has not yet returned which devices are in use: "
                 "no claim is prepared until it has; the kubelet retries"
             )
         self._check_node(records)
@@ -187,7 +187,7 @@ class Transitions:
         return InProgress(row) if self.has_other_owner(row) else self._mark(records, row)
 
     def remember_end(self, records: Records, uid: str) -> None:
-        """Notes that the kubelet was informed of the claim's end, as long as recover() may still report the claim."""
+        """Records that the claim was unprepared, as long as the driver's recover() may still report the claim."""
         if records.has_meta(RECOVER):
             records.set_meta(ENDED + uid, "")
 

@@ -1,4 +1,7 @@
-"""Records undo steps before the driver takes the steps that they reverse, and runs them newest first, in any process."""
+"""Records undo steps before the driver takes the steps that they reverse, and runs the recorded undo steps, newest first.
+
+They may run in a later process than the one that recorded them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..errors import DraError, DriverError, DriverFailedError, RecordsError, Sto
 
 log = logging.getLogger(__name__)
 Step = Mapping[str, Any]  # as it is recorded: {"step": name, "data": {...}}
-_MOST = 1_000  # steps of one claim; each step writes the claim's record
+_MAX_STEPS = 1_000  # steps of one claim; each step writes the claim's record
 _SAVE_WAIT = 60.0  # seconds that a synchronous prepare waits for its step; the store fails long before
 
 
@@ -29,10 +32,10 @@ class UndoRecorder(UndoRegistrar):
     """Records the undo steps of one prepare. Create it on the thread of ``loop``; steps can be registered from any thread.
 
     ``save`` runs on the loop after each registration, with all steps so far in order, so a step without ``await`` is also recorded.
-    It returns in bounded time when the steps are on disk. It raises :class:`DraError` if they are not, or if another process owns the
-    record now. Calls of ``save`` may overlap.
+    ``save`` returns in bounded time when the steps are on disk. ``save`` raises :class:`DraError` if they are not, or if another process
+    owns the record now. Calls of ``save`` may overlap.
 
-    When prepare has ended in any way, call :meth:`settle`. Call :meth:`check` before its result is used.
+    Call :meth:`settle` when prepare has returned or raised. Call :meth:`check` before you use the result of prepare.
     """
 
     def __init__(
@@ -54,8 +57,8 @@ class UndoRecorder(UndoRegistrar):
                 raise DriverError(
                     f"on_undo({step!r}) came after prepare had ended: register an undo step before the step that it undoes"
                 )
-            if len(self._registrations) >= _MOST:
-                raise DriverError(f"on_undo({step!r}) is more than the {_MOST:,} undo steps that a claim may have")
+            if len(self._registrations) >= _MAX_STEPS:
+                raise DriverError(f"on_undo({step!r}) is more than the {_MAX_STEPS:,} undo steps that a claim may have")
             self._steps.append(entry)
             registration = _Registration(step, self._begin(step))
             self._registrations.append(registration)
@@ -95,7 +98,8 @@ class UndoRecorder(UndoRegistrar):
             self._closed = True
         saving = [asyncio.wrap_future(r.saving) for r in self._registrations if not r.saving.done()]
         for future in saving:
-            future.add_done_callback(lambda f: f.cancelled() or f.exception())  # check() raises it
+            # Retrieved here, so that asyncio does not log the exception: check() raises it.
+            future.add_done_callback(lambda f: f.cancelled() or f.exception())
         if saving:
             await asyncio.wait(saving)
         for registration in self._registrations:
@@ -105,8 +109,8 @@ class UndoRecorder(UndoRegistrar):
     def check(self) -> None:
         """Raises the failures of registered steps. Call it after :meth:`settle`.
 
-        Raises :class:`DraError` if a step is not on disk, also if the driver ignored that. Raises :class:`DriverError` if an ``await`` was
-        forgotten: the driver may have taken the step before its reversal was on disk.
+        Raises :class:`DraError` if a step is not on disk, also if the driver caught that error. Raises :class:`DriverError` if an ``await``
+        was forgotten: the driver may have taken the step before its undo step was on disk.
         """
         for registration in self._registrations:
             registration.raise_failure()
@@ -116,7 +120,7 @@ class UndoRecorder(UndoRegistrar):
 
 
 class _Registration(Awaitable[None]):
-    """A step that is being written. It is written also without ``await``, but only ``await`` ensures that it is on disk."""
+    """An undo step that is being written, also if the driver does not await it. Only ``await`` ensures that it is on disk."""
 
     def __init__(self, step: str, saving: concurrent.futures.Future[None]) -> None:
         self.step = step
@@ -190,7 +194,7 @@ async def run_undo(
     Raises the first :class:`DraError` at the end.
     """
     jobs: list[tuple[str, Callable[[], Awaitable[object]]]] = []
-    if type(driver).unprepare is not Driver.unprepare:  # the default method does nothing: no thread for it
+    if type(driver).unprepare is not Driver.unprepare:  # the default method does nothing, so it needs no thread
         jobs.append(("unprepare", functools.partial(calls, driver.unprepare, claim)))
     jobs += [(_named(s), functools.partial(_run_step, driver, calls, s, claim)) for s in reversed(steps)]
     failures: list[DraError] = []

@@ -42,7 +42,7 @@ from .remote_devices import SliceLookup
 
 JSON = dict[str, Any]
 _GET = 10.0  # seconds for reading one claim
-_LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the slowest take about 3 ms
+_LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
 
 
@@ -62,8 +62,8 @@ class ClaimIdentity:
 class VerifiedClaim:
     """A live, allocated claim.
 
-    ``fault`` is why the claim cannot be prepared now; for a claim that is already prepared, the record is returned instead.
-    ``entries`` are its devices as a record stores them before they are prepared. ``supply`` has the limits at the time of the check.
+    ``fault`` is why the claim cannot be prepared now; it is ignored if the claim is already prepared.
+    ``entries`` are the claim's devices as a record stores them before they are prepared. ``supply`` has the limits at that time.
     """
 
     object: EncodedClaim | JSON
@@ -122,15 +122,15 @@ class Verifier:
     async def _reading(self, ref: ClaimIdentity) -> AsyncIterator[FetchedClaim | None]:
         """Reads a claim as :meth:`fetch` does.
 
-        A large claim is decoded in a thread, and few at a time: each may take 20 ms.
+        Large claims are decoded in threads, and only a few at a time, because each may take 20 ms.
         """
         try:
             resource = await self.client.dra("resourceclaims")
             response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
             if e.status != 404 or not e.names(ref.name):
-                # A refusal does not mean that the claim is gone.
-                # The cause may be a rotated token, a permission, or a version that is no longer served.
+                # An error response does not mean that the claim is deleted.
+                # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None
             response = None
         if response is None:
@@ -148,10 +148,10 @@ class Verifier:
         return claim.fields.metadata.uid == record.uid and now >= {identity(d) for d in record.devices}
 
     def may_be_in_use(self, claim: FetchedClaim, record: Record) -> bool:
-        """Whether a pod of this node may use the prepared devices, though the claim now has other devices of this node.
+        """Whether a pod of this node may use the prepared devices, although the claim now has other devices of this node.
 
-        A kubelet that has a claim as prepared starts the next pod with its cached devices and does not call the plugin.
-        This happens when a pod is force-deleted while the kubelet is away and the claim is allocated again for another pod.
+        If the kubelet's cache contains the claim as prepared, it starts the next pod with the cached devices, without a call to the plugin.
+        This happens if a pod is force-deleted while the kubelet is away, and the claim is allocated again for another pod.
         """
         here = self.inventory.pools if self.inventory.known else None
         fields = claim.fields
@@ -161,7 +161,8 @@ class Verifier:
     async def verify(self, ref: ClaimIdentity) -> VerifiedClaim:
         """Reads the claim and resolves its devices.
 
-        Raises :class:`ClaimError` if the claim itself is wrong; a fault of its devices is returned as ``fault``.
+        Raises :class:`ClaimError` if the claim does not exist, was replaced or is not allocated. A fault of its devices is returned as
+        ``fault``.
         """
         async with self._reading(ref) as claim:
             return await self._verified(ref, claim)
@@ -178,21 +179,20 @@ class Verifier:
             )
         results = fields.results(self.name)
         supply = DeviceLookup(self.inventory)
-        started = (
-            asyncio.get_running_loop().time()
-        )  # a lookup since this time is fresh enough for all devices of the claim, however long they take
+        # A response since this time is recent enough for all devices of the claim, however long their lookups take.
+        started = asyncio.get_running_loop().time()
         try:
             devices, entries = [], []
             resolved = await self._resolver.resolve(fields.config(), [r.request for r in results])
             for result in results:
                 devices.append(await self._device(ref, result, resolved, supply, started))
-                # At once: the device may vanish while the next one is looked up.
+                # Built at once, because the device may vanish while the next one is looked up.
                 entries.append(supply.entry(devices[-1]))
             return VerifiedClaim(claim.object, fields.node, fields.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
             entries = [allocated_json(d) for d in devices]
-            # The result has neither the object nor a traceback, whose frames reference it: nothing will be prepared.
+            # Nothing will be prepared, so the result keeps neither the claim's object nor a traceback, whose frames reference the object.
             return VerifiedClaim({}, fields.node, fields.reserved_for, devices, entries, supply, without_frames(e))
 
     async def _device(

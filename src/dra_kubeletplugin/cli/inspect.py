@@ -18,7 +18,7 @@ from pathlib import Path
 from ..base import text
 from ..base.settings import Settings, load
 from ..base.terminal import on_one_line
-from ..devices.discovery import query_devices, request_rescan
+from ..devices.discovery import discovery_method, query_devices
 from ..devices.inventory import Inventory
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
@@ -103,11 +103,11 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
                 found = await query_devices(driver, calls, inventory.pool)
         except TimeoutError:
             raise DriverError(
-                f"{request_rescan(driver)}() of {type(driver).__name__} has not returned within {settings.discovery_timeout:g}s: "
+                f"{discovery_method(driver)}() of {type(driver).__name__} has not returned within {settings.discovery_timeout:g}s: "
                 "see what it waits for, or raise --discovery-timeout (DISCOVERY_TIMEOUT)"
             ) from None
-        with reading_result(getattr(driver, request_rescan(driver))):
-            await inventory.update(found, method=request_rescan(driver))
+        with reading_result(getattr(driver, discovery_method(driver))):
+            await inventory.update(found, method=discovery_method(driver))
         if health is not None and (fault := await _health(driver, calls, inventory, settings.discovery_timeout)):
             health.append(fault)
     return inventory

@@ -36,7 +36,7 @@ class Intervals:
     retry: float = 1.0  # after the first failure; doubles up to ``interval``
 
 
-def request_rescan(driver: Driver) -> str:
+def discovery_method(driver: Driver) -> str:
     """Returns the name of the driver's method that returns its devices."""
     return "pools" if driver.uses_pools else "devices"
 
@@ -45,7 +45,7 @@ async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
     """Returns the driver's pools, not yet validated. If the driver has only ``devices``, creates the node's pool from them.
 
     Raises:
-        DraError: as ``calls``.
+        DraError: anything that ``calls`` raises.
     """
     if driver.uses_pools:
         return await calls(driver.pools)
@@ -63,7 +63,7 @@ class DeviceDiscovery:
 
     Args:
         held: returns the devices that claims hold, as pool and name. May raise :class:`DraError` if they are unknown now.
-        sysfs: the sysfs whose kernel events count; a described host has none.
+        sysfs: the sysfs whose kernel events cause a call; a described host has no kernel events.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DeviceDiscovery:
         self._intervals = intervals
         self._wanted = asyncio.Event()
         self._ended = asyncio.Condition()
-        self._rounds = (0, 0)  # calls begun and ended
+        self._rounds = (0, 0)  # the number of calls that began, and of calls that ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hangs = False
         self._began = 0.0
@@ -100,7 +100,7 @@ class DeviceDiscovery:
         """Requests a call soon, because devices may have changed. Safe from any thread."""
         if self._loop is None:
             return  # the first call is still to come
-        # the loop is closed: a thread of the vendor's library may live longer than the plugin
+        # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
@@ -117,16 +117,16 @@ class DeviceDiscovery:
 
     @property
     def fault(self) -> str:
-        """Why the published devices may be out of date; empty if they are not."""
+        """Why the published devices may be out of date; empty if they are up to date."""
         if self._hangs:
-            return f"the driver's {request_rescan(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
+            return f"the driver's {discovery_method(self._driver)}() has not returned for {time.monotonic() - self._began:.0f} s"
         if self._failure:
             return f"{self._failure}; {self._consequence}"
         return ""
 
     @property
     def _consequence(self) -> str:
-        what = f"{request_rescan(self._driver)}()"
+        what = f"{discovery_method(self._driver)}()"
         if self._inventory.known:
             return f"the devices that {what} last returned stay published"
         return f"no claim can be prepared until {what} succeeds"
@@ -141,7 +141,7 @@ class DeviceDiscovery:
         return True
 
     async def look(self) -> None:
-        """Requests a call and waits until a call that begins later has ended, successful or not."""
+        """Requests a call, and waits until a call that began after this request has ended, successful or not."""
         awaited = self._rounds[0] + 1
         self.request()
         async with self._ended:
@@ -150,7 +150,7 @@ class DeviceDiscovery:
     async def run(self) -> None:
         """Calls the driver at once and then repeatedly. Never returns; external failures do not stop it."""
         self._loop = asyncio.get_running_loop()
-        # A controller's devices are not on the machine where it happens to run.
+        # A controller's devices are not on the machine where the controller runs.
         subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
         with kernel_events(self._sysfs, self._wanted.set, subsystems):
             while True:
@@ -191,8 +191,8 @@ class DeviceDiscovery:
                 "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
             )
             held = None
-        with reading_result(getattr(self._driver, request_rescan(self._driver))):
-            changed = await self._inventory.update(pools, held, request_rescan(self._driver))
+        with reading_result(getattr(self._driver, discovery_method(self._driver))):
+            changed = await self._inventory.update(pools, held, discovery_method(self._driver))
         if changed:
             log.info(
                 "devices changed: %d, of which %d are not published",

@@ -41,19 +41,19 @@ class HealthMonitor:
         """Requests a call at once, because health may have changed. Safe from any thread."""
         if self._loop is None:
             return  # the first call is still to come
-        # the loop is closed: a thread of the vendor's library may live longer than the plugin
+        # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
     def note(self) -> str:
-        """Returns why devices are or become unknown; empty if they do not."""
+        """Returns why the health of devices is or becomes unknown; empty if there is no such reason."""
         age = self._inventory.health_age()
         if self.fault or age is None or age <= self._inventory.health_timeout:
             return self.fault
         return f"the driver's health() has not returned for {age:.0f} s"
 
     async def run(self) -> None:
-        """Calls repeatedly. Never returns; external failures do not stop it."""
+        """Calls ``health`` repeatedly. Never returns; external failures do not stop it."""
         self._loop = asyncio.get_running_loop()
         while not self._inventory.known:  # a report about devices that are not known yet would be lost
             await self._inventory.changed(self._inventory.version)

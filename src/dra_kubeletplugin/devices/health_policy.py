@@ -23,7 +23,7 @@ class HealthPolicy:
     Args:
         taint: for unhealthy devices whose report sets none; None for no taint. A plugin passes ``Driver.unhealthy_taint``, by default
             ``dra-kubeletplugin.dev/unhealthy`` with the effect NoSchedule.
-        effect: replaces the effect of every taint for bad health (option UNHEALTHY_EFFECT); empty to keep it.
+        effect: replaces the effect of every taint for bad health (option UNHEALTHY_EFFECT); empty to keep each taint's own effect.
         unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy; by default 1 (UNHEALTHY_AFTER).
         healthy_after: consecutive healthy reports that make an unhealthy device healthy; by default 3 (HEALTHY_AFTER).
         timeout: seconds until a report expires, if it sets no timeout itself.
@@ -77,7 +77,7 @@ class HealthDecision:
     def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthDecision:
         """Returns the state after one more report.
 
-        An unknown report neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
+        A report of unknown health neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
         """
         if report.measured is not None and report == self.last_report:
             return self

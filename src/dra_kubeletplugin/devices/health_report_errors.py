@@ -28,7 +28,7 @@ class RejectedReports:
 
     @property
     def notes(self) -> list[str]:
-        """Returns a sentence for each error; of many, the first and the number of the rest."""
+        """Returns a sentence for each error; if there are many, only the first ones and the number of the others."""
         sentences = sorted(self._taints.union(self._unknown_names.values()))
         more = (
             [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
@@ -38,7 +38,7 @@ class RejectedReports:
         return sentences[:_MAX_NOTES] + more
 
     def taintable(self, reports: Mapping[str, Health]) -> dict[str, Health]:
-        """Replaces taints that the API server would reject by the default one, so that the unhealthy device still gets a taint."""
+        """Replaces taints that the API server would reject with the default taint, so that the unhealthy device still gets a taint."""
         faults = {n: fault for n, h in reports.items() if h.taint is not None and (fault := taint_fault(h.taint))}
         sentences = {
             f"the taint that health() returned for {printable(n)} is invalid, and the default taint is published instead: {f}"
@@ -49,11 +49,11 @@ class RejectedReports:
         return dict(reports) | {n: replace(reports[n], taint=None) for n in faults}
 
     def log_unknown_names(self, reports: Collection[str], known: Collection[str]) -> None:
-        """Logs names of the report that are no devices. ``known`` are the names of all devices."""
+        """Logs names of the report that are not names of devices. ``known`` are the names of all devices."""
         names = {n for n in reports if n.rpartition("/")[2] not in known}
         before = self._unknown_names if known == self._known else {}
         sentences = {n: before[n] for n in names if n in before}
-        # A device that the report names too is no candidate: a card that was removed is no misspelling of another.
+        # A device that the report also names is not a candidate: the name of a removed card is not a misspelling of another card's name.
         candidates = (
             set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
         )

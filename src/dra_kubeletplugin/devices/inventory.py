@@ -39,13 +39,14 @@ class Inventory:
     """The devices of all pools of a role. The publisher, the claim manager and the health stream read it.
 
     Args:
-        pool: the default pool: the node's name.
+        pool: name of the default pool, which is the node's name.
         policy: the effects of reports of bad health.
         look_timeout: seconds until the result of the last discovery expires.
         clock: a monotonic clock in seconds; the age of reports is measured with it.
         wall: the time of day in unix seconds, as the kubelet sees it.
         role: the role whose pools these are; pools of the other role are skipped.
-        full: maximum number of devices in a slice; lower if each device may get a taint later, which must not move it.
+        full: maximum number of devices in a slice. Pass a lower one if devices may get taints later: a taint must not move a device to
+            another slice.
 
     Raises:
         DriverError: the API server would reject the policy's taint.
@@ -78,7 +79,7 @@ class Inventory:
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
         self.rejected_reports = RejectedReports()  # errors in the driver's last health report
         self.depends_on_gates = False
-        """Whether the driver is called again when gates turn out to be off. Then rejected devices are not logged before its new result."""
+        """Whether the driver is called again when gates turn out to be off. If so, rejected devices are logged only after that call."""
         self.update_pending = False  # gates were found off, and the driver's new result is still to come
         self.taken: Mapping[str, str] = {}
         """Pools that another publisher publishes, each with the reason. Two publishers must never publish one pool."""
@@ -111,7 +112,7 @@ class Inventory:
         return entry.device if entry else None
 
     def draws(self, name: str, pool: str) -> dict[str, Any] | None:
-        """Returns what :meth:`find`'s device consumes: counter set → counter → amount. None if there is no such device."""
+        """Returns the counters that a device consumes: counter set → counter → amount. None if :meth:`find` finds no such device."""
         state = self._states.get(pool)
         entry = state.find(name) if state else None
         return entry.validated.draws() if entry else None
@@ -128,7 +129,7 @@ class Inventory:
 
     @property
     def has_gone(self) -> bool:
-        """Whether a device vanished that a claim still holds."""
+        """Whether a device has vanished although a claim still holds it."""
         return any(s.gone for s in self._states.values())
 
     @property
@@ -189,22 +190,22 @@ class Inventory:
     async def update(self, pools: object, used: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
         """Replaces the devices by the driver's result. Returns True if something changed.
 
-        A device or counter set that the API server would reject is left out alone.
+        A device or counter set that the API server would reject is left out; the others are published.
 
         Args:
             pools: the driver's result, not yet validated.
-            used: devices that claims hold, by pool and name. They stay published with a taint when they vanish. None if they are
+            used: devices that claims hold, by pool and name. If they vanish, they stay published with a taint. Pass None if they are
                 unknown now: then all vanished devices stay. The values are results of :meth:`description`, or empty; they describe
                 devices that vanished while no plugin ran.
             method: the driver's method that returned the result.
 
         Raises:
-            DriverError: the result is no list of pools, or contains a name twice; then nothing changes.
+            DriverError: the result is not a list of pools, or contains a name twice; then nothing changes.
         """
         self._looked_at = self._clock()
         result = parse_pools(pools, method, self.pool)
         fresh = {p.name: p for p in result if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
-        # Two publishers must never publish one pool: if devices of it vanished here, the other role handles them.
+        # Two publishers must never publish one pool, so the other role also handles the vanished devices of its pools.
         others = {p.name for p in result} - fresh.keys()
         held: dict[str, dict[str, JSON]] = {}
         for (name, device), described in (used or {}).items():
@@ -225,7 +226,7 @@ class Inventory:
             or any(not s.same(self._states[n]) for n, s in states.items())
         )
         await self._warm(states, self.gates_off)
-        # meanwhile the API server may have rejected devices, or rejections were cleared
+        # While other tasks ran, the API server may have rejected devices, or rejections were cleared.
         for name, state in states.items():
             if (present := self._states.get(name)) is not None and present.refused != state.refused:
                 states[name] = checked(replace(state, refused=present.refused))
@@ -322,7 +323,7 @@ class Inventory:
     # --- health ---------------------------------------------------------------------------------
 
     def healthy(self, name: str, pool: str | None = None) -> bool:
-        """Returns False if the driver's reports make a device unhealthy. Unknown is not unhealthy."""
+        """Returns False if the driver's reports make a device unhealthy. A device with unknown health counts as healthy here."""
         return self._fault(name, pool) is None
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
@@ -348,7 +349,7 @@ class Inventory:
         return self._known(decision.health.healthy, decision.health.message, decision.at, timeout)
 
     def _known(self, healthy: bool | None, message: str, at: float, timeout: float) -> DeviceHealth:
-        """Computes the time of measurement from its age, so that it fits the time of day even if that was set meanwhile."""
+        """Computes the time of measurement from the report's age, so that it is right even if the system clock was set meanwhile."""
         return DeviceHealth(healthy, message, self._wall() - (self._clock() - at), timeout)
 
     def _timeout(self, decision: HealthDecision) -> float:
@@ -379,14 +380,14 @@ class Inventory:
         return out
 
     async def set_health(self, report: object, at: float) -> None:
-        """Processes a result of ``health()``. Names without a device are ignored; devices without a name in it count as healthy.
+        """Processes a result of ``health()``. Names of unknown devices are ignored; devices that it does not name count as healthy.
 
         Args:
             report: the driver's result, not yet validated.
-            at: time of measurement by the inventory's clock, for entries without their own.
+            at: time of measurement by the inventory's clock, for entries that do not contain their own time.
 
         Raises:
-            DriverError: the report is no mapping of names to :class:`Health`; then nothing changes.
+            DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
         """
         reports = self.rejected_reports.taintable(await checked_report(report))
         found = {}

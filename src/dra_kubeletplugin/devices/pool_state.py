@@ -79,7 +79,7 @@ class PoolContent(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolState:
-    """A new state is created for each result of the driver, see :func:`updated_pool`.
+    """The state of one pool. Each result of the driver creates a new one, see :func:`updated_pool`.
 
     ``refused`` contains the API server's rejections: name → the rejected JSON, the reason.
     """
@@ -96,7 +96,7 @@ class PoolState:
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Devices and counter sets that are not published, each with the reason; ``""`` is the pool itself."""
     made: dict[str, _EncodedEntry] = field(default_factory=dict, compare=False, repr=False)
-    """Devices that are published otherwise than the driver described them, so that each is encoded once."""
+    """A cache of encoded devices whose published form differs from the driver's, such as devices with a taint of the framework."""
 
     def find(self, name: str) -> DeviceEntry | None:
         return self.entries.get(name) or self.gone.get(name)
@@ -109,12 +109,13 @@ class PoolState:
         return msgspec.Raw(b'{"device":' + (entry.validated.shape or b"null") + more + b"}")
 
     def emptied(self) -> ParsedPool:
-        """Returns the parsed result of a driver for this pool without devices."""
+        """Returns this pool without devices, in the form of a parsed result of the driver."""
         return ParsedPool(self.name, self.nodes, {}, {}, self.fault, self.per_device, self.options)
 
     def content(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> PoolContent | None:
-        """Returns what is published, with taints for bad health and for devices that vanished in use; None if the pool cannot be
-        published.
+        """Returns the pool as it is published, with taints for bad health and for devices that vanished in use.
+
+        Returns None if the pool cannot be published.
 
         Args:
             taints: taints for bad health, by device.
@@ -135,10 +136,15 @@ class PoolState:
         return options_without(self.options, off, of_this_node=self.nodes.where is Where.THIS)
 
     def withheld(self, taints: Mapping[str, JSON], off: Collection[Gate]) -> dict[str, str]:
-        """Returns what :meth:`content` leaves out because of gates that are ``off``, each with the reason; ``""`` is the pool itself."""
+        """Returns the devices that :meth:`content` leaves out because of gates that are ``off``, each with the reason.
+
+        The name ``""`` stands for the pool itself.
+        """
         if self.per_device and Gate.PARTITIONS in off:
             gate = Gate.PARTITIONS.value
-            return {"": f"the API server's feature gate {gate} is off, and its devices select their nodes one by one"}
+            return {
+                "": f"the API server's feature gate {gate} is off, and each device of the pool selects its own nodes"
+            }
         if isinstance(why := self._options(off), str):
             return {"": why}
         found = ((name, self._encoded(name, entry, taints, off)) for name, entry in self._publishable())
@@ -200,7 +206,7 @@ class PoolState:
         return result
 
     def same(self, other: PoolState) -> bool:
-        """Whether both would be published alike, ignoring health and the API server's rejections. Order counts."""
+        """Whether both states would be published alike, ignoring health and the API server's rejections. The order of devices counts."""
         return (
             (self.nodes, self.per_device, self.options, self.fault)
             == (other.nodes, other.per_device, other.options, other.fault)
@@ -211,13 +217,13 @@ class PoolState:
 
 
 async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, JSON] | None) -> PoolState:
-    """Returns the pool's state after a new result of the driver. The order is the driver's.
+    """Returns the pool's state after a new result of the driver. Devices keep the driver's order.
 
     Args:
         before: the state until now.
-        pool: the result.
-        used: devices that claims hold, with the result of :meth:`PoolState.description`, or nothing if it is unknown. They stay when
-            they vanish, with their counter sets. None if these devices are unknown: then all vanished devices stay.
+        pool: the new result.
+        used: devices that claims hold, each with its :meth:`PoolState.description`, which is empty if unknown. If they vanish, they and
+            their counter sets stay. None if these devices are unknown: then all vanished devices stay.
     """
     per_device = pool.per_device
     alike = (before.nodes, before.per_device) == (pool.nodes, per_device)
@@ -259,7 +265,7 @@ async def updated_pool(before: PoolState, pool: ParsedPool, used: Mapping[str, J
 
 
 def checked(state: PoolState) -> PoolState:
-    """Returns ``state`` with its list of what cannot be published: invalid devices, and those that the API server rejected."""
+    """Returns ``state`` with a new ``rejected``: devices and counter sets that are invalid, or that the API server rejected."""
     out = {"": state.fault} if state.fault else {}
     out |= {f"counter set {printable(n)}": j.fault for n, j in state.sets.items() if j.fault}
     known = {**state.gone, **state.entries}

@@ -17,13 +17,13 @@ class RejectedDevicesLog:
         self._logged: Mapping[str, str] = {}
 
     def log(self, out: Mapping[str, str]) -> None:
-        """Logs the changes. ``out`` contains what is left out now, by display name, with the reason."""
+        """Logs the changes. ``out`` contains the devices that are left out now, by display name, each with the reason."""
         news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
         log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
         log_sample(
             log,
             logging.INFO,
-            "published, or removed, after it was not published: %s",
+            "published now, or no longer returned by the driver: %s",
             [n for n in self._logged if n not in out],
         )
         self._logged = out

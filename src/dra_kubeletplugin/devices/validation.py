@@ -1,7 +1,7 @@
 """Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
-The API server rejects a slice with one bad device entirely, so a bad device must never get into a slice. Each device is validated
-alone. ``pool_state.py`` leaves a device with a fault out, and the publisher publishes the others.
+If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice. Each
+device is validated alone. ``pool_state.py`` leaves out a device with a fault, and the publisher publishes the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ JSON = Mapping[str, Any]
 class EncodedDevice(NamedTuple):
     """A device as JSON text, as it would be sent, with its use of a slice's limits.
 
-    The text needs a tenth of the memory of its objects.
+    The text needs a tenth of the memory of the decoded objects.
     """
 
     name: str
     encoded: bytes
     consumed: int  # number of counters that it consumes
-    most: int  # how many devices a slice that contains this device may have: 128, or 64
+    device_limit: int  # maximum number of devices in a slice that contains this device: 128, or 64
 
 
 class _Amount(msgspec.Struct):
@@ -63,14 +63,14 @@ class ValidatedDevice:
         shape: the text; empty if nothing can be sent. A changed device has another text.
         fault: why it must not be sent; empty if it may.
         consumed: number of counters that it consumes.
-        most: how many devices a slice that contains this device may have: 128, or 64.
+        device_limit: maximum number of devices in a slice that contains this device: 128, or 64.
         gates: the API server's feature gates that it depends on.
     """
 
     shape: bytes
     fault: str = ""
     consumed: int = 0
-    most: int = 0
+    device_limit: int = 0
     gates: frozenset[Gate] = frozenset()
 
     @property
@@ -79,14 +79,14 @@ class ValidatedDevice:
         return decoded(self.shape) if self.shape else {}
 
     def draws(self) -> dict[str, dict[str, str]]:
-        """Returns what the device consumes: counter set → counter → amount."""
+        """Returns the counters that the device consumes: counter set → counter → amount."""
         if not self.consumed:
             return {}
         found = msgspec.json.decode(self.shape, type=_Draws).consumes_counters
         return {c.counter_set: {n: a.value for n, a in c.counters.items()} for c in found}
 
     def encoded_device(self, name: str) -> EncodedDevice:
-        return EncodedDevice(name, self.shape, self.consumed, self.most)
+        return EncodedDevice(name, self.shape, self.consumed, self.device_limit)
 
 
 def decoded(encoded: bytes) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def validate_device(
 ) -> ValidatedDevice:
     """Validates one device of a pool with ``nodes``. Raises nothing.
 
-    Returns ``before`` if the device did not change, which saves the work.
+    Returns ``before``, without another validation, if the device did not change.
     """
     try:
         built = device.json()
@@ -127,13 +127,13 @@ def validate_device(
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if device.nodes is not None and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")
-        consumed, most = _takes(built)
+        consumed, device_limit = _takes(built)
         gates = gates_of(built)
     except DraError as e:
         return ValidatedDevice(b"", printable(e))
     except Exception as e:  # an author's object may raise anything
         return ValidatedDevice(b"", describe(e))
-    return ValidatedDevice(shape, _fault_text(faults, shape), consumed, most, gates)
+    return ValidatedDevice(shape, _fault_text(faults, shape), consumed, device_limit, gates)
 
 
 def validate_counter_set(counter_set: CounterSet | None, before: ValidatedDevice | None = None) -> ValidatedDevice:
@@ -244,9 +244,9 @@ def _pool_fault(name: str, nodes: Nodes) -> str:
 def _node_fault(name: str, nodes: Nodes, node: str) -> str:
     """Returns why a pool may not be published on a node because of its name; empty if it may.
 
-    A driver's pools are unique in the cluster: two nodes that publish one pool break both. The admission policy of ``deploy/`` has the
-    same rule. A pool's name is DNS subdomains separated by ``/`` and a node's name is one subdomain, so ``n1/`` is no prefix of a pool
-    of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
+    A driver's pools are unique in the cluster: if two nodes publish a pool with the same name, neither can be used. The admission policy
+    of ``deploy/`` has the same rule. A pool's name consists of DNS subdomains separated by ``/``, and a node's name is one subdomain.
+    Therefore, ``n1/`` is not a prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
     """
     if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
         return ""
@@ -263,7 +263,7 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T]:
+def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterator[T]:
     """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
     if not is_a(result, Iterable) or is_a(result, (str, bytes, Mapping)):
         hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
@@ -276,8 +276,10 @@ def _items(result: object, kind: type[T], subject: str, most: int) -> Iterator[T
                 )
             if not isinstance(item.name, str):
                 raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
-            if i >= most:
-                raise DriverError(f"{subject} more than {most} items of {kind.__name__}: so many cannot be published")
+            if i >= maximum:
+                raise DriverError(
+                    f"{subject} more than {maximum} items of {kind.__name__}: so many cannot be published"
+                )
             yield item
     except DriverError:
         raise
@@ -298,7 +300,7 @@ def counters_fault(
         device: the device.
         sets: counter sets of the pool.
         counters: names of the counters of each set, decoded once for thousands of devices.
-        seek: search the nearest name for the message, which takes milliseconds with hundreds of names.
+        seek: whether to search the nearest name for the message, which takes milliseconds with hundreds of names.
     """
     if not device.consumed:
         return ""
@@ -307,7 +309,7 @@ def counters_fault(
         found = sets.get(name)
         if found is None:
             known = (did_you_mean(name, sets) if seek else "") or (
-                "" if sets else ": declare it, pools() returns Pool(counter_sets=[CounterSet(...)])"
+                "" if sets else ": declare it with Pool(counter_sets=[CounterSet(...)]) in pools()"
             )
             return f"it consumes counters of counter set {name!r}, which its pool does not have{known}"
         if found.fault:
@@ -318,13 +320,13 @@ def counters_fault(
 
 
 def tainted(device: JSON, taint: JSON) -> JSON:
-    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the last of the author's."""
+    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the author's last taint."""
     taints = [t for t in device.get("taints") or [] if t["key"] != taint["key"]]
     return {**device, "taints": [*taints[: MAX_TAINTS - 1], taint]}
 
 
 def taint_fault(taint: Taint) -> str:
-    """Returns why the API server would reject a taint; empty if it would not."""
+    """Returns why the API server would reject a taint; empty if it would accept the taint."""
     try:
         return printable("; ".join(device_faults({"name": "device", "taints": [taint.json()]})))
     except Exception as e:

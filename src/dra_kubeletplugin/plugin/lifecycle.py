@@ -72,7 +72,7 @@ async def unwrap_single_error() -> AsyncIterator[None]:
 
 
 def start_tasks(tasks: asyncio.TaskGroup, jobs: Mapping[str, Job]) -> list[asyncio.Task[None]]:
-    """Starts background tasks by name. When one of them ends, all end, so that the process never runs without one."""
+    """Starts background tasks by name. When one of them ends, all end, so that the process never runs with one of them missing."""
     return [tasks.create_task(_supervised(name, job), name=name) for name, job in jobs.items()]
 
 
@@ -136,7 +136,7 @@ class Probes:
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
                 faults, notes = await self._readiness()
-                if notes and not is_from_here(request):  # they name claims, which must not be public
+                if notes and not is_from_here(request):  # the notes contain names of claims, which must not be public
                     notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")

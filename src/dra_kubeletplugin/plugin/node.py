@@ -18,7 +18,7 @@ from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
 from ..claims.instances import InstanceLock, OwnedSocket
-from ..devices.discovery import DeviceDiscovery, Intervals, request_rescan
+from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
@@ -68,9 +68,9 @@ class Plugin:
         api: replaces the API server's address and credentials in ``settings``.
 
     Raises:
-        SettingsError: the API server's address or credentials are wrong.
+        SettingsError: the API server's address or credentials are invalid.
         SocketError: no socket name is short enough.
-        DriverError: the driver's class is wrong.
+        DriverError: the driver's class is invalid.
     """
 
     def __init__(self, driver: Driver, settings: Settings, api: ApiConfig | None = None) -> None:
@@ -122,7 +122,7 @@ class Plugin:
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(
-            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_came
+            settings.driver_name, self.paths.dra, services, self.metrics, self._kubelet_registered
         )
         served = [NodeService(self.claims, self.metrics).add_to]
         if driver.reports_health:
@@ -146,7 +146,7 @@ class Plugin:
     def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
         return self.claims.update_metadata(update)
 
-    def _kubelet_came(self) -> None:
+    def _kubelet_registered(self) -> None:
         self.claims.kubelet_registered()
         self.publisher.kubelet_registered()
 
@@ -181,7 +181,7 @@ class Plugin:
                     if not await self.discovery.first_look(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
-                            request_rescan(self.driver), self.settings.discovery_timeout,
+                            discovery_method(self.driver), self.settings.discovery_timeout,
                         )  # fmt: skip
                     await self._serve(stack)
                     jobs += start_tasks(tasks, self._background())
@@ -214,8 +214,8 @@ class Plugin:
         stack.callback(self.calls.when_idle, self.process.release)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        """Starts the DRA socket, then the registration socket: when the kubelet sees the second, the first must already accept calls."""
-        # Recorded before they are created: if the process is killed in between, the next instance removes them.
+        """Starts the DRA socket, then the registration socket: when the kubelet finds the latter, the DRA socket must accept calls."""
+        # The sockets are recorded before they are created: if the process is killed in between, the next instance removes them.
         self._own([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
@@ -228,7 +228,9 @@ class Plugin:
     def _own(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.claim_sockets(sockets)
-        except OSError as e:  # if the disk is full, a kill leaves a stale socket; the service still works
+        except (
+            OSError
+        ) as e:  # if the disk is full, the service still works; only a killed process then leaves its sockets
             log.warning(
                 "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
             )

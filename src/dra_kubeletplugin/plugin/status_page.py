@@ -57,7 +57,7 @@ async def render_page(
 def overview(
     node: str, driver: str, inventory: Inventory, recorded: ClaimSnapshot, notes: Iterable[str] = ()
 ) -> Overview:
-    """Returns the rows of :func:`dra_kubeletplugin.analysis.overview`, as far as a plugin knows them."""
+    """Returns the same rows as :func:`dra_kubeletplugin.analysis.overview`, with the facts that a plugin knows."""
     found = count_usage(_slices(node, driver, inventory), map(_claim, recorded.claims))
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
@@ -104,8 +104,7 @@ def _claim(summary: ClaimSummary) -> JSON:
 def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[HealthRow, str]]) -> DeviceRow:
     """Adds the health and the driver's message, which a slice does not contain."""
     health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "it is no longer in a slice"))
-    if (
-        row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY
-    ):  # a taint blocks new claims, also if the device is healthy
+    # A taint blocks new claims, also if the device is healthy.
+    if row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY:
         health = HealthRow.TAINTED
     return replace(row, health=health, message=row.message or message)

@@ -65,12 +65,12 @@ def refusal(request: Request, names: Collection[str] = (), *, writes: bool = Fal
         writes: the request must be a POST; else a GET or HEAD.
     """
     if request.method not in ({"POST"} if writes else {"GET", "HEAD"}):
-        return text("this page only reads: GET\n", 405)
+        return text("this page is read-only: use GET\n", 405)
     if not leads_here(host_of(request), names):
         host = request.headers.get("host", "")
-        return text(f"the request is for {host!r}: ask for this server by its address, or by localhost\n", 403)
+        return text(f"the request names the host {host!r}: use the address of this server, or localhost\n", 403)
     if request.path != "/" and not is_own_page(request):
-        return text("another web page made this request: it is refused\n", 403)
+        return text("the request was rejected, because another web page made it\n", 403)
     return None
 
 

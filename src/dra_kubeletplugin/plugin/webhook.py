@@ -1,7 +1,7 @@
-"""A validating admission webhook: parameters in claims, templates and classes are refused when they are written, with the same words that
-a pod's event would have had.
+"""A validating admission webhook: it rejects invalid parameters in claims, templates and classes when a user writes them.
 
-Source: admission.k8s.io/v1 AdmissionReview; KEP-4381, "Custom parameters".
+The message is the same that a pod's event would otherwise contain later. Source: admission.k8s.io/v1 AdmissionReview; KEP-4381,
+"Custom parameters".
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 PATH = "/validate"
 _MIB = 1024 * 1024
-_FINISH = 1.0  # seconds for reviews that arrive while it stops
+_FINISH = 1.0  # seconds for reviews that arrive while the webhook stops
 LIMITS = Limits(
     head_timeout=10, body_timeout=10, idle_timeout=90, send_timeout=10, connections=128, requests=64, head_bytes=16 * 1024,
     head_lines=64,
-    body_bytes=6 * _MIB,  # an object of the 3 MiB that an API server reads, the one before it, and what is around them
+    # An API server reads objects up to 3 MiB; a review contains the new and the old object.
+    body_bytes=6 * _MIB,
     buffered_bytes=16 * _MIB,
     socket_bytes=128 * 1024,
 )  # fmt: skip
 _OBJECT = dict[str, msgspec.Raw]
-_TIMEOUT = 10.0  # seconds that an API server waits where it does not say,
-_SHARE = 0.8  # and what of them its answer may take: the rest is for the network
-_LARGE = 64 * 1024  # bytes of a review that are decoded on the event loop: the worst take about 3 ms
+_TIMEOUT = 10.0  # seconds that an API server waits, if its request does not contain a timeout
+_SHARE = 0.8  # the part of the timeout that a review may take; the rest is for the network
+_LARGE = 64 * 1024  # bytes: a review up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
-_SENTENCES = 20  # sentences in a refusal,
-_LONGEST = 8 * 1024  # and bytes
+_SENTENCES = 20  # maximum number of sentences in a rejection
+_LONGEST = 8 * 1024  # maximum bytes of a rejection
 
 
 class Webhook:
-    """Answers reviews over HTTPS until its lifespan ends. Making one has no effects; :meth:`running` starts it.
+    """Serves reviews over HTTPS. Creating one has no effects; :meth:`running` starts it.
 
-    It knows nothing of the cluster: no account, no permission, no Lease. Any number of replicas may run.
+    It does not use the API server, so it needs no service account, no permissions and no Lease. Any number of replicas may run.
     """
 
     def __init__(self, readers: Sequence[ConfigReader], settings: WebhookSettings, look: float = 10.0) -> None:
-        """``look``: seconds between two looks at the certificate's files."""
+        """``look`` is the number of seconds between two checks of the certificate's files."""
         self.readers = readers
         self._look = look
         self.settings = settings
@@ -66,12 +67,12 @@ class Webhook:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Webhook]:
-        """Raises :class:`SettingsError` where certificate, key or address cannot be used."""
+        """Serves while the context is open. Raises :class:`SettingsError` if the certificate, key or address cannot be used."""
         self.settings.check()
         server = HttpServer(self._handle, self.settings.address, self.certificate.load(), LIMITS)
         try:
             self.url = await server.start()
-        except (OSError, UnicodeError) as e:  # UnicodeError for what is no name of a host
+        except (OSError, UnicodeError) as e:  # UnicodeError if the host name is invalid
             raise SettingsError(f"--address (WEBHOOK_ADDRESS) {self.settings.address}: {describe(e)}") from None
         log.info(
             "serving admission reviews at %s%s", self.url, PATH, extra={"drivers": [r.driver for r in self.readers]}
@@ -91,7 +92,9 @@ class Webhook:
 
     async def _handle(self, request: Request) -> Response:
         match request.path:
-            case "/healthz" | "/readyz":  # where no thread is left, only another process helps: the kubelet starts one
+            case (
+                "/healthz" | "/readyz"
+            ):  # if no thread is free any more, only a restart helps: the kubelet restarts the container
                 stuck = self.checks.stuck()
                 return Response(503 if stuck else 200, f"{stuck or 'ok'}\n".encode(), "text/plain")
             case "/validate" if request.method == "POST":
@@ -104,16 +107,19 @@ class Webhook:
                 response = await self.review(_read(body), timeout * _SHARE)
             else:
                 response = await self._review_large(body, timeout * _SHARE)
-        except DriverFailedError as e:  # no answer: what follows from that is failurePolicy's to say
+        except DriverFailedError as e:  # there is no result: the failurePolicy decides what the API server does
             log.error("cannot review an object: %s", e.message, extra={"error_code": e.code})
             return Response(500, f"{e.message}\n".encode(), "text/plain")
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as e:
-            text = f"no AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
+            text = f"not an AdmissionReview of admission.k8s.io/v1: {describe(e)}\n"
             return Response(400, text.encode(), "text/plain")
         return Response(200, msgspec.json.encode(response))
 
     async def _review_large(self, body: bytes, seconds: float) -> dict[str, Any]:
-        """As :meth:`review`, of few at once: decoded parameters take 20 times their bytes. Ordinary reviews do not wait for these."""
+        """Does the same as :meth:`review` for large reviews, of which only a few run at once.
+
+        Decoded parameters need 20 times the memory of their JSON. Other reviews do not wait for large ones.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:
@@ -127,14 +133,14 @@ class Webhook:
             self._large.release()
 
     async def review(self, review: object, seconds: float = _TIMEOUT) -> dict[str, Any]:
-        """The answer to an AdmissionReview.
+        """Returns the response to an AdmissionReview.
 
-        Raises ``ValueError`` for what is none, and :class:`DriverFailedError` where the driver's own checks do not end in time.
+        Raises ``ValueError`` if it is not an AdmissionReview, and :class:`DriverFailedError` if the driver's checks do not end in time.
         """
         if not isinstance(review, Mapping) or not isinstance(request := review.get("request"), Mapping):
             raise ValueError("it has no request")
         if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
-            raise ValueError(f"apiVersion {review.get('apiVersion')!r}, or no uid")
+            raise ValueError(f"its apiVersion is {review.get('apiVersion')!r}, or it has no uid")
         found = await self.checks(lambda: self._faults(request), seconds)
         self.reviewed += 1
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
@@ -153,7 +159,10 @@ class Webhook:
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
     def _faults(self, request: JSON) -> list[str]:
-        """An update is judged for what it changes: an object from before the webhook may still lose its finalizers."""
+        """Returns the faults of an object; for an update, only those of entries that it adds or changes.
+
+        Otherwise, an invalid object that is older than the webhook could not lose its finalizers.
+        """
         obj, old = request.get("object"), request.get("oldObject")
         if not isinstance(obj, Mapping) or str(obj.get("kind")) not in KINDS:
             return []
@@ -162,13 +171,13 @@ class Webhook:
 
 
 def _timeout(text: str) -> float:
-    """Seconds of ``?timeout=5s``, which an API server adds to the address."""
+    """Returns the seconds of ``timeout=5s``, a parameter that an API server adds to the address."""
     found = re.fullmatch(r"([0-9]{1,3})s", text)
     return float(found[1]) if found else _TIMEOUT
 
 
 def _read(body: bytes) -> object:
-    """An AdmissionReview, with as much of its objects as has parameters: read whole, one would take many times its size."""
+    """Decodes an AdmissionReview, but of its objects only the parts with parameters: whole objects would need too much memory."""
     review = from_json(body, _OBJECT)
     request = from_json(review.get("request", b"null"), _OBJECT | None)
     if request is None:
@@ -182,7 +191,7 @@ def _read(body: bytes) -> object:
 
 
 def _with_parameters(raw: msgspec.Raw, depth: int = 4) -> object:
-    """An object's kind, and the way down to its entries; None for what is no object."""
+    """Decodes an object's kind and its configuration entries, with the fields that contain them; None if ``raw`` is not an object."""
     try:
         fields = from_json(raw, _OBJECT)
     except msgspec.ValidationError:
@@ -204,11 +213,15 @@ class Certificate:
         self.fault = ""
 
     def load(self) -> ssl.SSLContext:
-        """Raises :class:`SettingsError` where the files are no certificate with its key."""
+        """Reads both files. Raises :class:`SettingsError` if they are not a certificate and its key."""
         seen = self._stamp()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # another each time: what does not fit spoils nothing
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_SERVER
+        )  # a new one each time, so that a failure does not change the one in use
         try:
-            context.load_cert_chain(self._cert, self._key, password="")  # else a terminal is asked for one
+            context.load_cert_chain(
+                self._cert, self._key, password=""
+            )  # without a password, OpenSSL would ask for it at the terminal
         except (OSError, ssl.SSLError, ValueError):
             raise SettingsError(*self._faults()) from None
         self._seen = seen
@@ -218,7 +231,7 @@ class Certificate:
         return f"--tls-cert-file (TLS_CERT_FILE) {self._cert} with --tls-private-key-file (TLS_PRIVATE_KEY_FILE) {self._key}"
 
     def _faults(self) -> list[str]:
-        """Which of the two files is none of its kind, and why; that they do not belong together where both are."""
+        """Returns why each of the two files cannot be used; if both can be used, that they do not belong together."""
         out = []
         files = (
             ("--tls-cert-file (TLS_CERT_FILE)", self._cert, b"BEGIN CERTIFICATE", "certificate"),
@@ -235,7 +248,7 @@ class Certificate:
                 out.append(
                     f"{flag} {path} cannot be read: {e.strerror or e}; mount a Secret of type kubernetes.io/tls there"
                 )
-        return out or [f"{self._shown()}: the key is not the certificate's, or one of them is damaged"]
+        return out or [f"{self._shown()}: the key does not belong to the certificate, or one of the files is damaged"]
 
     def _stamp(self) -> object:
         try:
@@ -244,7 +257,10 @@ class Certificate:
             return str(e)
 
     async def renewed(self, every: float) -> AsyncIterator[ssl.SSLContext]:
-        """Checks the files for ever. A pair that cannot be read yet (one of two is written) is retried, and logged once."""
+        """Checks the files for ever, and yields each new certificate.
+
+        Files that cannot be used, for example because only one of them is written yet, are logged once and read again later.
+        """
         while True:
             await asyncio.sleep(every)
             if self._stamp() == self._seen:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.devices.slices.digest import digest
-from dra_kubeletplugin.devices.slices.pack import PublishedDevice, SliceContent, pack
+from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
 from dra_kubeletplugin.devices.slices.plan import PoolFrame, WritePlan, existing_slice, first_frame, make_plan
 from dra_kubeletplugin.devices.validation import EncodedDevice, encode_device
 
@@ -28,7 +28,7 @@ def devices(of: list[str], tainted: set[str]) -> list[EncodedDevice]:
 def test_slices_respect_limits_hold_every_device_once_and_keep_it_in_place(
     first: list[str], second: list[str], tainted: set[str]
 ) -> None:
-    before = {f"s{i}": PublishedDevice([d.name for d in c.devices]) for i, c in enumerate(pack(devices(first, set())))}
+    before = {f"s{i}": PublishedNames([d.name for d in c.devices]) for i, c in enumerate(pack(devices(first, set())))}
     contents = pack(devices(second, tainted), (), before)
     assert sorted(d.name for c in contents for d in c.devices) == sorted(second)
     for content in contents:
@@ -51,9 +51,9 @@ def sized(n: int, kind: int) -> EncodedDevice:
     return EncodedDevice(f"d{n}", b"x" * (size + n % 7), consumed, most)
 
 
-def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedDevice]:
+def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
     return {
-        c.key or f"s{step}-{i:05}": PublishedDevice([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
+        c.key or f"s{step}-{i:05}": PublishedNames([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
         for i, c in enumerate(contents)
     }
 
@@ -61,7 +61,7 @@ def held(contents: list[SliceContent], step: object = "") -> dict[str, Published
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.integers(0, 2**32), st.sampled_from([64, 128]))
 def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: list[int], seed: int, full: int) -> None:
-    random, before = Random(seed), dict[str, PublishedDevice]()
+    random, before = Random(seed), dict[str, PublishedNames]()
     for step, count in enumerate(counts):
         order = [sized(n, random.randrange(5)) for n in sorted(random.sample(range(300), count))]
         sets = [{"name": f"c{n}"} for n in random.sample(range(40), random.randrange(40))]
@@ -72,7 +72,7 @@ def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: lis
         for c in contents:
             assert not (c.devices and c.counter_sets)
             assert len(c.counter_sets) <= 8
-            assert len(c.devices) <= min([full, *(d.most for d in c.devices)])
+            assert len(c.devices) <= min([full, *(d.device_limit for d in c.devices)])
             assert sum(len(d.encoded) for d in c.devices) <= 512 * 1024
             assert sum(d.consumed for d in c.devices) <= 2048
             places = [place[d.name] for d in c.devices]
@@ -187,7 +187,7 @@ def test_any_sequence_of_changes_leaves_one_complete_generation(history: list[li
     generation = 0
     for step in history:
         before = {
-            o["metadata"]["name"]: PublishedDevice([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
+            o["metadata"]["name"]: PublishedNames([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
         }
         existing = stored(planned(pack(devices(step, set()), (), before), existing), existing)
         pools = [o["spec"]["pool"] for o in existing]
@@ -196,7 +196,7 @@ def test_any_sequence_of_changes_leaves_one_complete_generation(history: list[li
         assert pools[0]["generation"] >= generation
         generation = pools[0]["generation"]
         before = {
-            o["metadata"]["name"]: PublishedDevice([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
+            o["metadata"]["name"]: PublishedNames([d["name"] for d in o["spec"].get("devices", [])]) for o in existing
         }
         assert planned(pack(devices(step, set()), (), before), existing).count == 0
 
@@ -205,7 +205,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     first = pack(devices(["a", "b"], {"a"}))
     existing = stored(planned(first, []), [])
     existing[0]["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
-    contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedDevice(["a", "b"])})
+    contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedNames(["a", "b"])})
     plan = planned(contents, existing)
     assert (len(plan.writes), plan.count, plan.rewrites_all) == (1, 1, False)
     spec = plan.writes[0].object(plan.frame, "n", {}, {})["spec"]

@@ -14,7 +14,7 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.health_policy import checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
-from dra_kubeletplugin.devices.slices.pack import PublishedDevice, pack
+from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import refused_devices
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
@@ -120,7 +120,7 @@ async def test_a_slice_whose_devices_all_went_elsewhere_is_not_kept() -> None:
 
 
 def test_a_new_device_goes_beside_the_one_that_the_author_put_before_it() -> None:
-    before = {"s0": PublishedDevice([f"a{i}" for i in range(3)]), "s1": PublishedDevice([f"b{i}" for i in range(3)])}
+    before = {"s0": PublishedNames([f"a{i}" for i in range(3)]), "s1": PublishedNames([f"b{i}" for i in range(3)])}
     order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
     contents = pack([encode_device({"name": n}) for n in order], (), before, 100)
     (home,) = [c for c in contents if any(d.name == "new" for d in c.devices)]

@@ -64,7 +64,7 @@ async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
 async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_long(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    turn = WriteLock(tmp_path, longest=1)
+    turn = WriteLock(tmp_path, timeout=1)
     async with (
         WriteLock(tmp_path).taken(),
         asyncio.timeout(100),

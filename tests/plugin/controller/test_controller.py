@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
 JSON = dict[str, Any]
 NAME = "fabric.example.com"
 ATTACHED, FAILED = f"{NAME}/attached", f"{NAME}/failed"
-QUICK = RetryIntervals(first=0.02, most=0.1)
+QUICK = RetryIntervals(first=0.02, longest=0.1)
 
 
 class Options(Config):

@@ -214,7 +214,7 @@ async def test_a_folder_that_is_not_ours_to_write_to_is_the_reason(
 
 async def test_a_path_that_cannot_be_looked_at_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SocketError, match="cannot be looked at: Not a directory"):
+    with pytest.raises(SocketError, match="cannot be inspected: Not a directory"):
         await UnixServer(tmp_path / "file" / "x.sock", INSTANCE, [], tmp_path).start()
     assert Grpc.made == []
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -290,7 +290,7 @@ def test_the_first_name_that_fits_is_taken_to_the_byte(pod: str) -> None:
 
 def test_by_how_much_even_the_shortest_name_is_too_long_is_reported() -> None:
     last = f"dra-{short('d' * 60, 16)}-reg.sock"
-    with pytest.raises(SocketError, match=rf"even '{last}' is 1 too long"):
+    with pytest.raises(SocketError, match=rf"'{last}' makes it 1 bytes too long"):
         socket_paths(Path("/" + "f" * (107 - len(last) - 1)), Path("/o"), "d" * 60)
 
 

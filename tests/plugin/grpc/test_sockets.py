@@ -163,7 +163,7 @@ def test_a_lock_is_given_up_with_its_file_and_never_with_another_s(tmp_path: Pat
 async def test_a_start_that_fails_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     path.write_text("precious")
-    with pytest.raises(SocketError, match="is no socket"):
+    with pytest.raises(SocketError, match="is not a socket"):
         await server(path).start()
     assert [p.name for p in tmp_path.iterdir()] == ["x.sock"]
     assert path.read_text() == "precious"

@@ -1,4 +1,7 @@
-"""Computes the pause before slices are written again that another writer changed: none after an accident, longer for a conflict."""
+"""Computes the pause before slices that another writer changed are written again.
+
+There is no pause after an accidental deletion. In a lasting conflict, each pause is longer than the one before.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from enum import Enum
 _FIRST = 5.0  # seconds from our write to the next if another writer wrote in between; doubles
 _LONGEST = 60.0
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
-_RESET_AFTER = 120.0  # seconds after our last write after which the count restarts
+_RESET_AFTER = 120.0  # seconds since our last write; after a longer time, the count restarts
 
 
 class WriterConflict(Enum):

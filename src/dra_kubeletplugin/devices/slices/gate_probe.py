@@ -32,9 +32,9 @@ class GateProbe:
         self._known = frozenset()
 
     async def look(self, resource: Resource) -> frozenset[Gate]:
-        """Returns the gates that are off, of those that the devices depend on.
+        """Returns the gates that the devices depend on and that are off.
 
-        If the API server rejects the probe, no gate counts as off; the response to the real slices will show it.
+        If the API server rejects the probe, no gate counts as off; the response to the real slices then shows which gates are off.
 
         Raises:
             ApiError: the API server cannot be reached.
@@ -81,12 +81,13 @@ class GateProbe:
             if e.status not in REFUSED:
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
-                return frozenset({Gate.PARTITIONS})  # the remaining fields name no nodes
+                # The API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.
+                return frozenset({Gate.PARTITIONS})
             bare = [without(d, {Gate.LISTS}) for d in named]
             plain = [dict(d) for d in bare if not isinstance(d, str)]
             if not refused_devices(e, obj) or plain == named:
                 return frozenset()
-            # It rejects an attribute without any value left.
+            # With the gate off, the API server drops list values, and rejects an attribute that has no other value.
             return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)
         found = (gate_of(path) for path in lost(obj["spec"], kept))
         return frozenset(gate for gate in found if gate)

@@ -1,4 +1,4 @@
-"""Decides whether this instance may write slices: only one instance of a driver on a node, or of a controller, does."""
+"""Decides whether this instance may write slices: only one plugin instance on a node, or one replica of a controller, writes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Leadership:
     """The right of this instance to write.
 
     Attributes:
-        leads: whether this instance publishes, i.e. is the newest that lives on the node, or leads the controller's replicas.
+        leads: returns whether this instance publishes: it is the newest living instance on the node, or the leader of the controller's
+            replicas.
         lock: held for each write, because an older instance's write may still be in flight when this instance begins to lead.
     """
 
@@ -25,7 +26,7 @@ class Leadership:
     lock: WriteLock = field(default_factory=WriteLock)
 
     def holds(self) -> bool:
-        """Whether this instance publishes. If that cannot be read, it does: a node with two publishers is better than none."""
+        """Whether this instance publishes. If that cannot be read, it publishes: two publishers on a node are better than none."""
         try:
             return self.leads()
         except OSError as e:

@@ -21,7 +21,7 @@ JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedDevice:
+class PublishedNames:
     """The names in a published slice: of its devices, or of its counter sets."""
 
     devices: Sequence[str] = ()
@@ -41,7 +41,7 @@ class SliceContent:
 
     def take(self, device: EncodedDevice) -> bool:
         """Adds a device if the slice stays within its limits; returns whether it did."""
-        limit = device.most if device.most < self.limit else self.limit
+        limit = device.device_limit if device.device_limit < self.limit else self.limit
         if (
             len(self.devices) >= limit
             or (self._bytes + len(device.encoded) > MAX_BYTES and self.devices)
@@ -58,7 +58,7 @@ class SliceContent:
 def pack(
     devices: Sequence[EncodedDevice],
     counter_sets: Sequence[JSON] = (),
-    before: Mapping[str, PublishedDevice] | None = None,
+    before: Mapping[str, PublishedNames] | None = None,
     full: int = MAX_DEVICES,
 ) -> list[SliceContent]:
     """Returns the slices of a pool, slices with counter sets first.
@@ -87,7 +87,7 @@ def pack(
     return out or [SliceContent(key=next(iter(before), None))]
 
 
-def on_to(contents: Sequence[SliceContent], before: Mapping[str, PublishedDevice]) -> None:
+def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, PublishedNames]) -> None:
     """Assigns existing slices to contents that were packed without ``before``, in order; counter sets stay in slices with counter sets."""
     sets = iter([k for k, h in before.items() if h.counter_sets])
     devices = iter([k for k, h in before.items() if not h.counter_sets])
@@ -96,7 +96,7 @@ def on_to(contents: Sequence[SliceContent], before: Mapping[str, PublishedDevice
 
 
 def _stay(
-    devices: Sequence[EncodedDevice], before: Mapping[str, PublishedDevice], contents: Mapping[str, SliceContent]
+    devices: Sequence[EncodedDevice], before: Mapping[str, PublishedNames], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of those that cannot stay."""
     home: dict[str, str] = {}
@@ -121,10 +121,10 @@ def _stay(
 
 def _moving(group: Sequence[EncodedDevice], limit: int) -> Collection[str]:
     """Returns the few devices that would force most others out of their slice, e.g. because they got a taint."""
-    least = min(d.most for d in group)
+    least = min(d.device_limit for d in group)
     if least >= limit or len(group) <= least:
         return ()
-    few = {d.name for d in group if d.most < limit}
+    few = {d.name for d in group if d.device_limit < limit}
     return few if len(few) < len(group) - least else ()
 
 
@@ -164,7 +164,7 @@ def _place(
     return added
 
 
-def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
+def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedNames]) -> list[SliceContent]:
     contents = {k: SliceContent(key=k) for k in before}
     home: dict[str, str] = {}
     for key, held in before.items():

@@ -12,7 +12,7 @@ import msgspec
 
 from ...resourceapi.conversion import GROUP
 from .digest import device_digest, digest, spec_digest
-from .pack import PublishedDevice, SliceContent
+from .pack import PublishedNames, SliceContent
 
 JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
@@ -28,7 +28,7 @@ class ExistingSlice:
     pool: str
     generation: int
     count: int
-    held: PublishedDevice  # names of devices or of counter sets, in order
+    held: PublishedNames  # names of devices or of counter sets, in order
     timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
     digest: bytes
 
@@ -66,7 +66,7 @@ def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
         pool=pool["name"],
         generation=pool["generation"],
         count=pool["resourceSliceCount"],
-        held=PublishedDevice(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
+        held=PublishedNames(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
         digest=known or digest(spec),
     )
@@ -92,8 +92,9 @@ class PoolFrame:
         return spec_digest(self._head(), devices, content.counter_sets)
 
     def mark(self, content: SliceContent) -> bytes:
-        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`, which compares the
-        meaning.
+        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
+
+        Two contents with different texts can have the same digest, because the digest ignores the order of fields.
         """
         out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
         for device in content.devices:
@@ -113,7 +114,10 @@ class PoolFrame:
 
 @dataclass(frozen=True, slots=True)
 class SliceWrite:
-    """A slice to send: an update of ``over``, or a new slice. ``index`` is its number in the order of the pool."""
+    """A slice to send: an update of the existing slice ``over``, or a new slice if ``over`` is None.
+
+    ``index`` is its number in the order of the pool.
+    """
 
     content: SliceContent
     over: ExistingSlice | None
@@ -161,7 +165,7 @@ def first_frame(
     pool: str,
     nodes: JSON,
 ) -> PoolFrame:
-    """Returns the frame with the current generation, which stays if few slices change; existing slices are compared with it."""
+    """Returns the frame with the current generation, for the comparison with existing slices. If few slices change, it is kept."""
     return PoolFrame(driver, pool, nodes, max(newest(existing), 1), len(contents))
 
 
@@ -174,8 +178,9 @@ def make_plan(
 ) -> WritePlan:
     """Plans the writes. After each write, the newest complete generation has exactly the old devices or exactly the wanted ones.
 
-    The generation stays if one slice changes and none is new. It also stays, and is completed, while slices of it are missing: readers
-    ignore an incomplete generation, left by an interrupted writer or a deletion. Otherwise every slice is written in a new generation.
+    The generation stays if one slice changes and none is new. It also stays if some of its slices are missing, after an interrupted
+    writer or a deletion: the missing slices are added, because readers ignore an incomplete generation. Otherwise, every slice is written
+    in a new generation.
 
     Args:
         contents: the wanted slices.
@@ -201,13 +206,12 @@ def make_plan(
     touched = [i for i, c in enumerate(contents) if c.key in touch and c.key in current and i not in bad]
     if _stays(len(contents), current, frame, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
-        # duplicates; while there are too many slices, the generation counts as incomplete
+        # Surplus slices are deleted last: while there are too many slices, the generation counts as incomplete.
         if len(current) > len(contents):
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
-    if (
-        newest(existing) >= _LAST_GENERATION
-    ):  # written by another writer: no higher generation exists, so all slices are deleted and the count restarts
+    # Another writer has used the last generation: all slices are deleted, and the generation restarts at 1.
+    if newest(existing) >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
         return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
     new_frame = replace(frame, generation=max(newest(existing) + 1, frame.generation))
@@ -218,7 +222,7 @@ def make_plan(
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a slice's name begins with its place in the order, as all names that we create."""
+    """Whether a slice's name begins with its number in the order of the pool, as all names that we create do."""
     return bool(_NUMBERED.match(name))
 
 

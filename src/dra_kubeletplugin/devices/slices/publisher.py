@@ -1,8 +1,8 @@
 """Keeps the API server's slices of a driver equal to the inventory, for one node or for pools of no single node.
 
-Level-triggered: list, compare, write; then watch, and repeat whenever either side changes. No cache decides anything, so deleted slices
-come back at once (the kubelet deletes them at its start). Of several instances on a node only the newest writes. External failures do
-not stop it: each is logged once, counted, and retried with backoff.
+The publisher is level-triggered: it lists, compares and writes; then it watches, and repeats this when the slices or the inventory
+change. No decision depends on a cache, so deleted slices come back at once (the kubelet deletes them at its start). Of several instances
+on a node, only the newest writes. External failures do not stop it: each is logged once, counted, and retried with backoff.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Publisher:
         self._refused: tuple[int, float] | None = None
         self._contention = ConflictBackoff()
         self._dirty = asyncio.Event()
-        self._reconnected = False  # the API server may be another one than the one whose gates were probed
+        # Whether the watch has reconnected: the API server may not be the one whose gates were probed.
+        self._reconnected = False
         self._ended = asyncio.Condition()  # notified after each attempt
         self._pools: tuple[PoolStatus, ...] = ()
         self._current_at = -1  # the inventory's version that the API server has
@@ -91,7 +92,7 @@ class Publisher:
 
     @property
     def fault(self) -> str:
-        """Why the slices are not as wanted, or may not stay so; empty if they are."""
+        """Why the slices are not as wanted, or may not stay as wanted; empty if there is no fault."""
         return self._fault or self._watch.fault
 
     def not_ready(self) -> list[str]:
@@ -139,7 +140,7 @@ class Publisher:
     def kubelet_registered(self) -> None:
         """Reacts to a kubelet that accepted the plugin: forgets conflicts and ends the pause before the next attempt.
 
-        A kubelet that restarts deletes all slices of its node, so this deletion is no conflict with another writer.
+        A kubelet that restarts deletes all slices of its node, so this deletion is not a conflict with another writer.
         """
         self._contention.reset()
         if self._pause is not None and not self._pause.expired():
@@ -178,7 +179,7 @@ class Publisher:
                 self._dirty.set()
 
     async def _wait(self) -> None:
-        """Waits for an event or the next resync. An instance that does not publish also checks whether it does now."""
+        """Waits for an event or the next resync. An instance that does not publish also checks whether it must publish now."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.holds():
@@ -266,7 +267,7 @@ class Publisher:
             self._on_gates_off(off)
 
     async def _follow_leader(self) -> float:
-        """Checks the slices of the instance that publishes; they count as this instance's.
+        """Checks the slices of the instance that publishes; if they are complete, this instance counts as published too.
 
         Raises:
             ApiError: a request failed.

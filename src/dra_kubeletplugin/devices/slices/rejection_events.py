@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ...kube.event_recorder import EventRecorder, node_subject
 from ..inventory import Inventory
 
-_MOST = 10  # devices with their own Event
+_MAX_EVENTS = 10  # devices with their own Event
 _AGAIN = 3000.0  # seconds; the API server deletes an Event after an hour
 _RETRY = 60.0
 
@@ -25,7 +25,7 @@ class RejectionEvents:
         self._written: set[str] = set()
 
     async def run(self) -> None:
-        """Never returns; external failures do not stop it."""
+        """Writes the Events. Never returns; external failures do not stop it."""
         while True:
             seen = self._inventory.version
             complete = self._inventory.update_pending or await self._write_events(list(self._texts()))
@@ -39,9 +39,9 @@ class RejectionEvents:
 
     def _texts(self) -> Iterator[str]:
         rejected = sorted(self._inventory.rejected.items())
-        for name, reason in rejected[:_MOST]:
+        for name, reason in rejected[:_MAX_EVENTS]:
             yield f"{name} is not published: {reason}"
-        if len(rejected) > _MOST:
+        if len(rejected) > _MAX_EVENTS:
             yield "more devices are not published: see the readiness of the driver's plugin, /readyz"
 
     async def _write_events(self, texts: list[str]) -> bool:

@@ -13,7 +13,7 @@ from ...resourceapi.nodes import Nodes
 JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
 _CONTROLLER = "controller"
-# of the controller; controllers in two namespaces have two Leases and so two leaders
+# The controller's namespace: controllers in two namespaces have two Leases, and so two leaders.
 _NAMESPACE = "dra-kubeletplugin.dev/namespace"
 
 
@@ -36,7 +36,7 @@ class Scope(Protocol):
         """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that it publishes.
 
         Raises:
-            KeyError, TypeError, AttributeError: the object is no slice.
+            KeyError, TypeError, AttributeError: the object is not a slice.
         """
 
     def rival(self, obj: Mapping[str, Any]) -> str:
@@ -49,7 +49,7 @@ class Scope(Protocol):
         """Returns the fields of a slice that name the nodes of its devices."""
 
     def somewhere(self) -> JSON:
-        """Returns the same fields for a slice whose nodes do not matter."""
+        """Returns valid values of these fields for a slice whose nodes do not matter."""
 
     async def metadata(self, client: KubeClient) -> JSON:
         """Returns the metadata of each slice, without its name.
@@ -94,7 +94,7 @@ class NodeScope:
 class ClusterScope:
     """The controller in one namespace: the driver's slices without a node that carry its labels.
 
-    Slices of its pools without any controller's labels belong to it too.
+    A slice of its pools that has no controller's labels belongs to it too.
 
     Args:
         driver: the driver's name.
@@ -122,8 +122,9 @@ class ClusterScope:
         if obj["spec"]["driver"] != self.driver or (by := _controller_of(obj)) in {"", self.namespace}:
             return ""
         return (
-            f"the controller in namespace {printable(by)!r} also publishes this pool: remove one of the two controllers; if that one is "
-            f"already removed, delete its slices: kubectl delete resourceslices --field-selector spec.driver={self.driver} -l "
+            f"the controller in namespace {printable(by)!r} also publishes this pool: remove one of the two controllers; if the "
+            f"controller in that namespace is already removed, delete its slices: kubectl delete resourceslices --field-selector "
+            f"spec.driver={self.driver} -l "
             f"{_NAMESPACE}={printable(by)}"
         )
 

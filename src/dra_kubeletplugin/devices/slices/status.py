@@ -22,15 +22,15 @@ class PoolStatus:
 class PublisherStatus:
     """The state of a publisher.
 
-    ``fault``, ``current`` and ``leads`` are of now; the other fields date from the last time when the slices were as wanted.
+    ``pools`` and ``at`` describe the last time when the slices were as wanted; the other fields describe the present.
 
     Attributes:
         pools: the published pools.
         rejected: pools, devices and counter sets that are not published, each with the reason.
         gates_off: feature gates that the API server has off.
-        dropped: other fields that it dropped.
+        dropped: fields that the API server dropped and that belong to no known gate.
         fault: why slices are not, or may not stay, as wanted; empty if there is no fault.
-        current: whether the API server has the driver's last devices.
+        current: whether the API server has the devices that the driver returned most recently.
         leads: whether this instance publishes on its node.
         at: when slices were last as wanted, in unix seconds; 0 for never.
     """

@@ -1,4 +1,7 @@
-"""One synchronisation with the API server: list, compare, write. State that is kept between two only saves writes."""
+"""One synchronisation with the API server: list, compare, write.
+
+The state that is kept between two synchronisations only saves writes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ..inventory import Inventory, PoolContent
 from ..validation import decoded
 from .digest import digest
 from .leadership import Leadership
-from .pack import PublishedDevice, SliceContent, on_to, pack
+from .pack import PublishedNames, SliceContent, assign_existing, pack
 from .plan import (
     ExistingSlice,
     PoolFrame,
@@ -42,7 +45,7 @@ JSON = dict[str, Any]
 _MANY = 1024  # more devices than this are packed in a thread, so that other tasks run
 
 
-_Age = tuple[str, str]  # creation time and UID of a slice; the smaller is the older
+_Age = tuple[str, str]  # creation time and UID of a slice; the smaller value is the older slice
 
 
 class SupersededError(Exception):
@@ -93,7 +96,7 @@ class Syncer:
         # slice → digests of the spec that was sent, and of the spec that the API server stored
         self._stored_digests: dict[str, tuple[bytes, bytes]] = {}
         # pool → slice → its content when all slices were as wanted
-        self._layout: dict[str, dict[str, PublishedDevice]] = {}
+        self._layout: dict[str, dict[str, PublishedNames]] = {}
         self._metadata: JSON | None = None
         self._found: dict[str, ExistingSlice] = {}  # slices as last listed
         # pools of which another publisher has slices, each with a message
@@ -157,7 +160,7 @@ class Syncer:
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
-        # The older publication stays. Both publishers decide by the same rule, so one of them always remains.
+        # If two publishers publish a pool, the older publication stays. Both decide by the same rule, so exactly one stays.
         own_ages: dict[str, _Age] = {}
         for slice_ in out:
             age = _age(slice_.metadata)
@@ -196,7 +199,7 @@ class Syncer:
         before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
         slices = await self._packed(pool, before)
         if not all(is_numbered(name) for name in before) and not _in_order(pool, slices):
-            # Names of another writer sort differently: all slices are created again, once, with names that sort.
+            # Another writer's names do not sort in the author's order, so all slices are created again, once, with numbered names.
             slices = await self._packed(pool, {})
             before = {}
         for slice_ in slices:
@@ -219,12 +222,12 @@ class Syncer:
             return plan
         # All slices are written anyway, so the author's order costs no further write.
         slices = await self._packed(pool, {})
-        on_to(slices, {name: held for name, held in before.items() if name in by_name})
+        assign_existing(slices, {name: held for name, held in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedDevice]) -> list[SliceContent]:
+    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedNames]) -> list[SliceContent]:
         if len(pool.devices) < _MANY:
             return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
         return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
@@ -269,7 +272,7 @@ class Syncer:
             try:
                 await self._carry_out_pool(plan, resource, settled)
             except ApiError as e:
-                # A device that this pool should lose may be in another pool of the plan, which must wait.
+                # A device that this pool must lose first may be planned for another pool, so the other writes must wait.
                 if e.status not in {*REFUSED, 403} or i < sync.with_removals:
                     raise
                 refused = refused or e
@@ -297,7 +300,7 @@ class Syncer:
                 name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
-            layout[name] = PublishedDevice(devices, [c["name"] for c in write.content.counter_sets])
+            layout[name] = PublishedNames(devices, [c["name"] for c in write.content.counter_sets])
         for slice_ in plan.last:
             async with self._writing():
                 await self._delete(resource, slice_)
@@ -313,8 +316,9 @@ class Syncer:
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncIterator[None]:
-        """Holds the write lock for one write. A newer instance may have started: two writers at once would mix two results in one
-        generation.
+        """Holds the write lock for one write.
+
+        Raises :class:`SupersededError` if this instance no longer leads: two writers at once would mix two results in one generation.
         """
         async with self._leadership.lock.taken():
             if not self._leadership.holds():
@@ -351,7 +355,7 @@ class Syncer:
                 raise
 
     async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
-        """Compares the stored spec with the one sent. The API server silently drops fields that it does not know; each is logged once."""
+        """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
         want, same = frame.digest(content), sent["spec"] == stored["spec"]
         has = want if same else digest(stored["spec"])
         have = existing_slice(stored, has)
@@ -366,7 +370,7 @@ class Syncer:
             self.dropped.update(new_fields)
             self._metrics.inc("dropped_fields_total", len(new_fields))
             log.error(
-                "the API server does not know fields of the slices; devices are published without: %s",
+                "devices are published without fields that the API server does not know: %s",
                 ", ".join(new_fields),
             )
         if off != self._inventory.gates_off:
@@ -386,21 +390,21 @@ def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
 
 
 def _before(
-    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedDevice]
-) -> tuple[dict[str, PublishedDevice], set[str]]:
+    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedNames]
+) -> tuple[dict[str, PublishedNames], set[str]]:
     """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
 
-    If two slices contain a device, the newer generation counts, then the slice that had it when all slices were as wanted. A slice
-    without remaining content is left out.
+    If several slices contain a device, the slice of the newest generation keeps it. Among slices of one generation, it is the slice that
+    had the device when all slices were as wanted. A slice that loses all its content in this way is left out.
     """
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
     devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
     gone = {name for name in layout if name not in devices_of}
     devices_of |= {name: layout[name] for name in sorted(gone)}
-    out: dict[str, PublishedDevice] = {}
+    out: dict[str, PublishedNames] = {}
     assigned: set[tuple[bool, str]] = set()
     for name, held in devices_of.items():
-        rest = PublishedDevice(
+        rest = PublishedNames(
             [d for d in held.devices if (False, d) not in assigned],
             [c for c in held.counter_sets if (True, c) not in assigned],
         )

@@ -41,7 +41,7 @@ class TaintTimes:
     """The times of one publisher.
 
     Args:
-        path: the file; None keeps the times in memory only. If it cannot be read or written, only times are lost.
+        path: the file; None keeps the times in memory only. If the file cannot be read or written, only the times are lost.
         token: names this instance in the temporary file name.
     """
 

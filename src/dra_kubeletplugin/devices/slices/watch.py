@@ -12,8 +12,7 @@ _DEAD_AFTER = 180.0  # seconds without any message of the API server until the w
 
 
 class SliceWatch:
-    """Calls ``notify`` after every change of the slices that the field selector ``fields`` selects, also after a change of the served
-    version.
+    """Calls ``notify`` after every change of the slices that the field selector ``fields`` selects, or of the served API version.
 
     It calls ``cut`` when the watch continues after a broken connection, because the API server may have been upgraded or reconfigured.
     """
@@ -25,7 +24,7 @@ class SliceWatch:
 
     @property
     def fault(self) -> str:
-        """Why changes may go unnoticed now; empty if they do not."""
+        """Why changes may go unnoticed now; empty if the watch works."""
         silent_for = time.monotonic() - (self._reflector.last_message or self._since)
         if self._reflector.fault and (silent_for > _PASSING or not self._reflector.last_message):
             return f"changes of the slices by other writers are not noticed: {self._reflector.fault}"
@@ -37,6 +36,6 @@ class SliceWatch:
         return ""
 
     async def run(self) -> None:
-        """Never returns; external failures do not stop it."""
+        """Watches the slices. Never returns; external failures do not stop it."""
         async for _ in self._reflector.events():
             self._notify()

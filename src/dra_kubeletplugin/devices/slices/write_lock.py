@@ -18,18 +18,17 @@ from pathlib import Path
 from ...base import forks
 
 log = logging.getLogger(__name__)
-_LONGEST = (
-    15.0  # seconds to wait; an instance that was stopped while it holds the lock must not block the others forever
-)
+# Seconds to wait: an instance that was stopped while it holds the lock must not block the other instances forever.
+_TIMEOUT = 15.0
 _LOOK = 0.005  # seconds between two attempts
 
 
 class WriteLock:
-    """``folder`` is the locked folder; None if there are no other instances. ``longest`` is the time limit of a wait, in seconds."""
+    """``folder`` is the locked folder; None if there are no other instances. ``timeout`` is the time limit of a wait, in seconds."""
 
-    def __init__(self, folder: Path | None = None, longest: float = _LONGEST) -> None:
+    def __init__(self, folder: Path | None = None, timeout: float = _TIMEOUT) -> None:
         self._folder = folder
-        self._longest = longest
+        self._timeout = timeout
         self._reported = ""
 
     @contextlib.asynccontextmanager
@@ -53,7 +52,7 @@ class WriteLock:
     async def _lock(self, fd: int) -> None:
         """Takes the lock. Raises ``OSError`` if that fails, or takes too long."""
         # after a failure, do not wait again before each write
-        until = time.monotonic() + (0.0 if self._reported else self._longest)
+        until = time.monotonic() + (0.0 if self._reported else self._timeout)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,6 +60,6 @@ class WriteLock:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise TimeoutError(
-                        f"another instance of the plugin has held the lock for more than {self._longest:g}s"
+                        f"another instance of the plugin has held the lock for more than {self._timeout:g}s"
                     ) from None
             await asyncio.sleep(_LOOK)

@@ -47,7 +47,7 @@ class Controller:
         pauses: pauses between attempts of ``bind`` and ``unbind``.
 
     Raises:
-        SettingsError: the API server's address or credentials, or the times of the Lease, are wrong.
+        SettingsError: the API server's address or credentials, or the times of the Lease, are invalid.
     """
 
     def __init__(
@@ -112,9 +112,10 @@ class Controller:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Controller]:
-        """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit. Releases the Lease last.
+        """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit.
 
-        If the lead is lost or a background task fails, the body is cancelled and the exception is raised.
+        The Lease is released when all background tasks have ended, before ``Driver.stop`` is called. If the lead is lost or a background
+        task fails, the body is cancelled and the exception is raised.
 
         Raises:
             SettingsError: a setting is wrong.
@@ -127,7 +128,7 @@ class Controller:
             probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
-            stop_with_timeout(stack, "giving the Lease back", self._release)
+            stop_with_timeout(stack, "releasing the Lease", self._release)
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 jobs = start_tasks(tasks, {"leader election": self._elect, "leader's work": self._lead})
                 self.serving = True
@@ -167,8 +168,9 @@ class Controller:
         return jobs
 
     async def _look(self) -> None:
-        """Calls the driver after the claims are known, which decide whether a vanished device is in use. Waits for them only a limited
-        time.
+        """Runs discovery after the claims are known, because they decide whether a vanished device is in use.
+
+        It waits for the claims only a limited time.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.discovery_timeout):

@@ -52,7 +52,7 @@ class HealthService:
                     await self.inventory.health_changed(seen)
 
     def _pause(self) -> float:
-        """Returns the seconds until the next message without a change; a report that expires is sent as soon as it has."""
+        """Returns the seconds until the next message if nothing changes; the expiry of a report is sent at once."""
         expiry = self.inventory.expires_in()
         return self.heartbeat if expiry is None else min(self.heartbeat, expiry + _EXPIRY_MARGIN)
 

@@ -25,7 +25,7 @@ def lock_of(socket: Path, folder: Path) -> Path:
 
 
 def remove_dead(lock: Path) -> bool:
-    """Removes the lock file of a dead instance. Returns True if it did, False if a living process holds the lock."""
+    """Removes the lock file of a dead instance. Returns whether it did; False, for example, if a living process holds the lock."""
     with contextlib.suppress(OSError):
         fd = forks.open_file(lock, os.O_RDWR)
         try:
@@ -54,13 +54,13 @@ class PathLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Takes the lock, also of a dead process. Returns False if a living process holds it.
+        """Takes the lock, also if a dead process left its lock file. Returns False if a living process holds the lock.
 
         Raises:
             OSError: the folder cannot be written.
         """
         for _ in range(_TRIES):
-            # The file is locked before it gets its name, so that no process can find it unlocked and take it for a dead one's.
+            # The file is locked before it gets its name: a process that found it unlocked would treat it as a dead process's file.
             fd = forks.open_file(self._temporary, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,13 +89,13 @@ class PathLock:
         if not try_lock(fd):
             forks.close(fd)
             return False
-        if not self._names(fd):
+        if not self._path_refers_to(fd):
             forks.close(fd)
             return None
         self._fd = fd
         return True
 
-    def _names(self, fd: int) -> bool:
+    def _path_refers_to(self, fd: int) -> bool:
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -108,7 +108,7 @@ class PathLock:
         if fd is None:
             return
         try:
-            if self._names(fd):
+            if self._path_refers_to(fd):
                 self.path.unlink(missing_ok=True)
         finally:
             forks.close(fd)

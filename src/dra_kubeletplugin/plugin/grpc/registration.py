@@ -53,21 +53,21 @@ class Registration(pb_grpc.RegistrationServicer):
         self.error = ""
         self.metrics = metrics
         self._accepted = accepted
-        # None once it was measured: later registrations are the kubelet's own retries
+        # None after the first registration was measured: later registrations are the kubelet's own retries.
         self._since: float | None = time.monotonic()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_RegistrationServicer_to_server(self, server)
 
     def lost(self) -> None:
-        """Reports that the registration socket was removed, so the kubelet forgets the plugin."""
+        """Records that the registration socket was removed: the kubelet then forgets the plugin."""
         self.unregistered()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
         log.warning("the registration socket was removed; the kubelet calls again when it is restored")
 
     def unregistered(self) -> None:
-        """Reports that the kubelet cannot find the plugin any more."""
+        """Records that the kubelet cannot find the plugin any more."""
         self.registered.clear()
         self.metrics.set("registered", 0)
 

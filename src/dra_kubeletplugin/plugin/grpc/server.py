@@ -1,7 +1,8 @@
 """A gRPC server on a Unix socket: binds without harming another server, and restores its socket file when it is removed.
 
-gRPC's own handling has two dangers: a second server silently takes over a live path. The shutdown of the first one then deletes the
-second one's file. So a server binds a hidden name and renames it. It never removes the file of another server.
+gRPC itself has two dangers. A second server on a live path silently takes the path over; then the shutdown of the first server deletes
+the second server's file. Therefore, a server binds its socket to a hidden name and then renames the file. It never removes the file of
+another server.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class UnixServer:
 
     Args:
         path: path of the socket.
-        token: names this instance in hidden names; with the folder it must fit into the system's limit for socket paths.
+        token: names this instance in hidden names; the folder's path with such a name must fit into the system's limit for socket paths.
         services: functions that add a service to a server. They are called again for a new server after the socket was removed.
-        lock_folder: folder of the lock on the path; by default the socket's own.
+        lock_folder: folder of the lock on the path; by default the socket's folder.
         lost: called when the socket was removed, before it is restored.
     """
 
@@ -92,7 +93,7 @@ class UnixServer:
     async def keep(self) -> None:
         """Checks that the socket is in its place, and restores it. Never returns.
 
-        While the server runs, no other socket can get the same inode, because the kernel keeps this one.
+        While the server runs, no other socket can get the same inode number, because the kernel keeps the server's inode.
         """
         while True:
             await asyncio.sleep(_LOOK)
@@ -143,7 +144,7 @@ class UnixServer:
         return (found.st_dev, found.st_ino) == self._inode
 
     async def _bind(self) -> None:
-        """Binds, and retries if another driver that starts too removed the hidden socket as stale before it had a listener."""
+        """Binds. Retries if another driver's start removed the hidden socket as stale, before the socket had a listener."""
         for attempts in reversed(range(_TRIES)):
             try:
                 await self._bind_once()
@@ -195,9 +196,9 @@ class UnixServer:
         except FileNotFoundError:
             return
         except OSError as e:
-            raise SocketError(f"{self.path} cannot be looked at: {e.strerror}") from None
+            raise SocketError(f"{self.path} cannot be inspected: {e.strerror}") from None
         if not stat.S_ISSOCK(mode):
-            raise SocketError(f"{self.path} exists and is no socket: remove it, or use another --kubelet-root")
+            raise SocketError(f"{self.path} exists and is not a socket: remove it, or use another --kubelet-root")
         if is_live(self.path):
             raise self._taken()
 

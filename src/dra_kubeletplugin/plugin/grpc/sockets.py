@@ -26,7 +26,7 @@ class SocketPaths:
 def socket_paths(registry_dir: Path, plugin_dir: Path, driver: str, pod_uid: str = "") -> SocketPaths:
     """Returns socket paths with the names that Go drivers use.
 
-    With a pod's UID each instance has its own paths. Names are hashed if a path would be too long.
+    With a pod's UID, each instance has its own paths. Names are hashed if a path would be too long.
 
     Raises:
         SocketError: no name fits.
@@ -55,8 +55,8 @@ def _first_fit(folder: Path, names: list[str]) -> Path:
             return folder / name
     over = len(os.fsencode(folder / names[-1])) - MAX_PATH
     raise SocketError(
-        f"no socket name fits into {folder}: a Unix socket's path holds {MAX_PATH} bytes, and even {names[-1]!r} is {over} "
-        "too long: use a shorter --kubelet-root (KUBELET_ROOT) or driver name"
+        f"no socket name fits into {folder}: a Unix socket's path has at most {MAX_PATH} bytes, and {names[-1]!r} makes it {over} "
+        "bytes too long: use a shorter --kubelet-root (KUBELET_ROOT) or driver name"
     )
 
 

@@ -1,4 +1,4 @@
-"""Calls the driver's ``bind`` and ``unbind``, with a claim as the driver's methods get it."""
+"""Creates the claim objects that the driver's ``bind`` and ``unbind`` get, and calls these methods."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class BindCalls:
         await self._calls(self._driver.unbind, claim)
 
     async def _driver_claim(self, wanted: AllocatedClaim) -> Claim:
-        """Creates the driver's claim object. Raises as :meth:`bind`."""
+        """Creates the driver's claim object. Raises the same exceptions as :meth:`bind`, except the driver's errors."""
         claim = wanted.claim
         version = await self._client.dra_version()
         resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
         obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
-        if version == "v1beta1":  # the only version of another shape
+        if version == "v1beta1":  # the only version with another shape
             head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
             obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
         return Claim(

@@ -1,8 +1,8 @@
 """Calls the driver's ``bind`` and ``unbind``, and writes the binding conditions into claims.
 
-The order never varies: record, ``bind``, conditions; in reverse ``unbind``, record. If the process dies between two steps, the next
-leader finds the record and binds again or unbinds; both are idempotent by contract. Each claim has its own task. Claims never wait for
-each other, except for a device that an earlier claim still has.
+The order is always the same: write the record, call ``bind``, write the conditions. Later: call ``unbind``, delete the record. If the
+process dies between two steps, the next leader finds the record and binds again or unbinds; both are idempotent by contract. Each claim
+has its own task. Claims never wait for each other, except for a device that an earlier claim still has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .records import BindingRecord, BindingRecords
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _MESSAGE = 1_024  # bytes of an error in a condition
-_CATCH_UP = 5.0  # seconds until a write to a claim must be visible in the watch; later it is repeated
+_CATCH_UP = 5.0  # seconds until a write to a claim must be visible in the watch; after that time, the write is repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ class RetryIntervals:
     """Seconds between attempts; the pause doubles with each failure."""
 
     first: float = 1.0
-    most: float = 60.0
+    longest: float = 60.0
 
     def after(self, failures: int) -> float:
-        return float(min(self.most, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
+        return float(min(self.longest, self.first * 2 ** min(failures - 1, 16)) * random.uniform(0.8, 1.0))
 
 
 class NextStep(Enum):
@@ -80,24 +80,22 @@ class Binder:
         """Why claims are not bound or unbound, by claim (namespace/name)."""
         self._watch: ClaimWatch | None = None
         self._bound: dict[str, BindingRecord] = {}
-        self._results: dict[
-            str, tuple[BoundClaimIdentity, DraError | None]
-        ] = {}  # results of bind, until the claim contains them
-        self._written: dict[
-            str, tuple[BoundClaimIdentity, float]
-        ] = {}  # time of the write to the claim, until the watch shows it
+        # results of bind, by claim UID, until the claim contains them
+        self._results: dict[str, tuple[BoundClaimIdentity, DraError | None]] = {}
+        # times of the writes to claims, by claim UID, until the watch shows them
+        self._written: dict[str, tuple[BoundClaimIdentity, float]] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._blocked: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
-        self._loaded = ""
+        self._load_fault = ""
         self._stopping = False
         metrics.measure("bound_claims", lambda: float(len(self._bound)))
 
     @property
     def fault(self) -> str:
         """Why nothing can be bound now; empty if there is no fault."""
-        return self._loaded
+        return self._load_fault
 
     async def stop(self, grace: float) -> None:
         """Begins nothing new, and waits up to ``grace`` seconds for running calls of the driver."""
@@ -133,14 +131,14 @@ class Binder:
         while True:
             try:
                 self._bound = {r.claim.uid: r for r in await self.records.load()}
-                self._loaded = ""
+                self._load_fault = ""
                 return
             except ApiError as e:
                 failures += 1
                 fault = f"cannot read the records of bound claims: {e}"
-                if fault != self._loaded:
+                if fault != self._load_fault:
                     log.warning("cannot read the records of bound claims: %s", e)
-                self._loaded = fault
+                self._load_fault = fault
             await asyncio.sleep(self.pauses.after(failures))
 
     # --- one claim ------------------------------------------------------------------------------
@@ -207,7 +205,7 @@ class Binder:
         try:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
         except ApiError as e:
-            if e.status == 409:  # a response was lost, or another leader worked in between: the existing record counts
+            if e.status == 409:  # a response was lost, or another leader wrote the record meanwhile: that record counts
                 await self._read_again(wanted.claim.uid)
             raise
 

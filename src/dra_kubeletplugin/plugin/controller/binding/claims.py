@@ -39,7 +39,7 @@ class _DeviceConditions(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BoundClaimIdentity:
-    """Which allocation: the same devices may be allocated to the same claim again."""
+    """Identifies one allocation of a claim: ``stamp`` differs if the same devices are allocated to the same claim again."""
 
     node: str
     stamp: str
@@ -89,7 +89,7 @@ class AllocatedClaim:
 def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
     """Decodes the fields of a ResourceClaim that concern the driver. Returns None for a claim without devices of the driver.
 
-    Raises ``msgspec.ValidationError`` for an object that is no ResourceClaim.
+    Raises ``msgspec.ValidationError`` for an object that is not a ResourceClaim.
     """
     found = ClaimFields.decode(encoded)
     results = found.results(driver)
@@ -145,16 +145,16 @@ class ClaimWatch:
         return iter(list(self._allocated.values()))
 
     async def held(self) -> Held:
-        """The devices that claims have.
+        """Returns the devices that claims hold.
 
-        Raises :class:`DraError` where that is not known.
+        Raises :class:`DraError` if they are not known.
         """
         if not self.synced.is_set():
             raise NotReadyError("the claims have not been listed yet")
         return {(r.pool, r.device): {} for a in self._allocated.values() for r in a.results}
 
     async def run(self) -> None:
-        """Never returns; no fault from outside ends it."""
+        """Follows the claims. Never returns; external failures do not stop it."""
         async for event in self._reflector.events():
             if event.type == "SYNCED":
                 self.synced.set()
@@ -179,4 +179,4 @@ class ClaimWatch:
                 log.warning(
                     "cannot decode a ResourceClaim of the API server: %s", describe(e), extra={"claim_uid": uid}
                 )
-            return self._allocated.get(uid)  # its last known state is closer to the truth than none
+            return self._allocated.get(uid)  # the last readable state is better than none

@@ -1,8 +1,8 @@
 """The records of bound claims: one ConfigMap for each claim in the controller's namespace, written before ``bind`` is called.
 
-A deallocation removes ``status.devices``, and a deletion the whole claim, so the claim cannot show what to unbind. A ConfigMap needs no
-permission to change users' claims. It is created once and deleted by resource version, so a former leader cannot undo the work of its
-successor.
+A deallocation removes the claim's ``status.devices``, and a deletion removes the claim, so the claim cannot show what must be unbound.
+To write a ConfigMap, the controller needs no permission to change users' claims. A ConfigMap is created once and deleted by resource
+version, so a former leader cannot undo the work of its successor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Doc(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BindingRecord:
-    """States that a claim's devices are bound, or may be."""
+    """The record of a claim whose devices are bound, or may be bound."""
 
     claim: BoundClaim
     stamp: str
@@ -76,7 +76,7 @@ class BindingRecords:
         """Reads all records.
 
         Raises:
-            ApiError: they cannot be listed.
+            ApiError: the records cannot be listed.
         """
         out = []
         self.unreadable = {}
@@ -99,7 +99,7 @@ class BindingRecords:
         """Writes the record of a claim, before ``bind`` is called for it.
 
         Raises:
-            ApiError: it cannot be written; status 409 if another leader wrote one.
+            ApiError: the record cannot be written; status 409 if another leader has written one.
         """
         doc = _Doc(
             _VERSION, of.claim.namespace, of.claim.name, of.claim.uid, of.node, of.stamp,
@@ -120,10 +120,10 @@ class BindingRecords:
         return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
 
     async def delete(self, record: BindingRecord) -> None:
-        """Deletes a record after ``unbind``. A missing record is no error.
+        """Deletes a record after ``unbind``. A missing record is not an error.
 
         Raises:
-            ApiError: it cannot be deleted; status 409 if it was replaced.
+            ApiError: the record cannot be deleted; status 409 if it was replaced.
         """
         try:
             await self.client.delete(CONFIG_MAPS, record.object, self.namespace, version=record.version)
