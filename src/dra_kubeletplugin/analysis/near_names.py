@@ -1,4 +1,4 @@
-"""Finds misspelt names in objects: of classes, claims, templates and attributes of devices.
+"""Finds misspelt names of classes, claims, templates and device attributes in objects.
 
 A name without a similar one in the same files is not reported, because the object may exist in the cluster.
 """
@@ -22,7 +22,7 @@ _OWN = {"attributes": "attribute", "capacity": "capacity"}
 
 
 class KnownNames:
-    """Names of attributes and capacities, by the domain in which selectors find them."""
+    """Names of attributes and capacities, by the domain that a selector uses for them."""
 
     def __init__(self, slices: Iterable[JSON]) -> None:
         self.names: dict[str, dict[str, set[str]]] = {}
@@ -43,7 +43,10 @@ class KnownNames:
                     at[kind].add(own if slash else str(name))
 
     def warnings(self, expression: str) -> Iterator[str]:
-        """Yields sentences about names in a selector that no device has, in known domains."""
+        """Yields a sentence for each attribute or capacity in a selector that no device has.
+
+        An unknown domain is reported only if a known domain has a similar name.
+        """
         for kind, domain, name in mentions(expression):
             if domain not in self.names:
                 if hint := did_you_mean(domain, self.names, _CLOSE):
@@ -63,12 +66,12 @@ class KnownNames:
 def near_name_warnings(
     obj: JSON, objects: Sequence[JSON], published: KnownNames, classes: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yields path and sentence for each name in ``obj`` that is probably a misspelt one.
+    """Yields path and sentence for each name in ``obj`` that is probably misspelt.
 
     Args:
         objects: all objects of the files.
         published: attributes and capacities of devices.
-        classes: names of DeviceClasses that a driver brings.
+        classes: names of the DeviceClasses that the driver under development installs.
     """
     names: dict[str, set[str]] = {kind: set() for kind in _REFERENCES.values()}
     names["DeviceClass"] |= {*classes}
@@ -86,7 +89,7 @@ def near_name_warnings(
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yields path, key and value of each text in a mapping, except in parameters, whose form only their driver knows."""
+    """Yields path, key and value of each text in a mapping, except below ``parameters``: only the driver knows their form."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             where = f"{path}.{key}" if path else str(key)

@@ -1,4 +1,4 @@
-"""Reads a snapshot from an API server: in pages, in the served version, with a text for each missing permission."""
+"""Reads a snapshot from an API server, in pages and in the served API version. Describes each missing permission."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ async def take(
     kinds: Collection[Resource] = EVERYTHING,
     progress: Progress = lambda plural, count: None,
 ) -> Snapshot:
-    """Reads the cluster's current objects. Kinds that may not be read are in ``gaps``.
+    """Reads the cluster's current objects. ``gaps`` of the snapshot has the kinds that may not be read.
 
     Args:
-        namespace: read this namespace only if a list of all namespaces is refused. Templates are read from it only.
+        namespace: read this namespace only if a list of all namespaces is refused. Templates are always read
+                from this namespace only.
         progress: called with the plural name of a resource and the number of objects read.
 
     Raises:
@@ -84,7 +85,7 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
 async def _all(
     client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress
 ) -> tuple[list[JSON], Gap | None]:
-    """Lists all namespaces, or one if only that may be read."""
+    """Lists the objects of all namespaces, or of ``namespace`` if a list of all namespaces is refused."""
     scope = namespace if resource is TEMPLATES else ""
     try:
         return await _list(client, resource, version, scope, progress), None

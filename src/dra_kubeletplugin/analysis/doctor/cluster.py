@@ -19,7 +19,7 @@ from .findings import Finding, failure, ok, unknown, warning
 JSON = Mapping[str, Any]
 GROUP = "resource.k8s.io"
 _GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
-# Clock drift in seconds for a warning, and for a failure, because tokens and certificates fail then
+# Clock drift in seconds from which it is a warning or a failure. With the larger drift, tokens and certificates are rejected.
 _DRIFT, _APART = 5.0, 60.0
 
 
@@ -83,7 +83,7 @@ def _clock(date: str, before: float, after: float) -> Finding:
 
     Args:
         date: the server's time, from its response.
-        before, after: this machine's time before and after the request. The duration of the request is no drift.
+        before, after: this machine's time before and after the request. The duration of the request is not drift.
     """
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp()
@@ -121,7 +121,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
 
 
 async def _gates(client: KubeClient) -> Finding:
-    """Reports the feature gates of the API server. Scheduler and kubelets have gates of their own."""
+    """Reports the feature gates of the API server. The scheduler and the kubelets have their own gates."""
     try:
         response = await client.raw("/metrics")
     except ApiError as e:

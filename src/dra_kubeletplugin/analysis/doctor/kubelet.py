@@ -1,4 +1,4 @@
-"""Checks the kubelet's directories and the plugins that listen in them, of any vendor.
+"""Checks the kubelet's directories and the plugins of any vendor that listen in them.
 Source: the plugin registration of the kubelet (pluginregistration/v1), unix(7).
 """
 
@@ -21,7 +21,7 @@ from .processes import Process
 ROOTS = (
     "/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/rancher/k3s/agent/kubelet",
 )  # fmt: skip
-_TIMEOUT = 2.0  # seconds for one response; the kubelet itself waits for one second
+_TIMEOUT = 2.0  # seconds to wait for one response; the kubelet itself waits one second
 
 
 def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Findin
 
 
 def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
-    """Reports every plugin that registers at the kubelet: socket, process, driver and services."""
+    """Reports every plugin that registers with the kubelet: its socket, process, driver and services."""
     registry = kubelet_root / "plugins_registry"
     if not registry.is_dir():
         return

@@ -1,4 +1,6 @@
-"""Checks the node's kernel: its release, PCI, IOMMU and VFIO, which pass devices to virtual machines and user-space drivers.
+"""Checks the node's kernel: its release, PCI, IOMMU and VFIO.
+
+VFIO, with an IOMMU, passes devices to virtual machines and user-space drivers.
 Sources: Documentation/ABI/testing/sysfs-kernel-iommu_groups, Documentation/driver-api/vfio.rst of the kernel.
 """
 

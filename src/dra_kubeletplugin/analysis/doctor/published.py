@@ -59,7 +59,7 @@ async def look(
 
 
 def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
-    """Yields problems of pools.
+    """Yields a finding for each problem of pools and devices.
 
     Args:
         nodes: names of the cluster's nodes; None if they are not known.

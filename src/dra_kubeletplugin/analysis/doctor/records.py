@@ -1,4 +1,4 @@
-"""Compares the records of prepared claims with claims and CDI files, to find leaks and missing devices of containers."""
+"""Compares the records of prepared claims with claims and CDI files, to find leaked devices and missing CDI files."""
 
 from __future__ import annotations
 

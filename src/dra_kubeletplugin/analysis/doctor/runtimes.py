@@ -1,4 +1,4 @@
-"""Checks whether the node's container runtime resolves CDI devices, and in which directories it looks.
+"""Checks whether the node's container runtime resolves CDI devices, and from which directories it reads CDI specs.
 Sources: containerd docs/cri/config.md (``enable_cdi``, off by default before 2.0, and ``cdi_spec_dirs``); crio.conf(5)
 ``cdi_spec_dirs``.
 """
@@ -22,7 +22,7 @@ _CONTAINERD = (
     "var/snap/microk8s/current/args/containerd.toml",
 )  # fmt: skip
 _CRIO = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*.conf")
-# The section of the CRI plugin by version of the configuration file: containerd 1.x has 2, containerd 2.x has 3.
+# Sections of the CRI plugin, by version of the configuration file. containerd 1.x writes version 2, containerd 2.x version 3.
 _SECTIONS = {2: ("io.containerd.grpc.v1.cri",), 3: ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")}
 
 

@@ -1,4 +1,4 @@
-"""Checks the CDI specs of all drivers on the node: unreadable files, and names that stand for two devices.
+"""Checks the CDI specs of all drivers on the node: unreadable files, and device names that occur twice.
 Source: the Container Device Interface specification, "Spec directories"; ``CdiCache`` follows the rules of the Go
 library's cache.
 """
@@ -13,7 +13,7 @@ from .findings import Finding, denied, failure, ok, unknown, warning
 
 
 def look(folders: Sequence[Path]) -> Iterator[Finding]:
-    """Checks the specs. ``folders`` are the directories as the runtime reads them, lowest priority first."""
+    """Checks the specs. ``folders``: the directories that the runtime reads, lowest priority first."""
     there = [f for f in folders if f.is_dir()]
     if not there:
         yield unknown(

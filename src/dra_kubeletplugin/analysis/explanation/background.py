@@ -1,4 +1,4 @@
-"""Explains pods in the background of a live display: in a thread, one pod at a time, in a limited share of the time."""
+"""Explains pods for a live display in the background: in a thread, one pod at a time, with at most a fifth of one core."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .explain import explain, explain_pod
 from .model import Explanation
 
 JSON = Mapping[str, Any]
-_REST = 4.0  # seconds of rest for each second of work, so at most a fifth of one core
-_PAUSE = 0.2  # seconds of rest at least
-_OLD = 5.0  # seconds after which a reason is found again if the cluster changed
+_REST = 4.0  # seconds of rest for each second of work; together at most a fifth of one core
+_PAUSE = 0.2  # minimum seconds of rest
+_OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
 _MOST = 1000  # reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
@@ -101,7 +101,7 @@ class BackgroundExplainer:
         if pod.node:
             try:
                 return await with_events(self._follower.client, snapshot, pod.namespace, pod.uid)
-            except ApiError:  # the API server is away, which is shown; explain what is known
+            except ApiError:  # the display shows that the API server does not respond; explain without events
                 pass
         return snapshot
 
@@ -138,7 +138,9 @@ class BackgroundExplainer:
         for uid in keys:
             if found := self._of(uid, keys):
                 lines[uid] = found.line
-        if max(len(lines), len(self._found)) > _MOST:  # a waiting pod may change forever, so the memory is limited
+        if (
+            max(len(lines), len(self._found)) > _MOST
+        ):  # each change of a waiting pod may add a reason, so memory needs a limit
             lines = {uid: line for uid, line in lines.items() if uid in keys}
             kept = {*keys, *keys.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}
@@ -149,7 +151,7 @@ class BackgroundExplainer:
     # --- pods of one template -------------------------------------------------------------------
 
     def _group_key(self, pod: PodRow) -> str:
-        """Returns a key that is equal for pods that a scheduler treats alike, so that their reason is found once."""
+        """Returns a key that is equal for pods that a scheduler treats alike, so that only one of them is explained."""
         obj = self._follower.objects(PODS).get(pod.uid)
         if obj is None or pod.node:
             return pod.uid

@@ -1,4 +1,4 @@
-"""Finds reasons that keep a pod from every node: its own fields, its claims, their templates and classes."""
+"""Finds reasons why a pod cannot run on any node: in the pod's fields, its claims, and their templates and classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import Reason, ReasonKind
 
 JSON = Mapping[str, Any]
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
-MOST_USERS = 256  # users of a claim at most, a limit of the API
+MOST_USERS = 256  # maximum number of pods that a claim can be reserved for, a limit of the API
 
 
 def reasons(view: SchedulerView, pod: PodInfo) -> list[Reason]:
@@ -255,7 +255,7 @@ def _options(request: JSON) -> list[JSON]:
 
 def _may_be_admin(view: SchedulerView, pod: PodInfo, spec: JSON) -> bool:
     """Returns whether the namespace has the label for admin access, or the spec does not need it."""
-    # None if namespaces may not be read, or if the files do not contain it
+    # None if namespaces may not be read, or if the files do not contain this namespace
     labels = view.namespaces.get(pod.namespace)
     return (
         labels is None
@@ -270,7 +270,7 @@ def _unlabelled(pod: PodInfo, what: str) -> Reason:
 
 
 def near(name: str, there: Iterable[str]) -> str:
-    """Returns a hint ``; there is a-b`` with similar names, else with all names if they are few, else nothing."""
+    """Returns a hint such as ``; there is a-b``: up to three similar names, else all names if they are at most three, else nothing."""
     known = sorted(set(there))
     found = difflib.get_close_matches(name, known, 3) or (known if len(known) <= 3 else [])
     return f"; there is {', '.join(found)}" if found else ""

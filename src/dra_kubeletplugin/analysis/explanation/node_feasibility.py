@@ -29,13 +29,13 @@ from .what_if import NOT_TOGETHER, WhatIf
 
 JSON = dict[str, Any]
 LIMIT = 2.0  # seconds for the devices of one node; the scheduler has ten
-TRYING = 2.0  # seconds for all trials together; trials that do not fit into it are omitted
+TRYING = 2.0  # seconds for all trials together; later trials are omitted
 _FEWER = "ask for {} in request {} in place of {}"
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """The result for all nodes. ``reasons`` end the scheduler's search for all nodes at once."""
+    """The result for all nodes. ``reasons`` are those for which the scheduler refuses all nodes at once."""
 
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
@@ -43,7 +43,7 @@ class Feasibility:
     notes: tuple[str, ...] = ()
 
 
-# Parts of the scheduler's messages that end the search on all nodes, and the change that would help.
+# Texts in errors that end the scheduler's search on all nodes, with the kind of the reason.
 _FATAL = {
     "CEL ": ReasonKind.SELECTOR_ERROR,
     "currently being updated": ReasonKind.POOL_INCOMPLETE,
@@ -181,7 +181,7 @@ class _NodeExamination:
                 yield DeviceFault(ReasonKind.CLAIM_ON_OTHER_NODE, text, change)
 
     def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
-        """Yields reasons why the node refuses the pod although each request alone could be satisfied."""
+        """Returns reasons why the node refuses the pod although each request alone could be satisfied."""
         if "timed out" in rejection.reasons[0]:
             return [_TIMED_OUT]
         if rejection.plugin is not Plugin.DEVICES or not wanted:
@@ -210,7 +210,7 @@ class _NodeExamination:
             yield SuggestedChange(text, len(where), where[0])
 
     def _enough(self, look: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
-        """Yields changes that alone would let the pod fit on the node, with an example."""
+        """Yields changes, each of which alone would let the pod fit on the node, and an example for each."""
         short = [options for options in look.requests if not any(o.enough for o in options)]
         of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
