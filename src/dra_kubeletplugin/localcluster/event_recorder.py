@@ -1,6 +1,8 @@
-"""Records events about objects like client-go: counts repeats, combines similar events, limits floods.
-Source: client-go tools/record. Ten messages that differ only in their text within ten minutes become "(combined from
-similar events)". One source may write 25 events at once about an object, and one more every five minutes.
+"""Records events about objects like client-go: counts repeated events, combines similar ones, and limits their rate.
+
+Events are similar if they differ only in their message. From the tenth message within ten minutes, they are combined
+as "(combined from similar events)". A component may write 25 events at once about an object, and then one every five
+minutes. Source: client-go tools/record.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ JSON = dict[str, Any]
 _SIMILAR = 10
 _WINDOW = 600.0  # seconds
 _BURST = 25.0
-_REFILL = 1 / 300  # events a second
+_REFILL = 1 / 300  # events per second
 _AT_ONCE = 4  # objects whose events are written in parallel
 _QUEUED = 1000  # further events are dropped, as in client-go
-_KNOWN = 4096  # keys kept in each cache
+_KNOWN = 4096  # maximum number of keys in each cache
 _LONGEST = 1024  # characters of a message
 
 
@@ -56,13 +58,13 @@ class _Seen:
 
 
 class EventRecorder:
-    """Writes the events of one component in the background, in order for each object, while :meth:`run` runs.
+    """Writes the events of one component in the background while :meth:`run` runs. The events of an object stay in order.
 
     Args:
         component: for example ``kubelet``.
-        host: the node on which it runs, if any.
-        combine: combine similar events and limit floods. The recorder of events.k8s.io, which schedulers use, only
-            counts repeats.
+        host: the node on which the component runs; empty if it runs on no node.
+        combine: whether similar events are combined and their rate is limited. The recorder of events.k8s.io, which
+            schedulers use, only counts repeated events.
     """
 
     def __init__(self, client: KubeClient, component: str, host: str = "", *, combine: bool = True) -> None:
@@ -118,7 +120,7 @@ class EventRecorder:
             try:
                 await self._send(event)
             except ApiError as e:
-                # The object's namespace was deleted, or the API server is away
+                # The object's namespace was deleted, or the API server does not respond
                 log.debug("cannot write an event of %s: %s", self.component, e)
             except Exception:
                 log.exception("unexpected exception while an event of %s is written", self.component)

@@ -1,6 +1,6 @@
 """Removes secrets from text and objects that leave the cluster in a file: values of environment variables, tokens, keys, passwords.
 
-It finds secrets by name (of a field, a flag, an assignment, a header) and by form (a JWT, a PEM block, credentials in a URL).
+It finds secrets by the name of a field, flag, assignment or header, and by their form (JWT, PEM block, credentials in a URL).
 If in doubt, it removes the value: a removed word costs a question, but a leaked password costs its rotation.
 """
 
@@ -21,17 +21,11 @@ _WORDS = (
     r"|(?:key|cert(?:ificate)?)[-_]?data|cookie|authorization"
 )
 _NAMES = re.compile(rf"(?i)({_WORDS}|(^|[^a-z])(auth|sig|signature)$)|(?-i:(Auth|Signature)$)")
-_REFERS = (
-    "Name",
-    "name",
-    "Ref",
-    "Path",
-    "path",
-)  # a field with such an ending only names a Secret or a file, so it is kept
+# A field whose name has such an ending only names a Secret or a file, so its value is kept.
+_REFERS = ("Name", "name", "Ref", "Path", "path")
 _ANNOTATIONS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
-_QUOTED = (
-    r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"  # in JSON within JSON, the quotes are preceded by backslashes
-)
+# In JSON within JSON, the quotes are preceded by backslashes.
+_QUOTED = r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"
 _BLOCK = r"[|>][-+0-9]*[ \t]*\n(?:[ \t]+[^ \t\n].*(?:\n|\Z))+"  # a block scalar of YAML
 _FORMS = (
     re.compile(r"(?P<name>)(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JWT, RFC 7519
@@ -40,9 +34,8 @@ _FORMS = (
     ),
     re.compile(r"(?P<name>)LS0tLS1CRUdJTi[\w+/=]*"),  # a PEM block in base64, as in a kubeconfig
     re.compile(r"(?P<name>(?i:\bbearer) )[\w.~+/=-]{8,}"),
-    re.compile(
-        r"(?P<name>(?i:\bbasic) )(?=[a-z]{0,64}[A-Z0-9+/=])[\w+/=]{6,}"
-    ),  # credentials, but not a word of a sentence
+    # Credentials, but not a word of a sentence
+    re.compile(r"(?P<name>(?i:\bbasic) )(?=[a-z]{0,64}[A-Z0-9+/=])[\w+/=]{6,}"),
     re.compile(r"(?P<name>://)[^\s/\"'<>]{1,512}(?=@)"),  # credentials in a URL
     # Credentials in a URL, with a slash in the password that should have been %2F
     re.compile(r"(?P<name>://)[^\s/:@\"'<>]{0,128}:(?!\d+/)[^\s\"'<>@]{1,512}(?=@)"),

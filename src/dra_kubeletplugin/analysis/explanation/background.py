@@ -138,9 +138,8 @@ class BackgroundExplainer:
         for uid in keys:
             if found := self._of(uid, keys):
                 lines[uid] = found.line
-        if (
-            max(len(lines), len(self._found)) > _MOST
-        ):  # each change of a waiting pod may add a reason, so memory needs a limit
+        # Each change of a waiting pod may add a reason, so memory needs a limit.
+        if max(len(lines), len(self._found)) > _MOST:
             lines = {uid: line for uid, line in lines.items() if uid in keys}
             kept = {*keys, *keys.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}

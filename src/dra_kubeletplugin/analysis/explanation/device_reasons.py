@@ -86,9 +86,8 @@ class NodeDevices:
         except AllocationError:
             return list(_selectors(request, candidate))
         held = list(self._held(request, candidate))
-        taken = held or self._exhausted(
-            request, candidate
-        )  # the counters of a held device are consumed by its holder, so they are not a second reason
+        # The holder of a device also consumes its counters, so they are not a second reason.
+        taken = held or self._exhausted(request, candidate)
         return [*_taints(request, candidate), *taken]
 
     @staticmethod

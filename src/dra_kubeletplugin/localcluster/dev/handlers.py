@@ -48,7 +48,7 @@ async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
     """Carries out a request.
 
     Raises:
-        EnvironmentRefused, HostError, DriverFailed: it cannot be carried out; see :data:`REFUSALS`.
+        EnvironmentRefused, HostError, DriverFailed: the request cannot be carried out; see :data:`REFUSALS`.
     """
     match verb:
         case Status():
@@ -238,7 +238,7 @@ async def _server(
             )
         case ServeVersions():
             _fault(faults.serve, verb.versions)
-            on.cluster.api.drop_connections()  # ends watches of a version that is not served any more
+            on.cluster.api.drop_connections()  # ends watches of versions that are no longer served
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
         case ApiConflicts():
             faults.conflicts = _count(verb.count)

@@ -15,12 +15,12 @@ from ...host.fake import sysfs as described
 
 
 class HostError(ValueError):
-    """The hardware cannot be changed as requested. The text contains the reason and the possibilities."""
+    """The hardware cannot be changed as requested. The text contains the reason and what is possible."""
 
 
 @dataclass
 class NodeHost:
-    """The hardware of a node. ``description`` is the description of a described host; empty for this machine."""
+    """The hardware of a node. ``description`` is the name or file of a described host's description; empty for this machine."""
 
     sysfs: Path
     dev: Path

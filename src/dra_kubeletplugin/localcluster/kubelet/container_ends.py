@@ -1,4 +1,4 @@
-"""Stops a pod's containers: event, preStop hook, grace period, sidecars last."""
+"""Stops a pod's containers: writes an event, runs the preStop hook, waits for the grace period, and stops sidecars last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pod_state import PodState
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_LEAST = 2.0  # seconds that a container gets to stop if its preStop hook used all of the grace period
+_LEAST = 2.0  # minimum seconds for a container to stop, also if its preStop hook used up the grace period
 
 
 class ContainerStopper:
@@ -22,7 +22,7 @@ class ContainerStopper:
         self.events = events
 
     async def end(self, pod: JSON, state: PodState, container: JSON, grace: float, why: str) -> None:
-        """Stops one running container. Its preStop hook and its own shutdown share ``grace`` seconds."""
+        """Stops one running container. The preStop hook and the container's shutdown share ``grace`` seconds."""
         name = container["name"]
         status = self.runtime.statuses(state.uid).get(name)
         if status is None or status.state is not ContainerState.RUNNING:

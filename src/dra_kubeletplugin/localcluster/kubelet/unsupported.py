@@ -1,6 +1,6 @@
 """Finds pod features that the local cluster does not support.
 
-Such a pod stays Pending with a message, so a test never passes falsely.
+Such a pod stays Pending with a message, so that a test does not pass although a feature is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST = 64  # characters of a host name
 
 
 def refusals(pod: JSON) -> list[str]:
-    """Returns one message for each unsupported feature of the pod. The pod stays Pending if there is any."""
+    """Returns one message for each unsupported feature of the pod. The pod stays Pending if there is a message."""
     found = [f"{field} of container {c['name']}" for c, _ in roles(pod) for field in _REFUSED if c.get(field)]
     if name := pod["spec"].get("runtimeClassName"):
         found.append(f"runtimeClassName {name}")

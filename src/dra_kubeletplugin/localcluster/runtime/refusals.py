@@ -28,7 +28,7 @@ class Allowed:
 
 
 def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
-    """Checks everything that a container asks for.
+    """Checks the security context, mounts and host settings of a container.
 
     Raises:
         ContainerError: at least one feature is refused; the text lists all of them.

@@ -1,4 +1,4 @@
-"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does and keeps the result for inspection."""
+"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does, and keeps the spec for inspection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
-    """Returns the container's OCI spec with its devices injected. Device nodes are looked up below ``dev``.
+    """Returns the container's OCI spec with its devices. Device nodes are looked up below ``dev``.
 
     Raises:
         ContainerError: the injection failed; the text is containerd's.
@@ -64,7 +64,7 @@ def _unmountable(spec: Mapping[str, Any]) -> str:
     for mount in spec["mounts"]:
         if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
             source, place = mount["source"], mount["destination"]
-            return (  # runc takes such a mount for a file system without a type
+            return (  # runc would treat such a mount as a file system without a type
                 f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
                 "has neither a type nor the option bind"
             )
@@ -87,7 +87,7 @@ class SimulatedRuntime:
     Args:
         state: a directory for the logs and the OCI specs, ``<pod UID>/<container>.json``.
         cdi_dirs: directories of CDI specs, lowest priority first.
-        dev: where device nodes are looked up; a described host has its own.
+        dev: where device nodes are looked up; a described host has its own directory.
     """
 
     version = "simulated://1"
@@ -104,7 +104,8 @@ class SimulatedRuntime:
         behavior = behavior_of(sandbox, container)
         spec = oci_spec(container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
-        for place in (self.state, folder):  # environments may contain secrets, so only the owner can read
+        # Environments may contain secrets, so only the owner can read these directories.
+        for place in (self.state, folder):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
         (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
@@ -197,7 +198,7 @@ class SimulatedRuntime:
 
 
 def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
-    """Returns the log of a simulated container: what would run, and with which devices."""
+    """Returns the log of a simulated container: the command that would run, and the devices that it would have."""
     process, linux = spec["process"], spec["linux"]
     own = {f"{name}={value}" for name, value in container.env} | {PATH}
     lines = [
