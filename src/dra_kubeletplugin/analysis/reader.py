@@ -17,13 +17,13 @@ from .snapshot import Gap, Snapshot, kind_named, read
 JSON = dict[str, Any]
 Progress = Callable[[str, int], None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
-_WHAT_FOR = {
+_CONSEQUENCES = {
     PODS: "pods of nodes are not known: nodes look emptier than they are",
     NODES: "labels, taints and free resources of nodes are not known",
     NAMESPACES: "labels of namespaces are not known",
     CLAIMS: "devices that claims hold look free",
     TEMPLATES: "whether a claim's template exists is not known",
-    CLASSES: "selectors of classes are not known: more devices seem to fit than do",
+    CLASSES: "selectors of classes are not known: more devices seem to fit than really do",
     SLICES: "no device is known",
     EVENTS: "events of the cluster are not known",
 }
@@ -121,7 +121,7 @@ async def _list(
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
     """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
-    consequence = _WHAT_FOR[resource]
+    consequence = _CONSEQUENCES[resource]
     if error.status == 404:
         return Gap(resource.plural, f"this cluster does not serve {name}: {consequence}")
     where = f"in namespace {namespace}" if namespace else "in the cluster"

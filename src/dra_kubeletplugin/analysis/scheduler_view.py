@@ -47,10 +47,10 @@ class SchedulerView:
         self.cache.slices.slices = _by_node(snapshot.slices)
         for pod in snapshot.pods:
             if not is_finished(pod):
-                self._pod(pod)
+                self._add_pod(pod)
         self._holders: dict[DeviceId, list[JSON]] | None = None
 
-    def _pod(self, pod: JSON) -> None:
+    def _add_pod(self, pod: JSON) -> None:
         info = pod_info.read(pod)
         if info.node:
             self.cache.place(info, info.node)

@@ -49,7 +49,7 @@ class ClusterWatcher:
         self._namespace = namespace
         self._wanted = kinds
         self._kinds: list[_WatchedKind] = []
-        self._lost = 0.0  # unix time at which the API server stopped responding; 0 while it responds
+        self._lost_since = 0.0  # unix time at which the API server stopped responding; 0 while it responds
 
     async def start(self) -> None:
         """Checks which kinds may be read.
@@ -89,11 +89,11 @@ class ClusterWatcher:
         """The error if the API server cannot be reached now, and the unix time of its first failure; empty and 0 if it responds."""
         faults = [k.reflector for k in self._kinds if k.reflector.fault and k.reflector.fault_status not in _REFUSED]
         if not faults:
-            self._lost = 0.0
+            self._lost_since = 0.0
             return "", 0.0
-        if not self._lost:
-            self._lost = time.time()
-        return faults[0].fault, self._lost
+        if not self._lost_since:
+            self._lost_since = time.time()
+        return faults[0].fault, self._lost_since
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -128,11 +128,11 @@ class ClusterWatcher:
             if resource.namespaced and self._namespace:
                 with contextlib.suppress(ApiError):
                     await self.client.page(versioned, self._namespace, limit=1)
-                    return self._made(resource, self._namespace, replace(gap, read=self._namespace))
-            return self._made(resource, "", gap)
-        return self._made(resource, "", None)
+                    return self._watched(resource, self._namespace, replace(gap, read=self._namespace))
+            return self._watched(resource, "", gap)
+        return self._watched(resource, "", None)
 
-    def _made(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
+    def _watched(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
         followed = resource.plural if resource.group == GROUP else resource
         return _WatchedKind(
             resource, Reflector(self.client, followed, namespace, _SELECTED.get(resource.plural, "")), refusal

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 
-_LOOK = 0.1  # seconds between two searches for remaining processes
+_POLL_INTERVAL = 0.1  # seconds between two searches for remaining processes
 _KILLING = 20.0  # seconds for killed processes to end; only a call into the kernel that hangs can take longer
 _MARK = "DRA_REAPER_ID"
 _NOW = b"now\n"
@@ -56,10 +56,10 @@ class Guard:
             arguments: arguments of that function.
         """
         identity = secrets.token_hex(16)
-        looks = round(timeout / _LOOK)
-        most = looks + round(_KILLING / _LOOK)
+        looks = round(timeout / _POLL_INTERVAL)
+        most = looks + round(_KILLING / _POLL_INTERVAL)
         process = await asyncio.create_subprocess_exec(
-            "sh", "-c", _SCRIPT.replace("$LOOK", str(_LOOK)) % (f"tidy() {{ {tidy}; }}" if tidy else ""), "dra-guard",
+            "sh", "-c", _SCRIPT.replace("$LOOK", str(_POLL_INTERVAL)) % (f"tidy() {{ {tidy}; }}" if tidy else ""), "dra-guard",
             f"{_MARK}={identity}", str(looks), str(most), *arguments,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,

@@ -38,8 +38,8 @@ from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
-_LOOK = 0.01  # seconds between two checks of :meth:`LocalCluster.wait`
-_LONGEST = 60.0  # default timeout of a wait in seconds; long, because the machine may be busy
+_POLL_INTERVAL = 0.01  # seconds between two checks of :meth:`LocalCluster.wait`
+_WAIT_TIMEOUT = 60.0  # default timeout of a wait in seconds; long, because the machine may be busy
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
@@ -272,7 +272,7 @@ class LocalCluster:
         """
         return await self.apply(*(m.value for m in objects([path])))
 
-    async def wait(self, what: str, check: Any, timeout: float = _LONGEST) -> Any:
+    async def wait(self, what: str, check: Any, timeout: float = _WAIT_TIMEOUT) -> Any:
         """Waits until ``await check()`` returns a true value, and returns that value.
 
         Raises:
@@ -283,7 +283,7 @@ class LocalCluster:
                 while True:
                     if found := await check():
                         return found
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_INTERVAL)
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
@@ -295,7 +295,7 @@ class LocalCluster:
                 return None
             raise
 
-    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> JSON:
+    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _WAIT_TIMEOUT) -> JSON:
         async def check() -> JSON | None:
             pod = await self.pod(name, namespace)
             return pod if pod and pod.get("status", {}).get("phase") == "Running" else None
@@ -310,7 +310,7 @@ class LocalCluster:
             raise TimeoutError(f"{e}; events: {messages}") from None
         return found
 
-    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> None:
+    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _WAIT_TIMEOUT) -> None:
         """Deletes a pod and waits until it is removed."""
         await self.client.delete(PODS, name, namespace)
 

@@ -26,9 +26,9 @@ _WINDOW = 600.0  # seconds
 _BURST = 25.0
 _REFILL = 1 / 300  # events per second
 _AT_ONCE = 4  # objects whose events are written in parallel
-_QUEUED = 1000  # further events are dropped, as in client-go
-_KNOWN = 4096  # maximum number of keys in each cache
-_LONGEST = 1024  # characters of a message
+_MAX_QUEUED = 1000  # further events are dropped, as in client-go
+_MAX_KEYS = 4096  # maximum number of keys in each cache
+_MAX_MESSAGE = 1024  # characters of a message
 
 
 @dataclass
@@ -72,7 +72,7 @@ class EventRecorder:
         self.component = component
         self.host = host
         self.combine = combine
-        self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
+        self._queue: asyncio.Queue[JSON] = asyncio.Queue(_MAX_QUEUED)
         self._lost = 0  # events dropped because the queue was full
         self._similar: dict[tuple[str, ...], _Similar] = {}
         self._buckets: dict[str, _Bucket] = {}
@@ -86,15 +86,13 @@ class EventRecorder:
         about = {"apiVersion": api, "kind": kind, "name": str(meta["name"])}
         about |= {key: str(meta[key]) for key in ("namespace", "uid", "resourceVersion") if meta.get(key)}
         source = {"component": self.component} | ({"host": self.host} if self.host else {})
-        event = {"involvedObject": about, "type": type, "reason": reason, "message": message[:_LONGEST]}
+        event = {"involvedObject": about, "type": type, "reason": reason, "message": message[:_MAX_MESSAGE]}
         event |= {"source": source, "reportingComponent": self.component, "reportingInstance": self.host}
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             if not self._lost:
-                log.warning(
-                    "too many queued events, so further ones of %s are dropped: more than %d", self.component, _QUEUED
-                )
+                log.warning("events of %s are dropped: more than %d events are queued", self.component, _MAX_QUEUED)
             self._lost += 1
 
     def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
@@ -133,7 +131,7 @@ class EventRecorder:
         for known in (self._similar, self._buckets, self._seen):
             _shorten(known)
         if self.combine:
-            if self._is_one_of_many(similar_key, event["message"], moment):
+            if self._is_combined(similar_key, event["message"], moment):
                 event = {**event, "message": f"(combined from similar events): {event['message']}"}
                 key = similar_key
             if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
@@ -158,7 +156,7 @@ class EventRecorder:
         )
         self._seen[key] = _Seen(name, 1)
 
-    def _is_one_of_many(self, key: tuple[str, ...], message: str, moment: float) -> bool:
+    def _is_combined(self, key: tuple[str, ...], message: str, moment: float) -> bool:
         similar = self._similar.setdefault(key, _Similar())
         if moment - similar.last > _WINDOW:
             similar.messages.clear()
@@ -177,7 +175,7 @@ def _identity(event: JSON) -> tuple[str, ...]:
 
 
 def _shorten(known: dict[Any, Any]) -> None:
-    while len(known) > _KNOWN:
+    while len(known) > _MAX_KEYS:
         del known[next(iter(known))]
 
 

@@ -185,7 +185,7 @@ class _Copies:
             try:
                 handler(change)
             except Exception:
-                log.exception("cannot read an object: %s %s", self.reflector.plural, "/".join(name))
+                log.exception("a change handler failed for an object: %s %s", self.reflector.plural, "/".join(name))
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:

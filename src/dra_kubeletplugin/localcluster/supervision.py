@@ -47,7 +47,7 @@ class Supervisor:
                 await run()
             except Exception as e:
                 raise ComponentEnded(f"{name} failed: {type(e).__name__}: {e}") from e
-            raise ComponentEnded(f"{name} ended, which it must not")
+            raise ComponentEnded(f"{name} ended unexpectedly")
 
         task = self._group.create_task(guarded(), name=name)
         self._tasks.add(task)

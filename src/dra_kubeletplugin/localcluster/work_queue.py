@@ -131,7 +131,7 @@ class WorkQueue(Generic[K]):
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise
-                    failed(key, RuntimeError(f"something that was waited for was cancelled: {e}"))
+                    failed(key, RuntimeError(f"a task that it waited for was cancelled: {e}"))
                     self.retry(key)
                 except Exception as e:
                     failed(key, e)

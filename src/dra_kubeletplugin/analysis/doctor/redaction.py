@@ -14,7 +14,7 @@ from typing import Any
 from ...resourceapi.encoded import TOO_DEEP
 
 REMOVED = "<removed>"
-_DEEPEST = 100  # levels; a claim's parameters may have thousands, but Python allows only a thousand frames
+_MAX_DEPTH = 100  # levels; a claim's parameters may have thousands, but Python allows only a thousand frames
 _WORDS = (
     r"pass(?:word|wd|phrase|code)?|pwd|secret|token|credential|dockerc(?:onfigjson|fg)"
     r"|(?:api|access|account|private|licen[cs]e|signing|encryption|shared|ssh|storage|master|subscription)[-_]?key"
@@ -22,7 +22,7 @@ _WORDS = (
 )
 _NAMES = re.compile(rf"(?i)({_WORDS}|(^|[^a-z])(auth|sig|signature)$)|(?-i:(Auth|Signature)$)")
 # A field whose name has such an ending only names a Secret or a file, so its value is kept.
-_REFERS = ("Name", "name", "Ref", "Path", "path")
+_REFERENCE_ENDINGS = ("Name", "name", "Ref", "Path", "path")
 _ANNOTATIONS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
 # In JSON within JSON, the quotes are preceded by backslashes.
 _QUOTED = r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"
@@ -99,7 +99,7 @@ def _plain(value: str) -> str:
 
 def _without_value(match: re.Match[str]) -> str:
     name = match["name"]
-    if name.rstrip(" \t\n=:\"'\\").endswith(_REFERS):
+    if name.rstrip(" \t\n=:\"'\\").endswith(_REFERENCE_ENDINGS):
         return match[0]
     quote = match.groupdict().get("q") or ""
     return f"{name}{quote}{REMOVED}{quote}"
@@ -110,7 +110,7 @@ def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
 
     Replaces values below more than 100 levels too, because users may nest parameters without a limit.
     """
-    if depth > _DEEPEST and isinstance(obj, Mapping | list | tuple):
+    if depth > _MAX_DEPTH and isinstance(obj, Mapping | list | tuple):
         return TOO_DEEP
     if isinstance(obj, Mapping):
         if name == "env":  # the environment of a container, in the form of a mapping
@@ -132,17 +132,17 @@ def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def _is_secret(key: str) -> bool:
-    return bool(_NAMES.search(key)) and not key.endswith(_REFERS)
+    return bool(_NAMES.search(key)) and not key.endswith(_REFERENCE_ENDINGS)
 
 
 def _hidden(value: Any, depth: int) -> Any:
     """Returns the value of a secret field with all nested values removed. Keeps booleans, and fields that only name a Secret."""
-    if depth > _DEEPEST and isinstance(value, Mapping | list | tuple):
+    if depth > _MAX_DEPTH and isinstance(value, Mapping | list | tuple):
         return TOO_DEEP
     deeper = depth + 1
     if isinstance(value, Mapping):
         return {
-            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERS) else _hidden(v, deeper)
+            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERENCE_ENDINGS) else _hidden(v, deeper)
             for k, v in value.items()
         }
     if isinstance(value, list | tuple):
@@ -154,7 +154,12 @@ def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
     """Returns whether an argument is the value of a secret flag before it, as in ``--password VALUE``."""
     flag, value = arguments[i - 1] if i else None, arguments[i]
     is_value = isinstance(value, str | int | float) and not str(value).startswith("-")
-    return isinstance(flag, str) and is_value and bool(_LONE_FLAG.fullmatch(flag)) and not flag.endswith(_REFERS)
+    return (
+        isinstance(flag, str)
+        and is_value
+        and bool(_LONE_FLAG.fullmatch(flag))
+        and not flag.endswith(_REFERENCE_ENDINGS)
+    )
 
 
 def _variable(entry: Any, depth: int) -> Any:

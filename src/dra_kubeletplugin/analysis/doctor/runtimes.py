@@ -52,8 +52,8 @@ def look(root: Path, cdi_root: Path, seen: Sequence[Process]) -> Iterator[Findin
         else:
             yield unknown(
                 "runtime",
-                "no configuration of containerd or CRI-O is seen from here",
-                "run it on the node, or give --host-root",
+                "no configuration of containerd or CRI-O is visible from here",
+                "run `dra doctor` on the node, or set --host-root",
             )
     except OSError as e:
         yield denied("runtime", e)
@@ -64,7 +64,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
         with path.open("rb") as f:
             config = tomllib.load(f)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        yield failure("runtime", f"{path} is no TOML: {e}", "containerd will not start with it")
+        yield failure("runtime", f"{path} is not valid TOML: {e}", "containerd will not start with it")
         return
     version = config.get("version", 1)
     if not isinstance(version, int):
@@ -75,7 +75,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
     for name in _SECTIONS.get(version, ("cri",)):
         section = section or _table(plugins, name)
     if version not in _SECTIONS and not section:
-        yield unknown("runtime", f"{path} has version {version}", "see its CRI plugin's enable_cdi")
+        yield unknown("runtime", f"{path} has version {version}", "check enable_cdi of its CRI plugin")
         return
     folders = section.get("cdi_spec_dirs")
     enabled = section.get("enable_cdi", version == 3)

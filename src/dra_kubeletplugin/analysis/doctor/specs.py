@@ -19,7 +19,7 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
         yield unknown(
             "CDI",
             f"no folder {' or '.join(map(str, folders))}",
-            "drivers make it at their start; on a node it must be the host's",
+            "drivers create it when they start; in a pod, mount the host's folder",
         )
         return
     try:
@@ -37,7 +37,9 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
             )
             yield failure("CDI", f"{path}: {fault}", todo)
     for name, paths in sorted(_hidden(there, cache).items()):
-        yield warning("CDI", f"{name} is in {paths}: the last hides the others", "remove the one that is not meant")
+        yield warning(
+            "CDI", f"{name} is in {paths}: the last file hides the others", "remove the file that is not intended"
+        )
     kinds: dict[str, int] = {}
     for name in cache.devices:
         kind = name.partition("=")[0]

@@ -27,7 +27,7 @@ JSON = Mapping[str, Any]
 _REST = 4.0  # seconds of rest for each second of work; together at most a fifth of one core
 _PAUSE = 0.2  # minimum seconds of rest
 _OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
-_MOST = 1000  # reasons that are kept
+_MAX_REASONS = 1000  # reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
 
@@ -91,7 +91,7 @@ class BackgroundExplainer:
                 self._view = await asyncio.to_thread(SchedulerView, snapshot)
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
-                return "it is no longer there"
+                return "the pod no longer exists"
             view = self._view.seen_with(await self._with_events(self._view.snapshot, pod))
             found = await asyncio.to_thread(explain_pod, view, pod_info.read(dict(obj)), changes=False)
             return clip(found.summary)
@@ -139,7 +139,7 @@ class BackgroundExplainer:
             if found := self._of(uid, keys):
                 lines[uid] = found.line
         # Each change of a waiting pod may add a reason, so memory needs a limit.
-        if max(len(lines), len(self._found)) > _MOST:
+        if max(len(lines), len(self._found)) > _MAX_REASONS:
             lines = {uid: line for uid, line in lines.items() if uid in keys}
             kept = {*keys, *keys.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}

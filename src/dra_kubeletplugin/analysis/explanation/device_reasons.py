@@ -94,7 +94,7 @@ class NodeDevices:
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         found = list(_selectors(request, candidate))
         if not found and not candidate.here:
-            found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "another node")]
+            found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "use another node")]
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
     def _use(self, candidate: Candidate) -> DeviceUse:

@@ -167,7 +167,7 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
         why = Reason(
             ReasonKind.KUBELET,
             f"the kubelet of {known.node}: {known.message}",
-            "what the message names: see the driver's log on the node",
+            "repair the cause that the message names; see also the driver's log on the node",
         )
         return replace(known, reasons=(why,), summary=why.text)
     return replace(

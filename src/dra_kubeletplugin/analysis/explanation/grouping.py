@@ -59,11 +59,11 @@ class _Folded:
         return Reason(self.fault.kind, self.fault.text, self.fault.change, count, examples)
 
 
-def fold(looks: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
+def fold(results: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
     """Groups nodes with equal reasons. Groups that fit come first, then the groups with the fewest reasons."""
     by_key: dict[Hashable, list[NodeReasons]] = {}
-    for look in looks:
-        by_key.setdefault(look.key, []).append(look)
+    for result in results:
+        by_key.setdefault(result.key, []).append(result)
     groups = [(_group(members), members) for members in by_key.values()]
     return sorted(groups, key=lambda g: (not g[0].fits, _distance(g[0]), -len(g[0].nodes), g[0].nodes))
 

@@ -19,9 +19,11 @@ Place = tuple[str, DeviceFault]  # a device and one reason against it
 _NONE = DeviceFault(
     ReasonKind.NO_DEVICES,
     "no device is published for the node",
-    "a driver that publishes devices there: see whether it runs",
+    "run a driver that publishes devices there, and check its log",
 )
-_NO_MATCH = DeviceFault(ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "devices that are")
+_NO_MATCH = DeviceFault(
+    ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "add devices that are"
+)
 
 
 @dataclass

@@ -28,7 +28,7 @@ from ..snapshot import KINDS, Gap, Snapshot
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
 
 JSON = dict[str, Any]
-MOST_MORE = 1000  # pods that are tried in addition to the requested ones
+MAX_MORE = 1000  # pods that are tried in addition to the requested ones
 Progress = Callable[[int, int], None]
 
 
@@ -176,13 +176,13 @@ class _Simulator:
         undo: list[Callable[[], None]] = []
         more = 0
         why = None
-        while fit.fits and more < MOST_MORE and why is None:
+        while fit.fits and more < MAX_MORE and why is None:
             found, why = self._place(workload.pod(workload.count + more), undo)
             more += found is not None
-            self._progress(more, MOST_MORE)
+            self._progress(more, MAX_MORE)
         for step in reversed(undo):
             step()
-        return replace(fit, more=more, limited=more >= MOST_MORE, stopped=fit.stopped or why)
+        return replace(fit, more=more, limited=more >= MAX_MORE, stopped=fit.stopped or why)
 
     # --- one pod --------------------------------------------------------------------------------
 

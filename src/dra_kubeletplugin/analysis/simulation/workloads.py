@@ -82,7 +82,7 @@ class SimulatedWorkload:
         return None if filters.node_affinity(info, node) or filters.taints(info, node) else made
 
 
-MOST_PODS = 100_000  # of one workload
+MAX_PODS = 100_000  # pods of one workload
 # Values of the PriorityClasses that every cluster has.
 _PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -106,8 +106,8 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
         count, template = found
         if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
             raise QuestionError(f"{kind} {meta.get('name')}: its template has no spec")
-        if not 0 <= count <= MOST_PODS:
-            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MOST_PODS} can be simulated")
+        if not 0 <= count <= MAX_PODS:
+            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MAX_PODS} can be simulated")
         where = str(meta.get("namespace") or namespace)
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
         priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))

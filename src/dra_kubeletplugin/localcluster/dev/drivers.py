@@ -19,14 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-_KEPT = 20  # number of last lines of a process's output that an error contains
-_PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again; the pause doubles each time
+_KEPT_LINES = 20  # number of last lines of a process's output that an error contains
+_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before a process that died is started again; the pause doubles each time
 _STEADY = 60.0  # seconds of running after which the pause starts again at its minimum
-_LOOK = 0.05  # seconds between two checks for readiness
+_POLL_INTERVAL = 0.05  # seconds between two checks for readiness
 # The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own.
 _CODE = re.compile(r" \[DRA-E\d+\]$")
-_CORRECT = 2  # exit code after errors that the user must correct; lines that begin with "dra: " contain these errors
-_LAST_WORDS = 1.0  # seconds to wait for the rest of an ended process's output
+_USER_ERROR = 2  # exit code after errors that the user must correct; lines that begin with "dra: " contain these errors
+_OUTPUT_TIMEOUT = 1.0  # seconds to wait for the rest of an ended process's output
 STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -188,7 +188,7 @@ class DriverProcess:
     async def keep_running(self, timeout: float) -> None:
         """Restarts the process with growing pauses each time it dies. Never returns."""
         loop = asyncio.get_running_loop()
-        pause = _PAUSE
+        pause = _MIN_PAUSE
         while True:
             current, began = self._current, loop.time()
             self._changed.clear()
@@ -199,11 +199,11 @@ class DriverProcess:
             changed.cancel()
             if current is not self._current or current is None or current.alive:
                 continue
-            pause = _PAUSE if loop.time() - began > _STEADY else min(pause * 2, _LONGEST)
+            pause = _MIN_PAUSE if loop.time() - began > _STEADY else min(pause * 2, _MAX_PAUSE)
             if self.phase is ProcessPhase.DOWN:
                 wait = self._down_until - loop.time()
             else:
-                self._report(f"ended with {_code(current)}; started again in {pause:g} s")
+                self._report(f"ended with {_code(current)}; it will be started again in {pause:g} s")
                 self.phase, wait = ProcessPhase.DOWN, pause
             await self._wait_for_change(wait)
             await self._restart(current, timeout)
@@ -246,7 +246,7 @@ class DriverProcess:
             stderr=asyncio.subprocess.STDOUT,
             process_group=0,  # so that Ctrl-C does not reach the driver; this process stops the driver in order
         )
-        output: deque[str] = deque(maxlen=_KEPT)
+        output: deque[str] = deque(maxlen=_KEPT_LINES)
         self.phase = ProcessPhase.STARTING
         self._down_until = 0.0
         return _Instance(process, ready, asyncio.create_task(self._read(process, output)), output)
@@ -280,10 +280,10 @@ class DriverProcess:
                 self.phase = ProcessPhase.FAILED
                 reason = "; ".join(state.waits) if state else f"its last output:\n{_last_output(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
         await _drain(instance)
         self.phase = ProcessPhase.FAILED
-        if instance.process.returncode == _CORRECT and (
+        if instance.process.returncode == _USER_ERROR and (
             output := [line for line in instance.output if line.startswith("dra: ")]
         ):
             raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in output)}")
@@ -308,7 +308,7 @@ class DriverProcess:
 
 async def _drain(instance: _Instance) -> None:
     """Waits until the output is read, for a limited time, because a child of the process may keep the output open."""
-    await asyncio.wait({instance.reading}, timeout=_LAST_WORDS)
+    await asyncio.wait({instance.reading}, timeout=_OUTPUT_TIMEOUT)
 
 
 def _read_state(file: Path) -> DriverState | None:

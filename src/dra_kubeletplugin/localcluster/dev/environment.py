@@ -83,7 +83,7 @@ class DevEnvironment:
             EnvironmentRefused: no process matches.
         """
         if not self.drivers:
-            raise EnvironmentRefused("`dra dev` started no driver; kill and start a driver that you started yourself")
+            raise EnvironmentRefused("`dra dev` started no driver; stop and start your own driver yourself")
         found = self.drivers
         if driver != ALL:
             name = _select("driver", driver, {p.program.driver for p in self.drivers})

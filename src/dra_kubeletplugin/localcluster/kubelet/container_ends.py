@@ -13,7 +13,7 @@ from .pod_state import PodState
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_LEAST = 2.0  # minimum seconds for a container to stop, also if its preStop hook used up the grace period
+_MIN_STOP = 2.0  # minimum seconds for a container to stop, also if its preStop hook used up the grace period
 
 
 class ContainerStopper:
@@ -38,7 +38,7 @@ class ContainerStopper:
                 outcome = None  # a hook that takes too long is abandoned without an event, as in a real kubelet
             if outcome is not None and outcome.result is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
-            grace = max(_LEAST, grace - (clock() - started))
+            grace = max(_MIN_STOP, grace - (clock() - started))
         await self.runtime.stop(state.uid, name, grace)
 
     async def end_all(self, pod: JSON, state: PodState, grace: float | None = None) -> None:
@@ -62,7 +62,7 @@ class ContainerStopper:
                     tasks.create_task(self.end(pod, state, container, given, f"Stopping container {container['name']}"))
         for container, role in reversed(running):
             if role is Role.SIDECAR:
-                remaining = max(min(given, _LEAST), until - clock())
+                remaining = max(min(given, _MIN_STOP), until - clock())
                 await self.end(pod, state, container, remaining, f"Stopping container {container['name']}")
         state.seen.waiting = {}
 

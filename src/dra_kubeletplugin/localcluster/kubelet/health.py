@@ -24,7 +24,7 @@ _STREAMS: dict[str, tuple[Any, Any]] = {
     "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
 }
 _TIMEOUT = 30.0  # seconds for which a report is valid if it contains no timeout
-_LONGEST = 1024  # characters of a message; the rest is cut
+_MAX_MESSAGE = 1024  # characters of a message; the rest is cut
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 
 
@@ -144,7 +144,7 @@ class HealthMonitor:
             key = (connection.driver, entry.device.pool_name, entry.device.device_name)
             if not key[1] or not key[2]:
                 continue
-            text = entry.message if len(entry.message) <= _LONGEST else entry.message[: _LONGEST - 3] + "..."
+            text = entry.message if len(entry.message) <= _MAX_MESSAGE else entry.message[: _MAX_MESSAGE - 3] + "..."
             holds = entry.health_check_timeout_seconds or _TIMEOUT
             measured = entry.last_updated_time or time.time()
             self._reports[key] = Report(_BY_NUMBER.get(entry.health, DeviceHealthState.UNKNOWN), text, measured + holds)

@@ -172,7 +172,7 @@ class LocalKubelet:
     async def _wipe(self, driver: str) -> None:
         """Wipes the slices of a driver that is not connected. An empty ``driver`` stands for all drivers that are not connected."""
         if not driver:
-            connected = {d for d in self.plugins.connected if self.plugins.is_connected(d)}
+            connected = {d for d in self.plugins.registered if self.plugins.is_connected(d)}
             await wipe_slices(self.client, self.name, but=connected)
         elif not self.plugins.is_connected(driver):
             await wipe_slices(self.client, self.name, driver)

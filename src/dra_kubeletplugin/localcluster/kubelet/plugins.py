@@ -65,7 +65,7 @@ class Connection:
 
 
 class PluginWatcher:
-    """Registers plugins. ``connected`` maps a driver to its registered instances, newest last.
+    """Registers plugins. ``registered`` maps a driver to its registered instances, newest last.
 
     Args:
         interval: seconds between two reads of the registry directory.
@@ -86,7 +86,7 @@ class PluginWatcher:
         self.supported = supported
         self.on_gone = on_gone
         self.on_new = on_new
-        self.connected: dict[str, list[Connection]] = {}
+        self.registered: dict[str, list[Connection]] = {}
         self.changed = asyncio.Event()
         self._known: dict[Path, tuple[tuple[int, int], Connection | None]] = {}
         self._retry: dict[Path, tuple[float, float]] = {}  # next try, pause
@@ -95,11 +95,11 @@ class PluginWatcher:
 
     def newest(self, driver: str) -> Connection | None:
         """Returns the newest connected instance. If no instance is connected, returns the newest; None if there is no instance."""
-        found = self.connected.get(driver) or []
+        found = self.registered.get(driver) or []
         return next((c for c in reversed(found) if c.connected), found[-1] if found else None)
 
     def is_connected(self, driver: str) -> bool:
-        return any(c.connected for c in self.connected.get(driver) or [])
+        return any(c.connected for c in self.registered.get(driver) or [])
 
     async def run(self) -> None:
         """Polls the directory. A watch would race with a rename. Never returns."""
@@ -112,7 +112,7 @@ class PluginWatcher:
             if connection:
                 await self._end(connection)
         self._known.clear()
-        self.connected.clear()
+        self.registered.clear()
 
     async def look(self) -> None:
         found: dict[Path, tuple[int, int]] = {}
@@ -147,12 +147,12 @@ class PluginWatcher:
 
     async def _disconnect(self, connection: Connection) -> None:
         was_connected = self.is_connected(connection.driver)
-        instances = self.connected.get(connection.driver, [])
+        instances = self.registered.get(connection.driver, [])
         if connection in instances:
             instances.remove(connection)
         await self._end(connection)
         if not instances:
-            self.connected.pop(connection.driver, None)
+            self.registered.pop(connection.driver, None)
         if was_connected and not self.is_connected(connection.driver):
             self.on_gone(connection.driver)
         self.changed.set()
@@ -238,7 +238,7 @@ class PluginWatcher:
                 f"invalid supported gRPC versions of DRA driver plugin {info.name} at endpoint {info.endpoint}: none of "
                 f"services supported by the plugin ({versions}) are supported by the kubelet ([{listed}])"
             ), ""
-        if any(c.endpoint == info.endpoint for c in self.connected.get(info.name, [])):
+        if any(c.endpoint == info.endpoint for c in self.registered.get(info.name, [])):
             return f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}", ""
         return "", version
 
@@ -247,7 +247,7 @@ class PluginWatcher:
         connection = Connection(
             info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
         )
-        self.connected.setdefault(info.name, []).append(connection)
+        self.registered.setdefault(info.name, []).append(connection)
         self._monitors[connection] = asyncio.create_task(self._monitor_safely(connection), name=f"plugin {info.name}")
         self.changed.set()
         self.on_new(connection)

@@ -14,7 +14,7 @@ JSON = Mapping[str, Any]
 _REFUSED = ("volumeDevices",)
 _PROFILES = ("seccompProfile", "appArmorProfile")
 _DOMAIN = "cluster.local"
-_LONGEST = 64  # characters of a host name
+_MAX_HOST_NAME = 64  # characters of a host name
 
 
 def refusals(pod: JSON) -> list[str]:
@@ -41,11 +41,11 @@ def _long_name(pod: JSON) -> str:
         return ""
     host = str(spec.get("hostname") or meta["name"])[:63].rstrip("-.")
     name = f"{host}.{spec['subdomain']}.{meta['namespace']}.svc.{_DOMAIN}"
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_HOST_NAME:
         return ""
     return (
         f"failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long "
-        f"({_LONGEST} characters is the max, {len(name)} characters requested)"
+        f"({_MAX_HOST_NAME} characters is the max, {len(name)} characters requested)"
     )
 
 

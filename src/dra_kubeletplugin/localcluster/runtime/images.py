@@ -122,8 +122,8 @@ class Images:
                 return self._busybox()
         if folder is None:
             raise ImagePullError(
-                f'image "{name}" is not on this machine, and the local cluster pulls none: name its root folder or OCI layout with '
-                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"'
+                f'image "{name}" is not on this machine, and the local cluster pulls no images: set its root folder or OCI layout with '
+                f'`dra dev --image {name}=FOLDER`, or a folder for all images with --image "*=FOLDER"'
             )
         try:
             if not (folder / "index.json").is_file():

@@ -17,8 +17,8 @@ from pathlib import Path
 from ..child_reaper import Guard
 from .interface import ContainerError
 
-_LOOK = 0.01  # seconds between two checks for the file that runc writes when a process has started
-_COMMAND = 30.0  # timeout in seconds of a runc call that does not run a command of the user
+_POLL_INTERVAL = 0.01  # seconds between two checks for the file that runc writes when a process has started
+_COMMAND_TIMEOUT = 30.0  # timeout in seconds of a runc call that does not run a command of the user
 # The writable layer is in memory and in its own mount namespace, so it disappears however the container ends.
 # The paths are relative to the container's directory, so no path needs escaping.
 _ROOTED = (
@@ -122,7 +122,7 @@ class Runc:
         try:
             await asyncio.shield(waiter)
         except asyncio.CancelledError:  # wait, because otherwise a half-created container or its cgroup would stay
-            await asyncio.wait({waiter}, timeout=_COMMAND)
+            await asyncio.wait({waiter}, timeout=_COMMAND_TIMEOUT)
             with contextlib.suppress(OSError):
                 os.kill(int(_read(pid)), signal.SIGKILL)
             raise
@@ -168,7 +168,7 @@ async def _wait_started(process: asyncio.subprocess.Process, pid: Path) -> None:
     ended = asyncio.ensure_future(process.wait())
     try:
         while not ended.done() and not _exists(pid):
-            await asyncio.wait({ended}, timeout=_LOOK)
+            await asyncio.wait({ended}, timeout=_POLL_INTERVAL)
     finally:
         ended.cancel()
 
@@ -201,12 +201,12 @@ async def _run(*argv: str) -> tuple[int, str, str]:
         process_group=0,
     )
     try:
-        async with asyncio.timeout(_COMMAND):
+        async with asyncio.timeout(_COMMAND_TIMEOUT):
             out, error = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND:g} s") from None
+        raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND_TIMEOUT:g} s") from None
     return process.returncode or 0, out.decode(errors="replace"), error.decode(errors="replace").strip()
 
 

@@ -183,8 +183,8 @@ class RuncRuntime:
             raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:
             raise ContainerError(
-                f"a device wants a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
-                f"would leave out: it needs {'.'.join(map(str, _NETWORK_DEVICES))}"
+                f"a device requires a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
+                f"does not pass to containers: use runc {'.'.join(map(str, _NETWORK_DEVICES))} or later"
             )
         runnable_spec = spec if self.dev == Path("/dev") else _without_described(spec)
         (folder / "config.json").write_text(json.dumps(runnable_spec, indent=2) + "\n")

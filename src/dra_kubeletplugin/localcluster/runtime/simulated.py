@@ -31,7 +31,7 @@ from .interface import (
 from .simulated_behavior import PREFIX, behavior_of, outcome_of
 
 JSON = dict[str, Any]
-_HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
+_HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs real containers"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
@@ -180,11 +180,13 @@ class SimulatedRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_HINT}")
+        raise ContainerError(
+            f"containers are simulated here, so no process runs and no command can be executed: {_HINT}"
+        )
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_HINT}")
+        raise ContainerError(f"containers are simulated here, so there is no process to attach to: {_HINT}")
 
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         return outcome_of(name, action)
@@ -207,8 +209,8 @@ def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> s
         f"image: {container.image}",
         f"command: {json.dumps(process['args'])}",
     ]
-    lines += _section("environment of its own", [e for e in process["env"] if e in own - {PATH}])
-    lines += _section("devices asked for", container.cdi_devices)
+    lines += _section("environment of the pod", [e for e in process["env"] if e in own - {PATH}])
+    lines += _section("requested devices", container.cdi_devices)
     lines += _section("environment injected", [e for e in process["env"] if e not in own])
     lines += _section("devices injected", map(_device, linux.get("devices") or []))
     lines += _section("network devices injected", linux.get("netDevices") or {})

@@ -38,7 +38,7 @@ _SLEEP = re.compile(r"\bsleep\s+(\d+(?:\.\d+)?)([smhd]?)\b")
 _FOREVER = re.compile(r"\bsleep\s+inf|\btail\s+-[fF]|\bwhile\b|\buntil\b|(?:^|[\s/])pause(?:\s|$)")
 _EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
 _FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
-_SHORT = 1.0  # seconds that a container runs if its command does not show a time
+_DEFAULT_DURATION = 1.0  # seconds that a container runs if its command does not show a time
 _OCCASIONS = {
     HandlerOccasion.STARTUP: "startup-probe",
     HandlerOccasion.READINESS: "readiness-probe",
@@ -68,7 +68,7 @@ def behavior_of(sandbox: Sandbox, container: ContainerConfig) -> Behavior:
     codes = _annotation(sandbox.annotations, container.name, "exit-code")
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
-        seconds = _SHORT  # an exit code implies that the container ends
+        seconds = _DEFAULT_DURATION  # an exit code implies that the container ends
     return Behavior(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
@@ -81,7 +81,7 @@ def outcome_of(container: str, action: HandlerAction) -> Outcome:
             return Outcome(ProbeResult.PASS)
         return Outcome(
             ProbeResult.UNDEFINED,
-            f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass",
+            f"there is no process to probe: annotate {PREFIX}/{what}: pass, fail or fail,pass",
         )
     key, text = found
     results = [part.strip() for part in text.split(",")]
@@ -106,7 +106,7 @@ def _guess(sandbox: Sandbox, container: ContainerConfig) -> float | None:
     if _FOREVER.search(text):
         return None
     slept = [float(number) * _UNITS[unit or "s"] for number, unit in _SLEEP.findall(text)]
-    return sum(slept) if slept else _SHORT
+    return sum(slept) if slept else _DEFAULT_DURATION
 
 
 def _guessed_code(container: ContainerConfig) -> int:
@@ -137,7 +137,7 @@ def _code(text: str, key: str, attempt: int) -> int:
 
 
 def _invalid(key: str, text: str, wanted: str) -> ContainerError:
-    return ContainerError(f"annotation {key} is {text!r}, and must be {wanted}", "CreateContainerConfigError")
+    return ContainerError(f"annotation {key} is {text!r}, but must be {wanted}", "CreateContainerConfigError")
 
 
 __all__ = ["PREFIX", "Behavior", "behavior_of", "outcome_of"]
