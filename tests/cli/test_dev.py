@@ -106,7 +106,7 @@ def test_a_new_function_is_plugged_in_from_a_file(dev: DevProcess, tmp_path: Pat
     dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))
     wait_until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
     assert "0000:19:00.0" in dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
-    assert "neither one that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
+    assert "neither a function that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
     assert "0000:19:00.0 is already present" in dev.verb("plug-function", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug-function", "--node", "node-2", "0000:19:00.0")
     wait_until(lambda: len(dev.devices("node-2")) == 2)

@@ -71,7 +71,7 @@ async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is
         failed = "\n".join(f.text for f in findings if f.level is Level.FAILURE)
         warned = "\n".join(f.text for f in findings if f.level is Level.WARNING)
         assert f"is prepared and {path} is missing" in failed
-        assert "finds toy-9 here, and has not published them" in failed
+        assert "finds toy-9 here, but has not published them" in failed
         assert "claim_orphan.json belongs to no record" in warned
 
 

@@ -196,7 +196,8 @@ async def test_permissions_that_are_missing_are_named_and_the_rest_is_explained(
     said = " ".join(capsys.readouterr().out.split())
     assert "no node of these has more than 2" in said
     assert (
-        "cannot list deviceclasses.resource.k8s.io in the cluster: selectors of classes are not known: more devices seem to fit than do; "
+        "cannot list deviceclasses.resource.k8s.io in the cluster: selectors of classes are not known: "
+        "more devices seem to fit than really do; "
         'ask for a ClusterRole with verb "list" on "deviceclasses" of API group "resource.k8s.io"'
     ) in said
     assert "cannot list pods in the cluster" in said

@@ -1,4 +1,4 @@
-"""Finds misspelt names in objects: of classes, claims, templates and attributes of devices.
+"""Finds misspelt names of classes, claims, templates and device attributes in objects.
 
 A name without a similar one in the same files is not reported, because the object may exist in the cluster.
 """
@@ -17,12 +17,12 @@ _REFERENCES = {
     "resourceClaimName": "ResourceClaim",
     "resourceClaimTemplateName": "ResourceClaimTemplate",
 }
-_CLOSE = 0.75
-_OWN = {"attributes": "attribute", "capacity": "capacity"}
+_SIMILARITY = 0.75
+_SINGULAR = {"attributes": "attribute", "capacity": "capacity"}
 
 
 class KnownNames:
-    """Names of attributes and capacities, by the domain in which selectors find them."""
+    """Names of attributes and capacities, by the domain that a selector uses for them."""
 
     def __init__(self, slices: Iterable[JSON]) -> None:
         self.names: dict[str, dict[str, set[str]]] = {}
@@ -35,40 +35,44 @@ class KnownNames:
 
     def _add(self, driver: str, devices: Any) -> None:
         for device in devices if isinstance(devices, list) else ():
-            for kind in _OWN:
+            for kind in _SINGULAR:
                 values = device.get(kind) if isinstance(device, Mapping) else None
                 for name in values if isinstance(values, Mapping) else ():
-                    domain, slash, own = str(name).partition("/")
-                    at = self.names.setdefault(domain if slash else driver, {k: set() for k in _OWN})
-                    at[kind].add(own if slash else str(name))
+                    domain, slash, bare_name = str(name).partition("/")
+                    by_kind = self.names.setdefault(domain if slash else driver, {k: set() for k in _SINGULAR})
+                    by_kind[kind].add(bare_name if slash else str(name))
 
     def warnings(self, expression: str) -> Iterator[str]:
-        """Yields sentences about names in a selector that no device has, in known domains."""
+        """Yields a sentence for each attribute or capacity in a selector that no device has.
+
+        An unknown domain is reported only if a known domain has a similar name.
+        """
         for kind, domain, name in mentions(expression):
             if domain not in self.names:
-                if hint := did_you_mean(domain, self.names, _CLOSE):
+                if hint := did_you_mean(domain, self.names, _SIMILARITY):
                     yield f"no device has {kind} of {domain!r}{hint}"
                 continue
-            there = self.names[domain]
-            if not name or name in there[kind]:
+            known_names = self.names[domain]
+            if not name or name in known_names[kind]:
                 continue
-            other = next(k for k in _OWN if k != kind)
-            if name in there[other]:
+            other = next(k for k in _SINGULAR if k != kind)
+            if name in known_names[other]:
                 yield f"{name!r} of {domain} is in device.{other}, not in device.{kind}"
             else:
-                known = ", ".join(sorted(there[kind])) or "none"
-                yield f"no device has the {_OWN[kind]} {name!r} of {domain}{did_you_mean(name, there[kind]) or f': there are {known}'}"
+                known = ", ".join(sorted(known_names[kind])) or "none"
+                hint = did_you_mean(name, known_names[kind]) or f": there are {known}"
+                yield f"no device has the {_SINGULAR[kind]} {name!r} of {domain}{hint}"
 
 
 def near_name_warnings(
     obj: JSON, objects: Sequence[JSON], published: KnownNames, classes: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yields path and sentence for each name in ``obj`` that is probably a misspelt one.
+    """Yields path and sentence for each name in ``obj`` that is probably misspelt.
 
     Args:
         objects: all objects of the files.
         published: attributes and capacities of devices.
-        classes: names of DeviceClasses that a driver brings.
+        classes: names of the DeviceClasses that the driver under development installs.
     """
     names: dict[str, set[str]] = {kind: set() for kind in _REFERENCES.values()}
     names["DeviceClass"] |= {*classes}
@@ -78,7 +82,7 @@ def near_name_warnings(
             names[kind].add(str(meta.get("name")))
     for path, key, value in _texts(obj, ""):
         if (kind := _REFERENCES.get(key)) is not None and value not in names[kind]:
-            if hint := did_you_mean(value, names[kind], _CLOSE):
+            if hint := did_you_mean(value, names[kind], _SIMILARITY):
                 where = "these files or beside the driver" if classes and kind == "DeviceClass" else "these files"
                 yield path, f"no {kind} {value!r} in {where}{hint}"
         elif key == "expression":
@@ -86,7 +90,7 @@ def near_name_warnings(
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """Yields path, key and value of each text in a mapping, except in parameters, whose form only their driver knows."""
+    """Yields path, key and value of each text in a mapping, except below ``parameters``: only the driver knows their form."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             where = f"{path}.{key}" if path else str(key)

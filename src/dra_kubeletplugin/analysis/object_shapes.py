@@ -1,7 +1,7 @@
-"""Validates the form of objects from files or other programs, as far as the analysis relies on it.
+"""Validates the fields on which the analysis relies, in objects from files or other programs.
 
-An API server has validated its own objects. Objects of resource.k8s.io are decoded with their types, others with the
-types here.
+Objects from an API server are not checked here, because the server has validated them. Objects of resource.k8s.io are
+decoded with their own types, other objects with the types of this module.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def validated(obj: JSON) -> JSON:
     """Returns the object in the form that the analysis relies on.
 
     Raises:
-        one of :data:`FAULTS`: the object has another form.
+        one of :data:`FAULTS`: the object does not have this form.
     """
     kind = str(obj["kind"])
     if not str(obj["apiVersion"]).startswith(f"{GROUP}/"):
@@ -259,7 +259,7 @@ def _check_amounts(sl: JSON) -> None:
     """Checks that all amounts and versions in a slice can be parsed.
 
     Raises:
-        ValueError: one cannot be parsed.
+        ValueError: an amount or a version cannot be parsed.
     """
     driver, _ = key_of(sl)
     for device in sl["spec"].get("devices") or []:

@@ -1,4 +1,4 @@
-"""Reads a snapshot from an API server: in pages, in the served version, with a text for each missing permission."""
+"""Reads a snapshot from an API server, in pages and in the served API version. Describes each missing permission."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .snapshot import Gap, Snapshot, kind_named, read
 JSON = dict[str, Any]
 Progress = Callable[[str, int], None]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
-_WHAT_FOR = {
+_CONSEQUENCES = {
     PODS: "pods of nodes are not known: nodes look emptier than they are",
     NODES: "labels, taints and free resources of nodes are not known",
     NAMESPACES: "labels of namespaces are not known",
     CLAIMS: "devices that claims hold look free",
     TEMPLATES: "whether a claim's template exists is not known",
-    CLASSES: "selectors of classes are not known: more devices seem to fit than do",
+    CLASSES: "selectors of classes are not known: more devices seem to fit than really do",
     SLICES: "no device is known",
     EVENTS: "events of the cluster are not known",
 }
@@ -53,10 +53,11 @@ async def take(
     kinds: Collection[Resource] = EVERYTHING,
     progress: Progress = lambda plural, count: None,
 ) -> Snapshot:
-    """Reads the cluster's current objects. Kinds that may not be read are in ``gaps``.
+    """Reads the cluster's current objects. ``gaps`` of the snapshot has the kinds that may not be read.
 
     Args:
-        namespace: read this namespace only if a list of all namespaces is refused. Templates are read from it only.
+        namespace: read this namespace only if a list of all namespaces is refused. Templates are always read
+                from this namespace only.
         progress: called with the plural name of a resource and the number of objects read.
 
     Raises:
@@ -84,7 +85,7 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
 async def _all(
     client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress
 ) -> tuple[list[JSON], Gap | None]:
-    """Lists all namespaces, or one if only that may be read."""
+    """Lists the objects of all namespaces, or of ``namespace`` if a list of all namespaces is refused."""
     scope = namespace if resource is TEMPLATES else ""
     try:
         return await _list(client, resource, version, scope, progress), None
@@ -120,7 +121,7 @@ async def _list(
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
     """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
-    consequence = _WHAT_FOR[resource]
+    consequence = _CONSEQUENCES[resource]
     if error.status == 404:
         return Gap(resource.plural, f"this cluster does not serve {name}: {consequence}")
     where = f"in namespace {namespace}" if namespace else "in the cluster"

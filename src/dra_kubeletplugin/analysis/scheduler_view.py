@@ -24,8 +24,8 @@ _UNLIMITED = {"cpu": "1M", "memory": "1Pi", "ephemeral-storage": "1Pi", "pods": 
 class SchedulerView:
     """The scheduler's caches, filled from a snapshot.
 
-    If nodes or classes may not be read, it uses substitutes: one node for each name in slices, classes that select any
-    device.
+    If nodes may not be read, it uses a substitute for each node name in slices. If classes may not be read, it uses
+    substitutes that select any device.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -47,10 +47,10 @@ class SchedulerView:
         self.cache.slices.slices = _by_node(snapshot.slices)
         for pod in snapshot.pods:
             if not is_finished(pod):
-                self._pod(pod)
+                self._add_pod(pod)
         self._holders: dict[DeviceId, list[JSON]] | None = None
 
-    def _pod(self, pod: JSON) -> None:
+    def _add_pod(self, pod: JSON) -> None:
         info = pod_info.read(pod)
         if info.node:
             self.cache.place(info, info.node)
@@ -123,7 +123,7 @@ def users_of(claim: JSON) -> list[str]:
 
 
 def _by_node(slices: Iterable[JSON]) -> Slices:
-    """Sorts slices as the scheduler's own cache does, in one pass."""
+    """Groups slices by node and by pool as the scheduler's cache does, in one pass."""
     local: dict[str, list[JSON]] = {}
     wide: list[JSON] = []
     by_pool: dict[PoolKey, list[JSON]] = {}

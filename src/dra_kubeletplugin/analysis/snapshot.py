@@ -1,4 +1,4 @@
-"""The input of all questions about a cluster: its objects as plain JSON, and which of them could not be read."""
+"""The input of all questions about a cluster: its objects as plain JSON, and the kinds and objects that could not be read."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class UnreadableObject:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The objects of a cluster at one moment, DRA's in ``resource.k8s.io/v1``.
+    """The objects of a cluster at one moment. DRA objects are in version ``resource.k8s.io/v1``.
 
     Args:
         gaps: kinds that were not read completely.
         unread: objects that are malformed.
-        live: whether the moment is now, so that time limits can be evaluated.
+        live: whether the objects were read just now, so that time limits can be evaluated.
     """
 
     pods: tuple[JSON, ...] = ()
@@ -82,7 +82,7 @@ class Snapshot:
     def of(cls, objects: Iterable[Mapping[str, Any]], *, gaps: Iterable[Gap] = (), live: bool = False) -> Snapshot:
         """Builds a snapshot from objects of any kind, in any order. Ignores kinds that no question needs.
 
-        Sets fields that a server would have set if they are missing: a UID, and the namespace ``default``.
+        Sets a missing UID or namespace (``default``), as a server would.
 
         Raises:
             QuestionError: an object has no kind or no name.
@@ -112,7 +112,11 @@ class Snapshot:
         *,
         live: bool = False,
     ) -> Snapshot:
-        """Builds a snapshot from objects that :func:`read` returned and that were validated, by plural name of their resource."""
+        """Builds a snapshot from objects that :func:`read` returned and that were validated.
+
+        Args:
+            found: the objects by plural name of their resource.
+        """
 
         def of(resource: Resource) -> tuple[JSON, ...]:
             return tuple(found.get(resource.plural, ()))
@@ -160,7 +164,7 @@ def kind_of(obj: Mapping[str, Any]) -> str:
     """Returns the kind of an object.
 
     Raises:
-        QuestionError: it is no Kubernetes object.
+        QuestionError: it is not a Kubernetes object.
     """
     kind, meta = (obj.get("kind"), obj.get("metadata")) if isinstance(obj, Mapping) else (None, None)
     name = (meta.get("name") or meta.get("generateName")) if isinstance(meta, Mapping) else None

@@ -19,7 +19,7 @@ from .snapshot import Gap, Snapshot, kind_named, read
 JSON = dict[str, Any]
 _MALFORMED = (QuestionError, TypeError, KeyError, ValueError, AttributeError)
 _REFUSED = {403, 404}
-# Finished pods hold nothing and wait for nothing, and a cluster may keep thousands of them.
+# Finished pods have no devices and wait for none, and a cluster may keep thousands of them.
 _SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
 
 
@@ -36,11 +36,11 @@ class _WatchedKind:
 
 
 class ClusterWatcher:
-    """Follows the cluster while :meth:`run` runs. ``version`` grows with each change.
+    """Watches the cluster while :meth:`run` runs. ``version`` grows with each change.
 
     Args:
         namespace: read this namespace only if a list of all namespaces is refused.
-        kinds: the resources to follow.
+        kinds: the resources to watch.
     """
 
     def __init__(self, client: KubeClient, namespace: str = "", kinds: Collection[Resource] = EVERYTHING) -> None:
@@ -49,7 +49,7 @@ class ClusterWatcher:
         self._namespace = namespace
         self._wanted = kinds
         self._kinds: list[_WatchedKind] = []
-        self._lost = 0.0  # unix seconds since when the API server is away; 0 while it responds
+        self._lost_since = 0.0  # unix time at which the API server stopped responding; 0 while it responds
 
     async def start(self) -> None:
         """Checks which kinds may be read.
@@ -86,14 +86,14 @@ class ClusterWatcher:
 
     @property
     def unavailable(self) -> tuple[str, float]:
-        """Why the API server cannot be reached now, and since when in unix seconds; empty and 0 if it responds."""
+        """The error if the API server cannot be reached now, and the unix time of its first failure; empty and 0 if it responds."""
         faults = [k.reflector for k in self._kinds if k.reflector.fault and k.reflector.fault_status not in _REFUSED]
         if not faults:
-            self._lost = 0.0
+            self._lost_since = 0.0
             return "", 0.0
-        if not self._lost:
-            self._lost = time.time()
-        return faults[0].fault, self._lost
+        if not self._lost_since:
+            self._lost_since = time.time()
+        return faults[0].fault, self._lost_since
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -117,7 +117,7 @@ class ClusterWatcher:
         return tuple(out)
 
     async def _kind(self, resource: Resource) -> _WatchedKind:
-        """Checks access to a kind: in all namespaces, or in one if only that may be read."""
+        """Checks access to a kind in all namespaces, or in one namespace if the list of all namespaces is refused."""
         versioned = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
         try:
             await self.client.page(versioned, limit=1)
@@ -128,11 +128,11 @@ class ClusterWatcher:
             if resource.namespaced and self._namespace:
                 with contextlib.suppress(ApiError):
                     await self.client.page(versioned, self._namespace, limit=1)
-                    return self._made(resource, self._namespace, replace(gap, read=self._namespace))
-            return self._made(resource, "", gap)
-        return self._made(resource, "", None)
+                    return self._watched(resource, self._namespace, replace(gap, read=self._namespace))
+            return self._watched(resource, "", gap)
+        return self._watched(resource, "", None)
 
-    def _made(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
+    def _watched(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
         followed = resource.plural if resource.group == GROUP else resource
         return _WatchedKind(
             resource, Reflector(self.client, followed, namespace, _SELECTED.get(resource.plural, "")), refusal
@@ -143,7 +143,7 @@ class ClusterWatcher:
             self.version += 1
             if event.type == "SYNCED":
                 kind.listed.set()
-                # Keeps one copy of each object: the converted one.
+                # The reflector then keeps the converted objects, so that there is one copy of each.
                 kind.reflector.items.update({u: o for u, o in kind.objects.items() if u in kind.reflector.items})
                 continue
             uid = event.object["metadata"]["uid"]

@@ -1,8 +1,8 @@
-"""Kills the processes that this process starts when this process ends, however it ends.
+"""Kills the child processes of this process when this process ends, for any reason.
 
-A small shell waits for the end of a pipe that the kernel closes. It starts before the guarded processes, so there is no
-gap. A process that is just starting keeps the pipe open until it runs; from then on the shell finds it by a mark in its
-environment.
+A small shell script, the guard, starts before the guarded processes. It waits for the end of a pipe that the kernel
+closes when this process ends. A process that is just starting keeps the pipe open until its program runs. From then on,
+the guard finds the process by a mark in its environment.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 
-_LOOK = 0.1  # seconds between looks
-_KILLING = 20.0  # seconds for killed processes to end; only a device driver in the kernel can hold one longer
+_POLL_INTERVAL = 0.1  # seconds between two searches for remaining processes
+_KILLING = 20.0  # seconds for killed processes to end; only a call into the kernel that hangs can take longer
 _MARK = "DRA_REAPER_ID"
 _NOW = b"now\n"
-# During exec a process shows no environment for some microseconds, so the shell looks twice in a row.
+# During exec, a process has no visible environment for some microseconds, so the guard searches twice in a row.
 _SCRIPT = """
 trap "" INT TERM HUP
 read -r line
@@ -38,8 +38,8 @@ done
 class Guard:
     """A guard; create it with :meth:`start` before the processes that it guards.
 
-    It guards processes with :attr:`mark` in their environment and their children. They have ``timeout`` seconds to end
-    by themselves after this process ended; then the guard kills them.
+    It guards all processes with :attr:`mark` in their environment; their children inherit it. After this process has
+    ended, they have ``timeout`` seconds to end by themselves. Then the guard kills them.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, mark: Mapping[str, str]) -> None:
@@ -52,14 +52,14 @@ class Guard:
 
         Args:
             timeout: seconds that guarded processes have to end by themselves.
-            tidy: the body of a shell function that runs at each look. It prints a text while it has work left.
+            tidy: the body of a shell function that runs at each search. It must print a text while it has work left.
             arguments: arguments of that function.
         """
         identity = secrets.token_hex(16)
-        looks = round(timeout / _LOOK)
-        most = looks + round(_KILLING / _LOOK)
+        looks = round(timeout / _POLL_INTERVAL)
+        most = looks + round(_KILLING / _POLL_INTERVAL)
         process = await asyncio.create_subprocess_exec(
-            "sh", "-c", _SCRIPT.replace("$LOOK", str(_LOOK)) % (f"tidy() {{ {tidy}; }}" if tidy else ""), "dra-guard",
+            "sh", "-c", _SCRIPT.replace("$LOOK", str(_POLL_INTERVAL)) % (f"tidy() {{ {tidy}; }}" if tidy else ""), "dra-guard",
             f"{_MARK}={identity}", str(looks), str(most), *arguments,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,

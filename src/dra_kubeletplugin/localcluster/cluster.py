@@ -38,14 +38,14 @@ from .scheduler.loop import Scheduler
 from .supervision import Supervisor
 
 JSON = dict[str, Any]
-_LOOK = 0.01  # seconds between two looks of :meth:`LocalCluster.wait`
-_LONGEST = 60.0  # seconds before a wait fails; long, because the machine may be busy
+_POLL_INTERVAL = 0.01  # seconds between two checks of :meth:`LocalCluster.wait`
+_WAIT_TIMEOUT = 60.0  # default timeout of a wait in seconds; long, because the machine may be busy
 RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 
 @dataclass(frozen=True)
 class LocalNode:
-    """One node and its directories, for the settings of a plugin."""
+    """One node, its kubelet and runtime, and the directories that a plugin's settings need."""
 
     name: str
     root: Path
@@ -63,8 +63,8 @@ class SecureServing:
     """Where the API server listens.
 
     Attributes:
-        address: host and port; port 0 for a free one.
-        certificate: files of a certificate for that address and of its key; created by default.
+        address: host and port; 0 selects a free port.
+        certificate: the files of a certificate for this address and of its key. By default, a certificate is created.
     """
 
     address: str = "127.0.0.1:0"
@@ -76,15 +76,16 @@ class LocalCluster:
 
     Args:
         nodes: names of the nodes.
-        state: the directory for everything, objects too. Keep its path short, because it contains sockets. By default a
-            temporary directory that is removed at the end.
+        state: the directory for all files, also for the API objects. Its path must be short, because it contains sockets.
+            By default, a temporary directory that is removed at the end.
         serving: where the local API server listens, and with which certificate.
-        kubeconfig: of a running API server to use instead of the local one; see :attr:`api`.
+        kubeconfig: the kubeconfig of a running API server to use instead of a local one; see :attr:`api`.
         timers: intervals and time limits of the kubelets, the node controller and the scheduler.
-        runtimes: creates a node's runtime from its name, a directory of its own and the directories of CDI specs;
-            simulated by default.
-        features: the release to behave as, with its feature gates and API versions: ``Features.of("1.37", {"GateName": True})``.
-            By default those in DRA_KUBERNETES_VERSION and DRA_FEATURE_GATES, else 1.36.
+        runtimes: creates a node's runtime from the node's name, a directory for the runtime, and the directories of CDI
+            specs. By default, containers are simulated.
+        features: the simulated Kubernetes release with its feature gates, for example
+            ``Features.of("1.37", {"GateName": True})``. By default, those in DRA_KUBERNETES_VERSION and
+            DRA_FEATURE_GATES, else 1.36.
 
     Raises:
         SettingsError: the release or a gate in the environment does not exist.
@@ -107,7 +108,7 @@ class LocalCluster:
         self._names = nodes
         self._keep = state is not None
         self.state = state or Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
-        if state is None:  # also removes the directory if the constructor or the caller fails before __aenter__
+        if state is None:  # removes the directory also if the constructor or the caller fails before __aenter__
             weakref.finalize(self, _remove, self.state, os.getpid())
         self._timers = timers or Timers()
         self._runtimes = runtimes or simulated
@@ -149,7 +150,7 @@ class LocalCluster:
         return self
 
     def _component(self, stack: contextlib.AsyncExitStack, name: str, *groups: str) -> KubeClient:
-        """Creates the API client of a component with an identity of its own; returns ``client`` if the API server is not the local one."""
+        """Creates an API client with the identity of a component. Returns ``client`` if the API server is not the local one."""
         if not self.has_own_api:
             return self.client
         token = Token(self.api.tokens.of_component(name, groups))
@@ -170,8 +171,9 @@ class LocalCluster:
     def _server(self, address: str, *, own: bool) -> ApiServer:
         """Creates the API server.
 
-        With the user's certificate it listens on TLS only. Else it has a second port without TLS for clients in this
-        process.
+        Args:
+            own: whether the user passed a certificate. The server then listens with TLS only. Else it has a second port
+                without TLS, for clients in this process.
         """
         tls = _server_tls(self._certificate)
         storage = None
@@ -205,7 +207,7 @@ class LocalCluster:
 
     @property
     def api(self) -> ApiServer:
-        """The local API server, with its storage and its faults.
+        """The local API server, with its storage and its injected faults.
 
         Raises:
             RuntimeError: the cluster uses another API server.
@@ -222,7 +224,7 @@ class LocalCluster:
 
     @property
     def access(self) -> Mapping[str, str]:
-        """Environment variables with which a driver's process reaches the API server: those of a pod, or the kubeconfig."""
+        """Environment variables with which a driver's process connects to the API server: those of a pod, or the kubeconfig."""
         if self._given_kubeconfig:
             return {"KUBECONFIG": str(self._given_kubeconfig)}
         at = urlsplit(self.api.public_url)
@@ -270,7 +272,7 @@ class LocalCluster:
         """
         return await self.apply(*(m.value for m in objects([path])))
 
-    async def wait(self, what: str, check: Any, timeout: float = _LONGEST) -> Any:
+    async def wait(self, what: str, check: Any, timeout: float = _WAIT_TIMEOUT) -> Any:
         """Waits until ``await check()`` returns a true value, and returns that value.
 
         Raises:
@@ -281,7 +283,7 @@ class LocalCluster:
                 while True:
                     if found := await check():
                         return found
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_INTERVAL)
         except TimeoutError:
             raise TimeoutError(f"waited {timeout:g}s for {what}") from None
 
@@ -293,7 +295,7 @@ class LocalCluster:
                 return None
             raise
 
-    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> JSON:
+    async def wait_running(self, name: str, namespace: str = "default", timeout: float = _WAIT_TIMEOUT) -> JSON:
         async def check() -> JSON | None:
             pod = await self.pod(name, namespace)
             return pod if pod and pod.get("status", {}).get("phase") == "Running" else None
@@ -308,7 +310,7 @@ class LocalCluster:
             raise TimeoutError(f"{e}; events: {messages}") from None
         return found
 
-    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _LONGEST) -> None:
+    async def delete_pod(self, name: str, namespace: str = "default", timeout: float = _WAIT_TIMEOUT) -> None:
         """Deletes a pod and waits until it is removed."""
         await self.client.delete(PODS, name, namespace)
 
@@ -317,10 +319,10 @@ class LocalCluster:
 
         await self.wait(f"pod {name} to go", check, timeout)
 
-    # The next three methods read the storage of the local API server. With another API server they raise like `api`.
+    # The next three methods read the storage of the local API server. With another API server, they raise RuntimeError.
 
     def events(self, name: str = "") -> list[str]:
-        """Returns events as ``reason: message``, about one object or all, oldest first."""
+        """Returns the events about one object, or about all objects, as ``reason: message``, oldest first."""
         found = self.api.storage.list("events")
         found.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
         return [f"{e['reason']}: {e['message']}" for e in found if not name or e["involvedObject"]["name"] == name]
@@ -343,8 +345,8 @@ class LocalCluster:
         Kill the driver before the call and start it after the call.
 
         Args:
-            name: the node; empty for the first one.
-            sysfs: sysfs of the described host whose boot id changes.
+            name: the node; empty for the first node.
+            sysfs: sysfs of the node's described host, whose boot id changes; None if the node uses this machine.
         """
         node = self.nodes[name] if name else self.node
         await node.kubelet.stop()
@@ -366,7 +368,7 @@ class LocalCluster:
 
 
 def state_root() -> Path:
-    """Returns the parent of temporary state directories ``dra-*``. It ignores TMPDIR, because paths of sockets must be short."""
+    """Returns the parent of temporary state directories ``dra-*``. Ignores TMPDIR, because socket paths must be short."""
     return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
 
 
@@ -395,14 +397,14 @@ def simulated(_: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntim
 
 
 def _hosts(address: str) -> list[str]:
-    """Returns names and addresses of a server at HOST:PORT."""
+    """Returns the host names and addresses for the certificate of a server at HOST:PORT."""
     host, own_name = address.rpartition(":")[0].strip("[]"), socket.gethostname().lower()
     own = [] if host in {"", "0.0.0.0", "::"} else [host]
     return [*own, "127.0.0.1", "::1", "localhost", *([own_name] if SUBDOMAIN.fullmatch(own_name) else [])]
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read. Replaces the old file, so other users' open descriptors do not see the content."""
+    """Writes a file that only its owner can read. Replaces the old file, because other users may have it open."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # left by a killed process
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:

@@ -1,6 +1,8 @@
-"""Records events about objects like client-go: counts repeats, combines similar events, limits floods.
-Source: client-go tools/record. Ten messages that differ only in their text within ten minutes become "(combined from
-similar events)". One source may write 25 events at once about an object, and one more every five minutes.
+"""Records events about objects like client-go: counts repeated events, combines similar ones, and limits their rate.
+
+Events are similar if they differ only in their message. From the tenth message within ten minutes, they are combined
+as "(combined from similar events)". A component may write 25 events at once about an object, and then one every five
+minutes. Source: client-go tools/record.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ JSON = dict[str, Any]
 _SIMILAR = 10
 _WINDOW = 600.0  # seconds
 _BURST = 25.0
-_REFILL = 1 / 300  # events a second
+_REFILL = 1 / 300  # events per second
 _AT_ONCE = 4  # objects whose events are written in parallel
-_QUEUED = 1000  # further events are dropped, as in client-go
-_KNOWN = 4096  # keys kept in each cache
-_LONGEST = 1024  # characters of a message
+_MAX_QUEUED = 1000  # further events are dropped, as in client-go
+_MAX_KEYS = 4096  # maximum number of keys in each cache
+_MAX_MESSAGE = 1024  # characters of a message
 
 
 @dataclass
@@ -56,13 +58,13 @@ class _Seen:
 
 
 class EventRecorder:
-    """Writes the events of one component in the background, in order for each object, while :meth:`run` runs.
+    """Writes the events of one component in the background while :meth:`run` runs. The events of an object stay in order.
 
     Args:
         component: for example ``kubelet``.
-        host: the node on which it runs, if any.
-        combine: combine similar events and limit floods. The recorder of events.k8s.io, which schedulers use, only
-            counts repeats.
+        host: the node on which the component runs; empty if it runs on no node.
+        combine: whether similar events are combined and their rate is limited. The recorder of events.k8s.io, which
+            schedulers use, only counts repeated events.
     """
 
     def __init__(self, client: KubeClient, component: str, host: str = "", *, combine: bool = True) -> None:
@@ -70,7 +72,7 @@ class EventRecorder:
         self.component = component
         self.host = host
         self.combine = combine
-        self._queue: asyncio.Queue[JSON] = asyncio.Queue(_QUEUED)
+        self._queue: asyncio.Queue[JSON] = asyncio.Queue(_MAX_QUEUED)
         self._lost = 0  # events dropped because the queue was full
         self._similar: dict[tuple[str, ...], _Similar] = {}
         self._buckets: dict[str, _Bucket] = {}
@@ -84,15 +86,13 @@ class EventRecorder:
         about = {"apiVersion": api, "kind": kind, "name": str(meta["name"])}
         about |= {key: str(meta[key]) for key in ("namespace", "uid", "resourceVersion") if meta.get(key)}
         source = {"component": self.component} | ({"host": self.host} if self.host else {})
-        event = {"involvedObject": about, "type": type, "reason": reason, "message": message[:_LONGEST]}
+        event = {"involvedObject": about, "type": type, "reason": reason, "message": message[:_MAX_MESSAGE]}
         event |= {"source": source, "reportingComponent": self.component, "reportingInstance": self.host}
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             if not self._lost:
-                log.warning(
-                    "too many queued events, so further ones of %s are dropped: more than %d", self.component, _QUEUED
-                )
+                log.warning("events of %s are dropped: more than %d events are queued", self.component, _MAX_QUEUED)
             self._lost += 1
 
     def warn(self, obj: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
@@ -118,7 +118,7 @@ class EventRecorder:
             try:
                 await self._send(event)
             except ApiError as e:
-                # The object's namespace was deleted, or the API server is away
+                # The object's namespace was deleted, or the API server does not respond
                 log.debug("cannot write an event of %s: %s", self.component, e)
             except Exception:
                 log.exception("unexpected exception while an event of %s is written", self.component)
@@ -131,7 +131,7 @@ class EventRecorder:
         for known in (self._similar, self._buckets, self._seen):
             _shorten(known)
         if self.combine:
-            if self._is_one_of_many(similar_key, event["message"], moment):
+            if self._is_combined(similar_key, event["message"], moment):
                 event = {**event, "message": f"(combined from similar events): {event['message']}"}
                 key = similar_key
             if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
@@ -156,7 +156,7 @@ class EventRecorder:
         )
         self._seen[key] = _Seen(name, 1)
 
-    def _is_one_of_many(self, key: tuple[str, ...], message: str, moment: float) -> bool:
+    def _is_combined(self, key: tuple[str, ...], message: str, moment: float) -> bool:
         similar = self._similar.setdefault(key, _Similar())
         if moment - similar.last > _WINDOW:
             similar.messages.clear()
@@ -175,7 +175,7 @@ def _identity(event: JSON) -> tuple[str, ...]:
 
 
 def _shorten(known: dict[Any, Any]) -> None:
-    while len(known) > _KNOWN:
+    while len(known) > _MAX_KEYS:
         del known[next(iter(known))]
 
 

@@ -8,7 +8,7 @@ _NEW = 50_000  # allocations before a collection of the youngest generation; Pyt
 
 
 def settle() -> None:
-    """Exempts existing objects from garbage collection, and makes collections of new ones rarer.
+    """Exempts existing objects from garbage collection, and makes collections of new objects rarer.
 
     A cluster's objects live long and have no cycles. Without this, collections took a fifth of the CPU time.
     """

@@ -1,4 +1,4 @@
-"""Watches resources for the cluster's components: cached objects, indexes, change handlers."""
+"""Watches resources for the cluster's components. Keeps copies of the objects and indexes of them, and calls handlers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Informers:
     async def wait_watching(self) -> None:
         """Waits until all watches are open. From then on changes arrive approximately in the order in which they happen."""
         for copies in self._copies.values():
-            while not copies.reflector.last_message:  # noqa: ASYNC110 - a reflector says it in no other way
+            while not copies.reflector.last_message:  # noqa: ASYNC110 - a reflector has no event for it
                 await asyncio.sleep(0.005)
 
     def on(self, resource: Resource, handler: Handler) -> None:
@@ -109,7 +109,7 @@ class Informers:
             try:
                 await reconcile()
             except ApiError as e:
-                # A lost race is a conflict; the next event or resync brings the newer object.
+                # After a conflict, the next event or resync brings the newer object.
                 log.debug("an informer retries after an error: %s", e)
                 await asyncio.sleep(0.02)
                 self.changed.set()
@@ -171,7 +171,7 @@ class _Copies:
         meta = obj["metadata"]
         uid = meta["uid"]
         before = self.by_uid.pop(uid, None)
-        if gone and "name" not in meta:  # only a list showed the deletion, so the object's content is from the cache
+        if gone and "name" not in meta:  # the deletion was found by a list, so only the cache has the object's content
             obj, meta = (before, before["metadata"]) if before else (obj, meta)
         name = (meta.get("namespace") or "", meta.get("name", ""))
         if not gone:
@@ -185,11 +185,14 @@ class _Copies:
             try:
                 handler(change)
             except Exception:
-                log.exception("cannot read an object: %s %s", self.reflector.plural, "/".join(name))
+                log.exception("a change handler failed for an object: %s %s", self.reflector.plural, "/".join(name))
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
-    """Maps the pod's names of claims to names of ResourceClaims: None if not created yet, empty if none is needed."""
+    """Maps the names in the pod's ``resourceClaims`` to names of ResourceClaims.
+
+    The value is None if the claim is not created yet, and empty if the entry needs no claim.
+    """
     made = {s["name"]: s.get("resourceClaimName") for s in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out: dict[str, str | None] = {}
     for entry in pod["spec"].get("resourceClaims") or []:

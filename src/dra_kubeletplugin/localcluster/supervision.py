@@ -1,4 +1,4 @@
-"""Runs the components of the local cluster in one task group. If one of them ends by itself, all end."""
+"""Runs the components of the local cluster in one task group. If a component ends by itself, all components end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class ComponentEnded(Exception):
-    """A component of the local cluster ended by itself. Its cause, if there is one, is chained."""
+    """A component of the local cluster ended by itself. If it raised an exception, that is ``__cause__``."""
 
 
 class Supervisor:
-    """Owns the tasks of components. Use with ``async with`` in one task.
+    """Owns the tasks of components. Use it with ``async with``.
 
-    If a component fails, that task is cancelled, and the block raises :class:`ComponentEnded`.
+    If a component ends by itself, the body of the block is cancelled, and the block raises :class:`ComponentEnded`.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ class Supervisor:
             raise
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Starts a component. Cancel its task, or :meth:`stop` it, to end it."""
+        """Starts a component. To end the component, cancel its task or pass the task to :meth:`stop`."""
 
         async def guarded() -> None:
             try:
                 await run()
             except Exception as e:
                 raise ComponentEnded(f"{name} failed: {type(e).__name__}: {e}") from e
-            raise ComponentEnded(f"{name} ended, which it must not")
+            raise ComponentEnded(f"{name} ended unexpectedly")
 
         task = self._group.create_task(guarded(), name=name)
         self._tasks.add(task)

@@ -1,5 +1,6 @@
-"""A work queue: each key is in it once, one worker at a time processes a key, and failed keys are retried with back-off.
-Source: client-go's workqueue, whose rules it follows.
+"""A work queue with the rules of client-go's workqueue.
+
+Each key is in the queue at most once, one worker at a time processes a key, and failed keys are retried with back-off.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Adds the key after some seconds; of several times the earliest counts."""
+        """Adds the key after some seconds. If several times are set for a key, the earliest applies."""
         if seconds <= 0:
             self.add(key)
             return
@@ -77,7 +78,7 @@ class WorkQueue(Generic[K]):
         return pause
 
     def retry_now(self) -> None:
-        """Adds every key that waits for its pause, and resets all failures: what the keys waited for may have happened."""
+        """Adds every key that waits for its pause, and resets all failures. Call it when the cause of failures may be gone."""
         self._failures.clear()
         for key, handle in list(self._later.items()):
             handle.cancel()
@@ -91,7 +92,7 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     async def get(self) -> K:
-        """Waits for the next key; :meth:`done` must follow."""
+        """Waits for the next key. Call :meth:`done` after the key is processed."""
         while not self._waiting:
             self._added.clear()
             await self._added.wait()
@@ -107,7 +108,7 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def close(self) -> None:
-        """Cancels keys that were to be added later."""
+        """Cancels the additions that :meth:`add_after` and :meth:`retry` scheduled."""
         for handle in self._later.values():
             handle.cancel()
         self._later.clear()
@@ -130,7 +131,7 @@ class WorkQueue(Generic[K]):
                     task = asyncio.current_task()
                     if task is None or task.cancelling():
                         raise
-                    failed(key, RuntimeError(f"something that was waited for was cancelled: {e}"))
+                    failed(key, RuntimeError(f"a task that it waited for was cancelled: {e}"))
                     self.retry(key)
                 except Exception as e:
                     failed(key, e)

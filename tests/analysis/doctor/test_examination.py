@@ -46,7 +46,7 @@ def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", 
             Level.WARNING,
             "drivers write to /var/run/cdi",
         ),
-        ("version = ", Level.FAILURE, "is no TOML"),
+        ("version = ", Level.FAILURE, "is not valid TOML"),
         ("version = 9", Level.UNKNOWN, "version 9"),
     ],
 )

@@ -291,7 +291,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), claim(count=33), pod("c")],
         ReasonKind.TOO_MANY,
         "asks for 33 devices",
-        "several claims",
+        "use several claims",
     ),
     "a scheduling gate": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulingGates=[{"name": "x/y"}])],

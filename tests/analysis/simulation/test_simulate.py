@@ -111,7 +111,7 @@ def test_a_priority_class_among_the_manifests_counts() -> None:
 def test_what_is_not_looked_at_is_noted() -> None:
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     found = run(workload("Deployment", spec={"volumes": [volume]}))
-    assert found.notes == ("not looked at: volume data of kind persistentVolumeClaim",)
+    assert found.notes == ("not examined: volume data of kind persistentVolumeClaim",)
 
 
 def test_pods_of_one_claim_go_where_it_is() -> None:

@@ -184,7 +184,7 @@ class NodeHarness:
         try:
             return await self.cluster.wait(what, ask, timeout)
         except TimeoutError as e:
-            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.connected, self.logged[-3000:])
+            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.registered, self.logged[-3000:])
             raise TimeoutError("; ".join(map(str, (e, *said)))) from None
 
     @contextlib.contextmanager

@@ -54,14 +54,14 @@ async def test_a_plugin_that_cannot_be_notified_stays_registered_and_goes_with_i
     watcher = PluginWatcher(folder, 0.01, ("v1.DRAPlugin",), gone.append)
     for instance in (1, 2):
         async with served(folder / "reg.sock"), asyncio.timeout(60):
-            while NAME not in watcher.connected:  # a plugin has a second for its answer, and is asked again
+            while NAME not in watcher.registered:  # a plugin has a second for its answer, and is asked again
                 await watcher.look()
-            assert [c.order for c in watcher.connected[NAME]] == [instance]
+            assert [c.order for c in watcher.registered[NAME]] == [instance]
             await watcher.look()
-            assert [c.order for c in watcher.connected[NAME]] == [instance]
+            assert [c.order for c in watcher.registered[NAME]] == [instance]
         (folder / "reg.sock").unlink(missing_ok=True)
         await watcher.look()
-        assert watcher.connected == {}
+        assert watcher.registered == {}
     assert gone == [NAME, NAME]
     await watcher.close()
 

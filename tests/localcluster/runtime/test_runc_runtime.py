@@ -154,7 +154,7 @@ async def test_a_runc_that_would_leave_a_network_device_out_is_not_asked_to_brin
     """runc 1.4.0 was the first that read ``linux.netDevices``; those before start the container without a word."""
     (tmp_path / "cdi/nic.json").write_text(json.dumps(NET))
     runtime._runc.version = (1, 3, 4)
-    with pytest.raises(ContainerError, match=r"runc 1\.3\.4 would leave out: it needs 1\.4\.0"):
+    with pytest.raises(ContainerError, match=r"runc 1\.3\.4 does not pass to containers: use runc 1\.4\.0"):
         await runtime.start(sandbox(tmp_path), shell("true", cdi_devices=["example.com/nic=a"]))
 
 
@@ -192,7 +192,7 @@ async def test_a_network_device_that_this_runc_would_leave_out_is_no_false_pass(
     if [int(n) for n in runtime.version.partition("://")[2].split(".")] >= [1, 3]:
         pytest.skip("this runc moves network devices")
     with pytest.raises(
-        ContainerError, match=r"a device wants a network device of the host, which runc .* would leave out"
+        ContainerError, match=r"a device requires a network device of the host, which runc .* does not pass"
     ):
         await runtime.start(sandbox(tmp_path), shell("true", cdi_devices=["example.com/net=one"]))
 
@@ -273,7 +273,7 @@ async def test_a_pod_gets_no_network_of_the_host(runtime: RuncRuntime, tmp_path:
 
 
 async def test_a_pod_gets_no_path_of_the_host(runtime: RuncRuntime, tmp_path: Path) -> None:
-    with pytest.raises(ContainerError, match="hostPath /etc: containers here see nothing of this machine's files"):
+    with pytest.raises(ContainerError, match="hostPath /etc: containers here cannot see the files of this machine"):
         await runtime.start(sandbox(tmp_path), shell("true", mounts=[Mount(Path("/etc"), "/host", from_host=True)]))
 
 

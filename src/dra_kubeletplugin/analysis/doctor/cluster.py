@@ -19,8 +19,8 @@ from .findings import Finding, failure, ok, unknown, warning
 JSON = Mapping[str, Any]
 GROUP = "resource.k8s.io"
 _GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
-# Clock drift in seconds for a warning, and for a failure, because tokens and certificates fail then
-_DRIFT, _APART = 5.0, 60.0
+# Clock drift in seconds from which it is a warning or a failure. With the larger drift, tokens and certificates are rejected.
+_DRIFT_WARNING, _DRIFT_FAILURE = 5.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ async def look(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIt
         yield failure(
             "API server",
             e.message,
-            "see the address and credentials of the kubeconfig or service account, and the network",
+            "check the address and credentials in the kubeconfig or service account, and the network",
         )
         return
     yield ok("API server", f"{client.config.server} is Kubernetes {version.get('gitVersion', '?')}")
@@ -83,18 +83,18 @@ def _clock(date: str, before: float, after: float) -> Finding:
 
     Args:
         date: the server's time, from its response.
-        before, after: this machine's time before and after the request. The duration of the request is no drift.
+        before, after: this machine's time before and after the request. The duration of the request is not drift.
     """
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         return unknown("clock", "the API server sent no valid Date header", "compare `date` on both machines by hand")
-    apart = before - there if there < before else min(after - there, 0.0)
-    if abs(apart) > _DRIFT:
-        text = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the API server's"
-        todo = "keep time with chrony or systemd-timesyncd: tokens, Leases and taints depend on it"
-        return (failure if abs(apart) > _APART else warning)("clock", text, todo)
-    return ok("clock", "agrees with the API server's")
+    drift = before - there if there < before else min(after - there, 0.0)
+    if abs(drift) > _DRIFT_WARNING:
+        text = f"{abs(drift):.0f} s {'ahead of' if drift > 0 else 'behind'} the API server's clock"
+        todo = "synchronize the clock with chrony or systemd-timesyncd: tokens, Leases and taints depend on it"
+        return (failure if abs(drift) > _DRIFT_FAILURE else warning)("clock", text, todo)
+    return ok("clock", "agrees with the API server's clock")
 
 
 async def _served(client: KubeClient) -> AsyncIterator[Finding]:
@@ -121,7 +121,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
 
 
 async def _gates(client: KubeClient) -> Finding:
-    """Reports the feature gates of the API server. Scheduler and kubelets have gates of their own."""
+    """Reports the feature gates of the API server. The scheduler and the kubelets have their own gates."""
     try:
         response = await client.raw("/metrics")
     except ApiError as e:
@@ -129,10 +129,10 @@ async def _gates(client: KubeClient) -> Finding:
         return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
     gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(response.body)}
     if not gates:
-        return unknown("feature gates", "the API server's metrics name none")
+        return unknown("feature gates", "the API server's metrics contain no feature gate of DRA")
     off = [f"{n} ({stage or 'GA'})" for n, (stage, on) in sorted(gates.items()) if not on]
     on = sum(1 for _, is_on in gates.values() if is_on)
-    return ok("feature gates", f"{on} of DRA are on" + (f"; off: {', '.join(off)}" if off else ""))
+    return ok("feature gates", f"{on} gates of DRA are on" + (f"; off: {', '.join(off)}" if off else ""))
 
 
 async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
@@ -154,14 +154,16 @@ async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> Asy
             missing.append(p)
     for p in missing:
         if p.otherwise:
-            yield warning("permissions", f"this account may not {p}: {p.otherwise}", "grant it if you need that")
+            yield warning(
+                "permissions", f"this account may not {p}: {p.otherwise}", "grant the permission if you need this"
+            )
         else:
             yield failure(
                 "permissions",
                 f"this account may not {p}",
-                "apply the roles of its deployment"
+                "apply the roles of the plugin's deployment"
                 if permissions is PLUGIN
-                else "bind the cluster role `view` to it, and one that allows this",
+                else "bind the cluster role `view` to the account, and a role with this permission",
             )
     if not missing:
         yield ok("permissions", f"this account may {', '.join(map(str, permissions))}")

@@ -90,7 +90,7 @@ async def _in_thread(look: Callable[[], Iterator[Finding]]) -> AsyncIterator[Fin
 
 
 async def _safely(topic: str, look: Callable[[], AsyncIterator[Finding]]) -> AsyncIterator[Finding]:
-    """Runs one check. If it breaks, the other checks still run."""
+    """Runs one check. If it raises, a finding reports the error, and the other checks still run."""
     try:
         async for finding in look():
             yield finding

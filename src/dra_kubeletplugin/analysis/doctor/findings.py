@@ -54,7 +54,9 @@ def failure(topic: str, text: str, todo: str = "") -> Finding:
 
 
 def denied(topic: str, e: OSError) -> Finding:
-    """A finding for a file that this user may not read."""
+    """Returns a finding for a file that this user may not read."""
     return unknown(
-        topic, f"{e.filename or topic}: {e.strerror or e}", "run it as root, on the node or in a pod that mounts this"
+        topic,
+        f"{e.filename or topic}: {e.strerror or e}",
+        "run `dra doctor` as root, on the node or in a pod that mounts this file",
     )

@@ -30,17 +30,16 @@ from .redaction import text, tidy
 JSON = Mapping[str, Any]
 _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
-_UNSAFE = re.compile(
-    r"[^\w.@:+/-]|\.\.+(?=/|$)|^/"
-)  # characters of a name within the archive, which becomes a path when it is unpacked
+# Replaced in a name within the archive, because the name becomes a path when the archive is unpacked.
+_UNSAFE = re.compile(r"[^\w.@:+/-]|\.\.+(?=/|$)|^/")
 
 
 class Archive:
-    """A tar.gz that only its owner can read. A thing that cannot be had leaves a file ``NAME.error`` that says why."""
+    """A tar.gz that only its owner can read. If an item cannot be read, a file ``NAME.error`` in the archive has the reason."""
 
     def __init__(self, path: Path) -> None:
         self._raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self._tar = tarfile.open(fileobj=self._raw, mode="w:gz")  # noqa: SIM115 close() does
+        self._tar = tarfile.open(fileobj=self._raw, mode="w:gz")  # noqa: SIM115 close() closes it
         self._folder = path.name.removesuffix(".tar.gz")
 
     def add(self, name: str, content: str | bytes) -> None:
@@ -60,7 +59,7 @@ class Archive:
 async def gather(
     what: Examination, findings: Sequence[Finding], archive: Archive, progress: Callable[[str], None]
 ) -> None:
-    """Writes everything into ``archive`` and calls ``progress`` with the name of each part before it is gathered."""
+    """Writes all parts into ``archive``. Calls ``progress`` with the name of each part before it is gathered."""
     progress("findings")
     archive.add_json("findings.json", [f.json() for f in findings])
     archive.add_json(
@@ -95,7 +94,7 @@ async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> N
 
 
 async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Callable[[str], None]) -> None:
-    """Pods that use claims, those that wait too, and drivers' with their logs."""
+    """Adds the pods that use claims, waiting pods too, and the drivers' pods with their logs."""
     try:
         pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
     except ApiError as e:
@@ -110,17 +109,17 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Ca
         meta = pod["metadata"]
         async for name, content in _logs(client, pod):
             progress(f"log of {meta['namespace']}/{meta['name']}")
-            # A folder for each part: joined, the names may have more than the 255 bytes of a file's name.
+            # A folder for each part of the name: one joined name could be longer than the 255 bytes of a file name.
             archive.add(f"logs/{meta['namespace']}/{meta['name']}/{name}", content)
 
 
 def _at(pod: JSON) -> str:
-    """The pod's node; empty while it waits for one."""
+    """Returns the pod's node; empty if the pod has no node yet."""
     return (pod.get("spec") or {}).get("nodeName") or ""
 
 
 def is_driver(pod: JSON) -> bool:
-    """Whether a pod registers with the kubelet: it mounts the registration folder. True for drivers of any vendor."""
+    """Returns whether a pod is a driver of any vendor: such a pod mounts the folder for registration with the kubelet."""
     volumes = (pod.get("spec") or {}).get("volumes") or []
     paths = [str((v.get("hostPath") or {}).get("path", "")).rstrip("/") for v in volumes]
     return any(p.endswith("/plugins_registry") for p in paths)

@@ -1,4 +1,4 @@
-"""Checks the kubelet's directories and the plugins that listen in them, of any vendor.
+"""Checks the kubelet's directories and the plugins of any vendor that listen in them.
 Source: the plugin registration of the kubelet (pluginregistration/v1), unix(7).
 """
 
@@ -21,7 +21,7 @@ from .processes import Process
 ROOTS = (
     "/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/rancher/k3s/agent/kubelet",
 )  # fmt: skip
-_TIMEOUT = 2.0  # seconds for one response; the kubelet itself waits for one second
+_TIMEOUT = 2.0  # seconds to wait for one response; the kubelet itself waits one second
 
 
 def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Finding]:
@@ -45,17 +45,17 @@ def look(root: Path, kubelet_root: Path, seen: list[Process]) -> Iterator[Findin
         todo = (
             f"try --kubelet-root {others[0]}"
             if others
-            else "run it on the node, or in a pod that mounts the kubelet's root"
+            else "run `dra doctor` on the node, or in a pod that mounts the kubelet's root directory"
         )
         yield failure("kubelet", f"{kubelet_root} has no folder {' and no folder '.join(missing)}", todo)
     elif kubelets:
         yield ok("kubelet", f"runs as process {kubelets[0].pid}, with its folders at {kubelet_root}")
     else:
-        yield unknown("kubelet", f"its folders are at {kubelet_root}; no process of that name is seen from here")
+        yield unknown("kubelet", f"its folders are at {kubelet_root}; no kubelet process is visible from here")
 
 
 def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
-    """Reports every plugin that registers at the kubelet: socket, process, driver and services."""
+    """Reports every plugin that registers with the kubelet: its socket, process, driver and services."""
     registry = kubelet_root / "plugins_registry"
     if not registry.is_dir():
         return
@@ -96,13 +96,13 @@ def drivers(root: Path, kubelet_root: Path) -> Iterator[Finding]:
             yield warning(
                 "sockets",
                 f"{count} instances of {name} are registered",
-                "an update needs two at most: see their pods",
+                "a rolling update needs at most two: check the driver's pods",
             )
     if not sockets:
         yield warning(
             "sockets",
             f"no driver registers in {registry}",
-            "see `kubectl get pods -o wide` for the driver's pod on this node",
+            "check the driver's pod on this node with `kubectl get pods -o wide`",
         )
 
 
@@ -121,7 +121,7 @@ def _driver(root: Path, path: Path, owner: str, info: pb.PluginInfo) -> Iterator
         yield failure("sockets", f"{shown}: no process listens at its endpoint {endpoint}", "restart that driver")
     elif info.type == "DRAPlugin" and not any(s.endswith(".DRAPlugin") for s in info.supported_versions):
         yield failure(
-            "sockets", f"{shown}: it offers no DRA service", "the kubelet of 1.34 and later wants v1.DRAPlugin"
+            "sockets", f"{shown}: it offers no DRA service", "kubelets from 1.34 on need the service v1.DRAPlugin"
         )
     else:
         yield ok("sockets", shown)

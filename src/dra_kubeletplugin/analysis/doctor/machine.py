@@ -1,4 +1,6 @@
-"""Checks the node's kernel: its release, PCI, IOMMU and VFIO, which pass devices to virtual machines and user-space drivers.
+"""Checks the node's kernel: its release, PCI, IOMMU and VFIO.
+
+VFIO, with an IOMMU, passes devices to virtual machines and user-space drivers.
 Sources: Documentation/ABI/testing/sysfs-kernel-iommu_groups, Documentation/driver-api/vfio.rst of the kernel.
 """
 
@@ -11,7 +13,7 @@ from ...base.text import counted
 from ...host import Host
 from .findings import Finding, denied, ok, unknown, warning
 
-_OLDEST = (5, 10)  # the oldest kernel of the distributions on which current Kubernetes releases are tested
+_MIN_KERNEL = (5, 10)  # the oldest kernel of the distributions on which current Kubernetes releases are tested
 
 
 def look(root: Path, sysfs: Path, dev: Path) -> Iterator[Finding]:
@@ -27,12 +29,12 @@ def _kernel(release: Path) -> Iterator[Finding]:
     try:
         text = release.read_text(errors="replace").strip()
     except OSError:
-        yield unknown("kernel", f"no {release}: this is no Linux", "run it on the node")
+        yield unknown("kernel", f"{release} does not exist, so this is not Linux", "run `dra doctor` on the node")
         return
     numbers = text.split("-")[0].split(".")[:2]
-    if len(numbers) == 2 and all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < _OLDEST:
+    if len(numbers) == 2 and all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < _MIN_KERNEL:
         yield warning(
-            "kernel", f"{text} is older than {'.'.join(map(str, _OLDEST))}", "use a kernel that is still maintained"
+            "kernel", f"{text} is older than {'.'.join(map(str, _MIN_KERNEL))}", "use a kernel that is still maintained"
         )
     else:
         yield ok("kernel", text)
@@ -44,7 +46,7 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
         yield unknown(
             "PCI",
             f"no functions in {sysfs / 'bus/pci/devices'}",
-            "see --sysfs-root, and whether the host's /sys is mounted",
+            "check --sysfs-root, and whether the host's /sys is mounted",
         )
         return
     roots = {f.pcie_root for f in functions if f.pcie_root}
@@ -54,8 +56,8 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
     if not count:
         yield warning(
             "IOMMU",
-            "off: devices can be given to containers, and not through VFIO",
-            "where VFIO is wanted, switch it on in the firmware and boot with intel_iommu=on or amd_iommu=on",
+            "off: containers can get devices, but not through VFIO",
+            "if you need VFIO, enable the IOMMU in the firmware and boot with intel_iommu=on or amd_iommu=on",
         )
         return
     yield ok("IOMMU", f"{count} groups")
@@ -64,7 +66,7 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
         yield unknown(
             "VFIO",
             "vfio-pci is not loaded",
-            "where VFIO is wanted: modprobe vfio-pci, or have the driver's pod load it",
+            "if you need VFIO, run `modprobe vfio-pci`, or let the driver's pod load the module",
         )
         return
     missing = [
@@ -74,7 +76,7 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
         yield warning(
             "VFIO",
             f"no device node in {dev / 'vfio'} for {', '.join(missing[:4])}",
-            "see dmesg, and whether /dev is mounted whole",
+            "check dmesg, and whether the whole /dev of the host is mounted",
         )
     else:
         yield ok("VFIO", f"vfio-pci is loaded, bound to it: {counted(len(bound), 'function')}")

@@ -25,7 +25,7 @@ class Process:
 
 
 def running(root: Path) -> Iterator[Process]:
-    """Yields the processes that are visible below ``root``: all of the node, or those of a pod's process namespace."""
+    """Yields the processes in ``root/proc``: all processes of the node, or only those of a pod's process namespace."""
     proc = root / "proc"
     for folder in proc.iterdir() if proc.is_dir() else []:
         if folder.name.isdigit():
@@ -37,7 +37,7 @@ def at(root: Path, pid: int) -> Process:
     """Reads one process.
 
     Raises:
-        OSError: it has ended.
+        OSError: the process has ended.
     """
     folder = root / "proc" / str(pid)
     arguments = (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")

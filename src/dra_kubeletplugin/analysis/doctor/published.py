@@ -52,14 +52,16 @@ async def look(
         )
     elif not count:
         yield warning(
-            "slices", f"no slice of {by} has a device", "see what the drivers find: their logs, and `dra inspect`"
+            "slices",
+            f"no slice of {by} has a device",
+            "check which devices the drivers find: read their logs, and run `dra inspect`",
         )
     elif not found:
         yield ok("slices", f"{counted(count, 'device')} in {counted(len(slices), 'slice')} of {by}")
 
 
 def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
-    """Yields problems of pools.
+    """Yields a finding for each problem of pools and devices.
 
     Args:
         nodes: names of the cluster's nodes; None if they are not known.
@@ -76,7 +78,7 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
                 "slices",
                 f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} exist, so none of its devices is "
                 "allocated",
-                "its driver corrects this; if it stays, see the driver's log for rejected slices",
+                "its driver corrects this; if this stays, see the driver's log for rejected slices",
             )
         if old := len(members) - len(now):
             yield warning(
@@ -91,8 +93,8 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
         if twice := [d for d, n in seen.items() if n > 1]:
             yield failure(
                 "slices",
-                f"pool {name} of {driver} has {join_names(twice)} more than once: it is not used at all",
-                "two publishers? see who writes them: managedFields",
+                f"pool {name} of {driver} has {join_names(twice)} more than once: the scheduler does not use the pool",
+                "check in managedFields whether two programs write these slices",
             )
     lost = sorted(
         {
@@ -124,13 +126,13 @@ def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Ite
     if missing := sorted(there - published):
         yield failure(
             "slices",
-            f"{driver} finds {join_names(missing)} here, and has not published them",
+            f"{driver} finds {join_names(missing)} here, but has not published them",
             "see its readiness (/readyz), which names devices that are left out",
         )
     if gone := sorted(published - there):
         yield warning(
             "slices",
-            f"{driver} has published {join_names(gone)}, and does not find them here",
+            f"{driver} has published {join_names(gone)}, but does not find them here",
             "it unpublishes them unless a claim uses them",
         )
 

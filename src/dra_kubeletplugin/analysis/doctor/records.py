@@ -1,4 +1,4 @@
-"""Compares the records of prepared claims with claims and CDI files, to find leaks and missing devices of containers."""
+"""Compares the records of prepared claims with claims and CDI files, to find leaked devices and missing CDI files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...kube import KubeClient
 from .findings import Finding, denied, failure, ok, unknown, warning
 
 _LONG = 600.0  # seconds that preparing, unpreparing, or noticing a deleted claim may take
-_AT_ONCE = 8  # claims that are read in parallel
+_PARALLEL_READS = 8  # claims that are read in parallel
 JSON = dict[str, Any]
 
 
@@ -63,7 +63,7 @@ def _check_records(
             yield failure(
                 "records",
                 f"{driver}: the record of claim {r.shown} cannot be read: {r.reason}",
-                f"its devices are held: dra claims forget {r.uid}, once no process uses them",
+                f"its devices stay held: run `dra claims forget {r.uid}` once no process uses them",
             )
             continue
         age = time.time() - r.updated
@@ -77,7 +77,8 @@ def _check_records(
             yield failure(
                 "records",
                 f"{driver}: claim {r.shown} cannot be rolled back and keeps its devices ({retry}): {r.error}",
-                f"repair what it names; the driver tries again. dra claims forget {r.uid} frees the devices without the driver",
+                "repair the cause that the message names; the driver tries again. "
+                f"`dra claims forget {r.uid}` frees the devices without the driver",
             )
         elif r.state is not State.PREPARED and age > _LONG:
             yield failure(
@@ -90,7 +91,7 @@ def _check_records(
         yield warning(
             "records",
             f"{driver}: {specs.path(uid)} belongs to no record",
-            "the driver removes it at its start; where it is uninstalled, dra cleanup does",
+            "the driver removes it at its start; if the driver is uninstalled, run `dra cleanup`",
         )
 
 
@@ -99,14 +100,14 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
         resource = await client.dra("resourceclaims")
     except ApiError as e:
         return [unknown("records", f"{driver}: not compared with claims: {e.message}")]
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_PARALLEL_READS)
 
     async def one(r: Record) -> Finding | None:
         if not r.name:
             return warning(
                 "records",
                 f"{driver}: claim {r.uid} has no name in its record",
-                "it was rebuilt from its CDI file: its name comes with the kubelet's next call",
+                "the record was rebuilt from a CDI file: the kubelet's next call adds the name",
             )
         async with limit:
             try:
@@ -121,7 +122,7 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
 
 
 def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
-    todo = "the driver unprepares it after its grace (RECONCILE_GRACE_PERIOD); if this stays, see its log"
+    todo = "the driver unprepares the claim after its grace period (RECONCILE_GRACE_PERIOD); if this stays, see the driver's log"
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)

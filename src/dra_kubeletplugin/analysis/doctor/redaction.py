@@ -1,7 +1,7 @@
-"""What must not leave a cluster in a file that is sent around: values of the environment, tokens, keys, whatever is named like a secret.
+"""Removes secrets from text and objects that leave the cluster in a file: values of environment variables, tokens, keys, passwords.
 
-By name (of a field, a flag, an assignment, a header) and by form (a JWT, a PEM block, credentials in a URL). Rather too much than too
-little: a removed word costs a question, a password costs its rotation.
+It finds secrets by the name of a field, flag, assignment or header, and by their form (JWT, PEM block, credentials in a URL).
+If in doubt, it removes the value: a removed word costs a question, but a leaked password costs its rotation.
 """
 
 from __future__ import annotations
@@ -14,54 +14,55 @@ from typing import Any
 from ...resourceapi.encoded import TOO_DEEP
 
 REMOVED = "<removed>"
-_DEEPEST = 100  # levels; parameters of a claim may have thousands, and Python a thousand frames
+_MAX_DEPTH = 100  # levels; a claim's parameters may have thousands, but Python allows only a thousand frames
 _WORDS = (
     r"pass(?:word|wd|phrase|code)?|pwd|secret|token|credential|dockerc(?:onfigjson|fg)"
     r"|(?:api|access|account|private|licen[cs]e|signing|encryption|shared|ssh|storage|master|subscription)[-_]?key"
     r"|(?:key|cert(?:ificate)?)[-_]?data|cookie|authorization"
 )
 _NAMES = re.compile(rf"(?i)({_WORDS}|(^|[^a-z])(auth|sig|signature)$)|(?-i:(Auth|Signature)$)")
-_REFERS = ("Name", "name", "Ref", "Path", "path")  # names of Secrets, and fields that only refer to one, are no secrets
+# A field whose name has such an ending only names a Secret or a file, so its value is kept.
+_REFERENCE_ENDINGS = ("Name", "name", "Ref", "Path", "path")
 _ANNOTATIONS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
-_QUOTED = r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"  # in JSON within JSON the quotes have backslashes too
-_BLOCK = r"[|>][-+0-9]*[ \t]*\n(?:[ \t]+[^ \t\n].*(?:\n|\Z))+"  # of YAML
+# In JSON within JSON, the quotes are preceded by backslashes.
+_QUOTED = r"(?P<q>\\*[\"'])(?:.|\n){0,2048}?(?<!\\)(?P=q)"
+_BLOCK = r"[|>][-+0-9]*[ \t]*\n(?:[ \t]+[^ \t\n].*(?:\n|\Z))+"  # a block scalar of YAML
 _FORMS = (
     re.compile(r"(?P<name>)(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),  # JWT, RFC 7519
     re.compile(
         r"(?P<name>)-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----.*?(-----END [A-Z ]{0,32}PRIVATE KEY-----|\Z)", re.DOTALL
     ),
-    re.compile(r"(?P<name>)LS0tLS1CRUdJTi[\w+/=]*"),  # the same in base64, as a kubeconfig has it
+    re.compile(r"(?P<name>)LS0tLS1CRUdJTi[\w+/=]*"),  # a PEM block in base64, as in a kubeconfig
     re.compile(r"(?P<name>(?i:\bbearer) )[\w.~+/=-]{8,}"),
-    re.compile(r"(?P<name>(?i:\bbasic) )(?=[a-z]{0,64}[A-Z0-9+/=])[\w+/=]{6,}"),  # and no word of a sentence
+    # Credentials, but not a word of a sentence
+    re.compile(r"(?P<name>(?i:\bbasic) )(?=[a-z]{0,64}[A-Z0-9+/=])[\w+/=]{6,}"),
     re.compile(r"(?P<name>://)[^\s/\"'<>]{1,512}(?=@)"),  # credentials in a URL
-    re.compile(
-        r"(?P<name>://)[^\s/:@\"'<>]{0,128}:(?!\d+/)[^\s\"'<>@]{1,512}(?=@)"
-    ),  # with a slash that should have been %2F
+    # Credentials in a URL, with a slash in the password that should have been %2F
+    re.compile(r"(?P<name>://)[^\s/:@\"'<>]{0,128}:(?!\d+/)[^\s\"'<>@]{1,512}(?=@)"),
     re.compile(
         r"(?P<name>)\b(gh[oprsu]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{8,}|nvapi-[\w-]{16,})"
     ),
     re.compile(r"(?P<name>)\b(?:AKIA|ASIA)[0-9A-Z]{12,}"),
 )
 _NAMED = (
-    re.compile(
-        rf"(?i)(?P<name>(?:authorization|cookie)\\*[\"']?\s*[=:]\s*)(?:{_QUOTED}|[^\s\"'][^\n\"']*)"
-    ),  # several words
+    # A header; its value may have several words.
+    re.compile(rf"(?i)(?P<name>(?:authorization|cookie)\\*[\"']?\s*[=:]\s*)(?:{_QUOTED}|[^\s\"'][^\n\"']*)"),
     re.compile(
         rf"(?i)(?P<name>(?:(?:{_WORDS})[\w.-]{{0,64}}|(?<![a-z-])(?:auth|sig)|signature)\\*[\"']?(?:\s+is)?\s*[=:]\s*)"
         rf"(?:{_QUOTED}|{_BLOCK}|\S+)"
     ),
     re.compile(rf"(?i)(?P<name>(?<!\S)--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}}[ \t]+)(?:{_QUOTED}|(?!-)\S+)"),
-    re.compile(r"(?P<name>(?<!\S)(?:-u|--user)[ =]+[^\s:]+:)\S+"),  # curl's
+    re.compile(r"(?P<name>(?<!\S)(?:-u|--user)[ =]+[^\s:]+:)\S+"),  # the user option of curl
 )
 _LONE_FLAG = re.compile(rf"(?i)--?[\w.-]{{0,64}}?(?:{_WORDS})[\w.-]{{0,64}}")
 _HINT = re.compile(
     rf"(?i){_WORDS}|auth|sig|bearer|basic|://|eyJ|-----|LS0|gh[oprsu]_|github_|glpat|xox|nvapi|AKIA|ASIA|-u|--user"
 )
-"""Without any of these there is nothing to remove, as in nearly every line."""
+"""Text that does not match contains no secret. Nearly every line is of this kind, so the check saves time."""
 
 
 def text(value: str) -> str:
-    """A log, or any other text, without what looks like a secret; lines of JSON as the objects that they are."""
+    """Returns a log or another text without the parts that look like a secret. Handles a line of JSON as an object."""
     if not _HINT.search(value):
         return value
     out: list[str] = []
@@ -78,7 +79,7 @@ def text(value: str) -> str:
 
 
 def _json(line: str) -> str | None:
-    """A line that is a JSON object or list, tidied; None for any other."""
+    """Returns a line of JSON without secrets; None if the line is not a JSON object or list."""
     if not line.lstrip().startswith(("{", "[")):
         return None
     if not _HINT.search(line):
@@ -98,23 +99,23 @@ def _plain(value: str) -> str:
 
 def _without_value(match: re.Match[str]) -> str:
     name = match["name"]
-    if name.rstrip(" \t\n=:\"'\\").endswith(_REFERS):
+    if name.rstrip(" \t\n=:\"'\\").endswith(_REFERENCE_ENDINGS):
         return match[0]
     quote = match.groupdict().get("q") or ""
     return f"{name}{quote}{REMOVED}{quote}"
 
 
 def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
-    """A copy of an object, as JSON has it, without managed fields, values of the environment, and secrets.
+    """Returns a copy of a JSON value without managed fields, values of environment variables, and secrets.
 
-    What is nested deeper than 100 levels is replaced as well: users nest parameters as deep as they like.
+    Replaces values below more than 100 levels too, because users may nest parameters without a limit.
     """
-    if depth > _DEEPEST and isinstance(obj, Mapping | list | tuple):
+    if depth > _MAX_DEPTH and isinstance(obj, Mapping | list | tuple):
         return TOO_DEEP
     if isinstance(obj, Mapping):
-        if name == "env":  # of a container of CDI or OCI as a mapping
+        if name == "env":  # the environment of a container, in the form of a mapping
             return dict.fromkeys(map(str, obj), REMOVED)
-        called = obj.get("name", obj.get("key"))  # a pair of name and value is a field of that name
+        called = obj.get("name", obj.get("key"))  # an object with name and value is treated as a field of that name
         secret = isinstance(called, str) and _is_secret(called)
         out = {}
         for key, value in obj.items():
@@ -131,17 +132,17 @@ def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def _is_secret(key: str) -> bool:
-    return bool(_NAMES.search(key)) and not key.endswith(_REFERS)
+    return bool(_NAMES.search(key)) and not key.endswith(_REFERENCE_ENDINGS)
 
 
 def _hidden(value: Any, depth: int) -> Any:
-    """Hides values whose name suggests a secret, with everything inside them. Names and booleans stay."""
-    if depth > _DEEPEST and isinstance(value, Mapping | list | tuple):
+    """Returns the value of a secret field with all nested values removed. Keeps booleans, and fields that only name a Secret."""
+    if depth > _MAX_DEPTH and isinstance(value, Mapping | list | tuple):
         return TOO_DEEP
     deeper = depth + 1
     if isinstance(value, Mapping):
         return {
-            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERS) else _hidden(v, deeper)
+            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERENCE_ENDINGS) else _hidden(v, deeper)
             for k, v in value.items()
         }
     if isinstance(value, list | tuple):
@@ -150,10 +151,15 @@ def _hidden(value: Any, depth: int) -> Any:
 
 
 def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
-    """Whether an argument is the value of the flag before it."""
+    """Returns whether an argument is the value of a secret flag before it, as in ``--password VALUE``."""
     flag, value = arguments[i - 1] if i else None, arguments[i]
     is_value = isinstance(value, str | int | float) and not str(value).startswith("-")
-    return isinstance(flag, str) and is_value and bool(_LONE_FLAG.fullmatch(flag)) and not flag.endswith(_REFERS)
+    return (
+        isinstance(flag, str)
+        and is_value
+        and bool(_LONE_FLAG.fullmatch(flag))
+        and not flag.endswith(_REFERENCE_ENDINGS)
+    )
 
 
 def _variable(entry: Any, depth: int) -> Any:

@@ -1,4 +1,4 @@
-"""Checks whether the node's container runtime resolves CDI devices, and in which directories it looks.
+"""Checks whether the node's container runtime resolves CDI devices, and from which directories it reads CDI specs.
 Sources: containerd docs/cri/config.md (``enable_cdi``, off by default before 2.0, and ``cdi_spec_dirs``); crio.conf(5)
 ``cdi_spec_dirs``.
 """
@@ -22,7 +22,7 @@ _CONTAINERD = (
     "var/snap/microk8s/current/args/containerd.toml",
 )  # fmt: skip
 _CRIO = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*.conf")
-# The section of the CRI plugin by version of the configuration file: containerd 1.x has 2, containerd 2.x has 3.
+# Sections of the CRI plugin, by version of the configuration file. containerd 1.x writes version 2, containerd 2.x version 3.
 _SECTIONS = {2: ("io.containerd.grpc.v1.cri",), 3: ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")}
 
 
@@ -52,8 +52,8 @@ def look(root: Path, cdi_root: Path, seen: Sequence[Process]) -> Iterator[Findin
         else:
             yield unknown(
                 "runtime",
-                "no configuration of containerd or CRI-O is seen from here",
-                "run it on the node, or give --host-root",
+                "no configuration of containerd or CRI-O is visible from here",
+                "run `dra doctor` on the node, or set --host-root",
             )
     except OSError as e:
         yield denied("runtime", e)
@@ -64,7 +64,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
         with path.open("rb") as f:
             config = tomllib.load(f)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        yield failure("runtime", f"{path} is no TOML: {e}", "containerd will not start with it")
+        yield failure("runtime", f"{path} is not valid TOML: {e}", "containerd will not start with it")
         return
     version = config.get("version", 1)
     if not isinstance(version, int):
@@ -75,7 +75,7 @@ def _containerd(path: Path, cdi_root: Path) -> Iterator[Finding]:
     for name in _SECTIONS.get(version, ("cri",)):
         section = section or _table(plugins, name)
     if version not in _SECTIONS and not section:
-        yield unknown("runtime", f"{path} has version {version}", "see its CRI plugin's enable_cdi")
+        yield unknown("runtime", f"{path} has version {version}", "check enable_cdi of its CRI plugin")
         return
     folders = section.get("cdi_spec_dirs")
     enabled = section.get("enable_cdi", version == 3)

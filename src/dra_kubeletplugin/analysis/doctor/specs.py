@@ -1,4 +1,4 @@
-"""Checks the CDI specs of all drivers on the node: unreadable files, and names that stand for two devices.
+"""Checks the CDI specs of all drivers on the node: unreadable files, and device names that occur twice.
 Source: the Container Device Interface specification, "Spec directories"; ``CdiCache`` follows the rules of the Go
 library's cache.
 """
@@ -13,13 +13,13 @@ from .findings import Finding, denied, failure, ok, unknown, warning
 
 
 def look(folders: Sequence[Path]) -> Iterator[Finding]:
-    """Checks the specs. ``folders`` are the directories as the runtime reads them, lowest priority first."""
+    """Checks the specs. ``folders``: the directories that the runtime reads, lowest priority first."""
     there = [f for f in folders if f.is_dir()]
     if not there:
         yield unknown(
             "CDI",
             f"no folder {' or '.join(map(str, folders))}",
-            "drivers make it at their start; on a node it must be the host's",
+            "drivers create it when they start; in a pod, mount the host's folder",
         )
         return
     try:
@@ -37,7 +37,9 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
             )
             yield failure("CDI", f"{path}: {fault}", todo)
     for name, paths in sorted(_hidden(there, cache).items()):
-        yield warning("CDI", f"{name} is in {paths}: the last hides the others", "remove the one that is not meant")
+        yield warning(
+            "CDI", f"{name} is in {paths}: the last file hides the others", "remove the file that is not intended"
+        )
     kinds: dict[str, int] = {}
     for name in cache.devices:
         kind = name.partition("=")[0]

@@ -1,4 +1,4 @@
-"""Explains pods in the background of a live display: in a thread, one pod at a time, in a limited share of the time."""
+"""Explains pods for a live display in the background: in a thread, one pod at a time, with at most a fifth of one core."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .explain import explain, explain_pod
 from .model import Explanation
 
 JSON = Mapping[str, Any]
-_REST = 4.0  # seconds of rest for each second of work, so at most a fifth of one core
-_PAUSE = 0.2  # seconds of rest at least
-_OLD = 5.0  # seconds after which a reason is found again if the cluster changed
-_MOST = 1000  # reasons that are kept
+_REST = 4.0  # seconds of rest for each second of work; together at most a fifth of one core
+_PAUSE = 0.2  # minimum seconds of rest
+_OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
+_MAX_REASONS = 1000  # reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
 
@@ -91,7 +91,7 @@ class BackgroundExplainer:
                 self._view = await asyncio.to_thread(SchedulerView, snapshot)
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
-                return "it is no longer there"
+                return "the pod no longer exists"
             view = self._view.seen_with(await self._with_events(self._view.snapshot, pod))
             found = await asyncio.to_thread(explain_pod, view, pod_info.read(dict(obj)), changes=False)
             return clip(found.summary)
@@ -101,7 +101,7 @@ class BackgroundExplainer:
         if pod.node:
             try:
                 return await with_events(self._follower.client, snapshot, pod.namespace, pod.uid)
-            except ApiError:  # the API server is away, which is shown; explain what is known
+            except ApiError:  # the display shows that the API server does not respond; explain without events
                 pass
         return snapshot
 
@@ -138,7 +138,8 @@ class BackgroundExplainer:
         for uid in keys:
             if found := self._of(uid, keys):
                 lines[uid] = found.line
-        if max(len(lines), len(self._found)) > _MOST:  # a waiting pod may change forever, so the memory is limited
+        # Each change of a waiting pod may add a reason, so memory needs a limit.
+        if max(len(lines), len(self._found)) > _MAX_REASONS:
             lines = {uid: line for uid, line in lines.items() if uid in keys}
             kept = {*keys, *keys.values()}
             self._found = {key: found for key, found in self._found.items() if key in kept}
@@ -149,7 +150,7 @@ class BackgroundExplainer:
     # --- pods of one template -------------------------------------------------------------------
 
     def _group_key(self, pod: PodRow) -> str:
-        """Returns a key that is equal for pods that a scheduler treats alike, so that their reason is found once."""
+        """Returns a key that is equal for pods that a scheduler treats alike, so that only one of them is explained."""
         obj = self._follower.objects(PODS).get(pod.uid)
         if obj is None or pod.node:
             return pod.uid

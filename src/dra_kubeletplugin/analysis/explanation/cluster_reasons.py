@@ -1,4 +1,4 @@
-"""Finds reasons that keep a pod from every node: its own fields, its claims, their templates and classes."""
+"""Finds reasons why a pod cannot run on any node: in the pod's fields, its claims, and their templates and classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import Reason, ReasonKind
 
 JSON = Mapping[str, Any]
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
-MOST_USERS = 256  # users of a claim at most, a limit of the API
+MAX_USERS = 256  # maximum number of pods that a claim can be reserved for, a limit of the API
 
 
 def reasons(view: SchedulerView, pod: PodInfo) -> list[Reason]:
@@ -133,7 +133,9 @@ def _of_claims(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
     names = [str(e["resourceClaimName"]) for e in entries(pod) if e.get("resourceClaimName")]
     for name in sorted({n for n in names if names.count(n) > 1}):
         text = f"the pod names claim {name} more than once, and can be reserved for it only once"
-        yield Reason(ReasonKind.RESERVATION, text, f"one entry in resourceClaims for {name}; containers may share it")
+        yield Reason(
+            ReasonKind.RESERVATION, text, f"use one entry in resourceClaims for {name}; containers may share it"
+        )
     for claim in _claims(view, pod):
         yield from (_of_allocated if is_allocated(claim) else _of_open)(view, pod, claim)
 
@@ -165,7 +167,9 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: JSON) -> Reason:
         return _unlabelled(pod, f"template {name}")
     if refused:
         return Reason(
-            ReasonKind.CLAIM_NOT_CREATED, f"no claim was made from template {name}: {refused}", "what the message names"
+            ReasonKind.CLAIM_NOT_CREATED,
+            f"no claim was made from template {name}: {refused}",
+            "repair the cause that the message names",
         )
     text = f"no claim has been made from template {name} yet"
     return Reason(
@@ -192,8 +196,8 @@ def _when(event: JSON) -> str:
 def _of_allocated(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> Iterator[Reason]:
     name, reserved = name_of(claim), reserved_for(claim)
     is_reserved = any(r.get("uid") == pod.uid for r in reserved)
-    if not is_reserved and len(reserved) >= MOST_USERS:
-        text = f"claim {name} is reserved for {len(reserved)} pods, and a claim has at most {MOST_USERS}"
+    if not is_reserved and len(reserved) >= MAX_USERS:
+        text = f"claim {name} is reserved for {len(reserved)} pods, and a claim has at most {MAX_USERS}"
         yield Reason(ReasonKind.RESERVATION, text, "one of them has to end, or the pod needs another claim")
     if not is_reserved and not claim["status"]["allocation"].get("allocationTimestamp"):
         text = f"claim {name} was allocated without allocationTimestamp, not by a scheduler: reserving it is refused"
@@ -246,7 +250,7 @@ def _of_open(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> Iterat
     )
     if least > MAX_RESULTS:
         text = f"claim {name_of(claim)} asks for {least} devices, and a claim gets at most {MAX_RESULTS}"
-        yield Reason(ReasonKind.TOO_MANY, text, "several claims")
+        yield Reason(ReasonKind.TOO_MANY, text, "use several claims")
 
 
 def _options(request: JSON) -> list[JSON]:
@@ -255,7 +259,7 @@ def _options(request: JSON) -> list[JSON]:
 
 def _may_be_admin(view: SchedulerView, pod: PodInfo, spec: JSON) -> bool:
     """Returns whether the namespace has the label for admin access, or the spec does not need it."""
-    # None if namespaces may not be read, or if the files do not contain it
+    # None if namespaces may not be read, or if the files do not contain this namespace
     labels = view.namespaces.get(pod.namespace)
     return (
         labels is None
@@ -270,7 +274,7 @@ def _unlabelled(pod: PodInfo, what: str) -> Reason:
 
 
 def near(name: str, there: Iterable[str]) -> str:
-    """Returns a hint ``; there is a-b`` with similar names, else with all names if they are few, else nothing."""
+    """Returns a hint such as ``; there is a-b``: up to three similar names, else all names if they are at most three, else nothing."""
     known = sorted(set(there))
     found = difflib.get_close_matches(name, known, 3) or (known if len(known) <= 3 else [])
     return f"; there is {', '.join(found)}" if found else ""

@@ -32,7 +32,7 @@ class DeviceFault:
 
     Args:
         detail: the part of the reason that differs from device to device.
-        subject: the part that a trial would change: a part of a selector, a taint, a constraint, a capacity.
+        subject: the item that a trial would change: a part of a selector, a taint, a constraint, a capacity.
         parts: the single reasons, if this one combines several.
     """
 
@@ -62,7 +62,7 @@ class NodeDevices:
         return [c for p in self.pools if not (p.invalid or p.incomplete) for c in p.candidates]
 
     def broken(self) -> Iterator[DeviceFault]:
-        """Yields pools of the node that cannot be used now."""
+        """Yields a fault for each pool of the node that cannot be used now."""
         known = {p.key for p in self.pools}
         for pool in self.pools:
             if pool.invalid:
@@ -79,21 +79,22 @@ class NodeDevices:
     # --- one device -----------------------------------------------------------------------------
 
     def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
-        """Returns the reasons against a device; empty if the device fits the request, regarded alone."""
+        """Returns the reasons against a device; empty if the device fits this request, without regard to other requests."""
         try:
             if not selection.takes(claim, request, candidate):
                 return self._not_taken(request, candidate)
         except AllocationError:
             return list(_selectors(request, candidate))
         held = list(self._held(request, candidate))
-        taken = held or self._exhausted(request, candidate)  # counters of a device that is held belong to its holder
+        # The holder of a device also consumes its counters, so they are not a second reason.
+        taken = held or self._exhausted(request, candidate)
         return [*_taints(request, candidate), *taken]
 
     @staticmethod
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         found = list(_selectors(request, candidate))
         if not found and not candidate.here:
-            found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "another node")]
+            found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "use another node")]
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
     def _use(self, candidate: Candidate) -> DeviceUse:
@@ -109,7 +110,7 @@ class NodeDevices:
             )
 
     def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
-        """Yields exhausted capacity of shared devices, and exhausted counters."""
+        """Yields a fault for each exhausted capacity of a shared device, and for exhausted counters."""
         used = self._use(candidate).shares.get(candidate.id)
         if candidate.multiple:
             amounts = capacity.consumed(candidate.device, request.spec.get("capacity")) or {}
@@ -126,7 +127,7 @@ class NodeDevices:
             yield from self._counters(candidate)
 
     def _counters(self, candidate: Candidate) -> Iterator[DeviceFault]:
-        """Yields one reason for each counter set. The exhausted counters in it differ from device to device."""
+        """Yields one fault for each counter set. Its detail names the exhausted counters, which differ from device to device."""
         remaining = self._free_counters(candidate)
         for consumed in candidate.device.get("consumesCounters") or []:
             counter_set, short = consumed["counterSet"], {}
@@ -174,7 +175,7 @@ def _key(sl: JSON) -> PoolKey:
 
 
 def _newest(key: PoolKey, view: SchedulerView) -> tuple[int, int, int]:
-    """Returns the newest generation of a pool, the number of its slices, and the number that there should be."""
+    """Returns the newest generation of a pool, the number of its slices that exist, and the number that should exist."""
     slices = view.slices.by_pool.get(key, ())
     newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
     current = [s for s in slices if int(s["spec"]["pool"].get("generation", 0)) == newest]

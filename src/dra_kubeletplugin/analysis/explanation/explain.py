@@ -1,4 +1,4 @@
-"""``explain``: why a pod or a claim waits and which changes would help, or which devices it has."""
+"""Explains why a pod or a claim waits and which changes would help, or which devices it has."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ JSON = dict[str, Any]
 Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
 _CLAIMS = {"claim", "claims", "resourceclaim", "resourceclaims"}
-_NOT_BLOCKING = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # reasons after which nodes are examined too
+_NOT_BLOCKING = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # with these reasons, nodes are examined too
 
 
 def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explanation:
     """Explains why ``what`` waits and which changes would help, or which devices it has.
 
     Args:
-        what: ``pod/NAME`` or ``claim/NAME``; a name without a kind is a pod's.
+        what: ``pod/NAME`` or ``claim/NAME``; a name without a kind means a pod.
         namespace: namespace of the object.
 
     Raises:
@@ -53,7 +53,7 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
 
     Args:
         namespace: the namespace of the pods; empty for all.
-        progress: called with the number of explained pods and the number of all.
+        progress: called with the number of explained pods and the number of all pods.
     """
     view = SchedulerView(snapshot)
     requesting = []
@@ -167,7 +167,7 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
         why = Reason(
             ReasonKind.KUBELET,
             f"the kubelet of {known.node}: {known.message}",
-            "what the message names: see the driver's log on the node",
+            "repair the cause that the message names; see also the driver's log on the node",
         )
         return replace(known, reasons=(why,), summary=why.text)
     return replace(
@@ -229,7 +229,7 @@ def _devices(view: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
 
 
 def _claim(view: SchedulerView, claim: JSON) -> Explanation:
-    """Explains a claim with the help of a pod that has this claim and nothing more."""
+    """Explains a claim. If it is not allocated, examines a pod that has only this claim."""
     namespace, name = str(claim["metadata"]["namespace"]), str(claim["metadata"]["name"])
     state = _state(view, name, name, "", claim)
     known = Explanation(f"claim {namespace}/{name}", ExplanationState.WAITS, "", claims=(state,))

@@ -11,17 +11,13 @@ from .model import Example, NodeGroup, Reason, ReasonKind, RequestOnNodes
 from .request_reasons import RequestReasons
 
 _EXAMPLES = 3
-_OF_NODES = {
-    ReasonKind.NO_DEVICES,
-    ReasonKind.TOO_FEW,
-    ReasonKind.POOL_INCOMPLETE,
-    ReasonKind.POOL_INVALID,
-}  # reasons that count nodes, not devices
+# Reasons that count nodes, not devices
+_OF_NODES = {ReasonKind.NO_DEVICES, ReasonKind.TOO_FEW, ReasonKind.POOL_INCOMPLETE, ReasonKind.POOL_INVALID}
 
 
 @dataclass(frozen=True)
 class NodeReasons:
-    """The result for one node: the pod fits, or reasons of the node, and of devices by request and alternative."""
+    """The result for one node. If the pod does not fit: reasons of the node, and reasons of devices by request and alternative."""
 
     node: str
     fits: bool
@@ -63,11 +59,11 @@ class _Folded:
         return Reason(self.fault.kind, self.fault.text, self.fault.change, count, examples)
 
 
-def fold(looks: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
-    """Returns the groups with their nodes: nodes that fit first, then those with the fewest reasons."""
+def fold(results: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReasons]]]:
+    """Groups nodes with equal reasons. Groups that fit come first, then the groups with the fewest reasons."""
     by_key: dict[Hashable, list[NodeReasons]] = {}
-    for look in looks:
-        by_key.setdefault(look.key, []).append(look)
+    for result in results:
+        by_key.setdefault(result.key, []).append(result)
     groups = [(_group(members), members) for members in by_key.values()]
     return sorted(groups, key=lambda g: (not g[0].fits, _distance(g[0]), -len(g[0].nodes), g[0].nodes))
 

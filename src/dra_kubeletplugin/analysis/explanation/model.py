@@ -62,16 +62,16 @@ class ReasonKind(StrEnum):
 
 class ExplanationState(StrEnum):
     RUNS = "runs"
-    ENDED = "ended"  # it does not run again; the summary contains success or failure
+    ENDED = "ended"  # the pod does not run again; the summary contains success or failure
     SCHEDULED = "scheduled"
-    FITS = "fits"  # it waits, and no obstacle is visible
+    FITS = "fits"  # the pod waits, and no obstacle is visible
     WAITS = "waits"
-    UNKNOWN = "unknown"  # objects that decide it may not be read
+    UNKNOWN = "unknown"  # objects that decide the result may not be read, or the time limit was exceeded
 
 
 @dataclass(frozen=True)
 class Example:
-    """One place where a reason was found, the detail found there, and the number of equal places."""
+    """One place where a reason was found, its detail there, and the number of places with the same detail."""
 
     where: str
     detail: str
@@ -85,7 +85,7 @@ class Reason:
     Args:
         text: the obstacle; the same for all nodes.
         change: the change that would remove it.
-        devices: number of devices of the group that it concerns; 0 if it concerns nodes or the pod.
+        devices: number of devices in the node group with this obstacle; 0 if it is an obstacle of nodes or of the pod.
     """
 
     kind: ReasonKind
@@ -116,7 +116,7 @@ class RequestOnNodes:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that fit the pod, or that refuse it for the same reasons. The first of ``reasons`` is the scheduler's."""
+    """Nodes that fit the pod, or that refuse it for the same reasons. The scheduler reports the first of ``reasons``."""
 
     nodes: tuple[str, ...]
     fits: bool
@@ -126,7 +126,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class SuggestedChange:
-    """A change that would be enough. It was tried with the allocator on the nodes of a group."""
+    """A change that would be enough. ``nodes`` is the number of nodes on which it was tried and would be enough."""
 
     text: str
     nodes: int
@@ -148,7 +148,7 @@ class HeldDevice:
 
 @dataclass(frozen=True)
 class ClaimState:
-    """A claim of the pod. ``name`` is empty if it is not created yet; ``users`` are the pods that it is reserved for."""
+    """A claim of the pod. ``name`` is empty if the claim is not created yet; ``users`` are the pods that the claim is reserved for."""
 
     entry: str
     name: str
@@ -160,14 +160,14 @@ class ClaimState:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of why a pod or a claim waits, or of what it has.
+    """The explanation why a pod or a claim waits, or which devices it has.
 
     Args:
         reasons: obstacles on any node.
-        groups: nodes grouped by their reasons, those closest to fitting first.
+        groups: nodes grouped by their reasons; groups that fit, or lack least, come first.
         changes: changes that were tried; each one alone would be enough.
-        message: the cluster's own message.
-        notes: parts that were not examined.
+        message: the message of the scheduler or the kubelet about the pod.
+        notes: parts that were not examined, and other remarks.
     """
 
     subject: str

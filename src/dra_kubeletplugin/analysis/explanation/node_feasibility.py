@@ -29,13 +29,13 @@ from .what_if import NOT_TOGETHER, WhatIf
 
 JSON = dict[str, Any]
 LIMIT = 2.0  # seconds for the devices of one node; the scheduler has ten
-TRYING = 2.0  # seconds for all trials together; trials that do not fit into it are omitted
+TRYING = 2.0  # seconds for all trials together; later trials are omitted
 _FEWER = "ask for {} in request {} in place of {}"
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """The result for all nodes. ``reasons`` end the scheduler's search for all nodes at once."""
+    """The result for all nodes. ``reasons`` are those for which the scheduler refuses all nodes at once."""
 
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
@@ -43,7 +43,7 @@ class Feasibility:
     notes: tuple[str, ...] = ()
 
 
-# Parts of the scheduler's messages that end the search on all nodes, and the change that would help.
+# Texts in errors that end the scheduler's search on all nodes, with the kind of the reason.
 _FATAL = {
     "CEL ": ReasonKind.SELECTOR_ERROR,
     "currently being updated": ReasonKind.POOL_INCOMPLETE,
@@ -55,7 +55,7 @@ _REMEDIES = {
     ReasonKind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
     ReasonKind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
     ReasonKind.CONSTRAINT: "a request for all devices has to do without the constraint",
-    ReasonKind.TOO_MANY: "several claims",
+    ReasonKind.TOO_MANY: "use several claims",
 }
 
 
@@ -71,9 +71,9 @@ def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) ->
 def not_looked_at(pod: PodInfo) -> Iterator[str]:
     """Yields features of the pod that are not examined, such as volumes."""
     for why in unsupported.reasons(pod):
-        yield why.replace(unsupported.PREFIX, "not looked at: ")
+        yield why.replace(unsupported.PREFIX, "not examined: ")
     if pod.group:
-        yield f"not looked at: schedulingPolicy of PodGroup {pod.group}"
+        yield f"not examined: schedulingPolicy of PodGroup {pod.group}"
 
 
 @dataclass
@@ -81,7 +81,7 @@ class _NodeExamination:
     view: SchedulerView
     pod: PodInfo
     tries: bool
-    until: float = 0.0
+    deadline: float = 0.0
     untried: bool = False
 
     def feasibility(self) -> Feasibility:
@@ -90,7 +90,7 @@ class _NodeExamination:
         notes = list(not_looked_at(self.pod))
         if not snapshot.nodes:
             return Feasibility(
-                reasons=(Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "nodes"),), notes=tuple(notes)
+                reasons=(Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "add nodes"),), notes=tuple(notes)
             )
         claims = pod_devices.read(self.pod, view.cache.claims, view.cache.classes, view.cache.extended, TIMEOUT)
         if isinstance(claims, Rejection):
@@ -103,7 +103,7 @@ class _NodeExamination:
             fitting = {n.name for n in cycle.feasible(len(snapshot.nodes))}
         except SchedulerError as e:
             fitting, error = set(), str(e)
-        self.until = time.monotonic() + TRYING
+        self.deadline = time.monotonic() + TRYING
         filters = NodeFilters(self.pod, list(snapshot.nodes), view.cache.snapshot().namespaces, claims.by_class)
         results = [
             NodeReasons(n.name, True)
@@ -128,7 +128,7 @@ class _NodeExamination:
         """Builds the reason for an error that ends the scheduler's search on all nodes."""
         message = error.partition("filter plugin: ")[2] or error
         kind = next((k for words, k in _FATAL.items() if words in message), ReasonKind.OTHER)
-        change = _REMEDIES.get(kind, "what the message names")
+        change = _REMEDIES.get(kind, "repair the cause that the message names")
         if kind is ReasonKind.SELECTOR_ERROR and (found := self._failing(claims, message)):
             where, fault = found
             message, change = fault.text, f"{fault.change} (seen at {where})"
@@ -181,12 +181,12 @@ class _NodeExamination:
                 yield DeviceFault(ReasonKind.CLAIM_ON_OTHER_NODE, text, change)
 
     def _together(self, node: NodeInfo, wanted: Sequence[JSON], rejection: Rejection) -> list[DeviceFault]:
-        """Yields reasons why the node refuses the pod although each request alone could be satisfied."""
+        """Returns reasons why the node refuses the pod although each request alone could be satisfied."""
         if "timed out" in rejection.reasons[0]:
             return [_TIMED_OUT]
         if rejection.plugin is not Plugin.DEVICES or not wanted:
             return [DeviceFault(ReasonKind.OTHER, why, "") for why in rejection.reasons]
-        if time.monotonic() > self.until:
+        if time.monotonic() > self.deadline:
             return [NOT_TOGETHER]
         return list(WhatIf(NodeDevices(self.view, node), wanted).together())
 
@@ -198,32 +198,32 @@ class _NodeExamination:
         found: dict[str, list[str]] = {}
         # Takes one node of each group in turn, so that each group is tried before the time is over.
         in_turn = chain.from_iterable(zip_longest(*(members for _, members in folded)))
-        for look in in_turn:
-            if look is None or look.fits:
+        for result in in_turn:
+            if result is None or result.fits:
                 continue
-            if time.monotonic() > self.until:
+            if time.monotonic() > self.deadline:
                 self.untried = True
                 break
-            for text, example in self._enough(look, claims, nodes[look.node]):
-                found.setdefault(text, []).append(f"{look.node}: {example}" if example else look.node)
+            for text, example in self._enough(result, claims, nodes[result.node]):
+                found.setdefault(text, []).append(f"{result.node}: {example}" if example else result.node)
         for text, where in sorted(found.items(), key=lambda item: -len(item[1])):
             yield SuggestedChange(text, len(where), where[0])
 
-    def _enough(self, look: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
-        """Yields changes that alone would let the pod fit on the node, with an example."""
-        short = [options for options in look.requests if not any(o.enough for o in options)]
-        of_node = [f for f in look.faults if f.kind not in _OF_DEVICES]
+    def _enough(self, result: NodeReasons, claims: PodClaims, node: NodeInfo) -> Iterator[tuple[str, str]]:
+        """Yields changes, each of which alone would let the pod fit on the node, and an example for each."""
+        short = [options for options in result.requests if not any(o.enough for o in options)]
+        of_node = [f for f in result.faults if f.kind not in _OF_DEVICES]
         wanted = self._open(node, claims)
         own = {str(c["metadata"].get("uid")) for c in claims.claims}
         trials = WhatIf(NodeDevices(self.view, node), wanted, own)
         if of_node:
             tried = of_node[0].kind not in _UNTRIED and (not wanted or trials.fits())
-            if len(look.faults) == 1 and not short and tried:
+            if len(result.faults) == 1 and not short and tried:
                 yield of_node[0].change, ""
             return
         if not wanted:
             return
-        faults = [*look.faults, *(f for options in look.requests for o in options for _, f in o.faults)]
+        faults = [*result.faults, *(f for options in result.requests for o in options for _, f in o.faults)]
         distinct = {(f.kind, f.text): f for f in faults}.values()
         yield from dict(found for fault in distinct for found in trials.enough(fault)).items()
         for option in (option for options in short for option in options):
@@ -234,9 +234,9 @@ class _NodeExamination:
 _TIMED_OUT = DeviceFault(
     ReasonKind.TIMEOUT,
     f"it was not determined within {LIMIT:g} s whether there are devices for the claims; the scheduler stops after {TIME_LIMIT:g} s",
-    "fewer alternatives, constraints or partitions to choose from",
+    "use fewer alternatives, constraints or partitions",
 )
-_UNTRIED_NODES = f"what would be enough was not tried on all nodes, as that took more than {TRYING:g} s"
+_UNTRIED_NODES = f"changes were not tried on all nodes, because that took more than {TRYING:g} s"
 _UNTRIED = {ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.EXTENDED}  # the devices after such a change are not known
 _OF_DEVICES = {ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT}
 

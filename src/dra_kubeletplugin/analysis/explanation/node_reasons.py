@@ -1,4 +1,4 @@
-"""Finds why a node does not fit a pod apart from devices: each of the scheduler's filters with details."""
+"""Finds reasons other than devices why a pod does not fit a node: those of each scheduler filter, with details."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NodeFilters:
         self._spread = Spread(pod, nodes)
 
     def faults(self, node: NodeInfo) -> Iterator[DeviceFault]:
-        """Yields reasons in the scheduler's order. The scheduler itself reports only the first."""
+        """Yields reasons in the order of the scheduler, which reports only the first."""
         pod = self.pod
         cordoned = filters.unschedulable(pod, node)
         if cordoned:

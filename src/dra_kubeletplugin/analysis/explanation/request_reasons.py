@@ -19,14 +19,16 @@ Place = tuple[str, DeviceFault]  # a device and one reason against it
 _NONE = DeviceFault(
     ReasonKind.NO_DEVICES,
     "no device is published for the node",
-    "a driver that publishes devices there: see whether it runs",
+    "run a driver that publishes devices there, and check its log",
 )
-_NO_MATCH = DeviceFault(ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "devices that are")
+_NO_MATCH = DeviceFault(
+    ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "add devices that are"
+)
 
 
 @dataclass
 class RequestReasons:
-    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None for all devices that match."""
+    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None if all matching devices are requested."""
 
     claim: str
     request: str
@@ -41,7 +43,7 @@ class RequestReasons:
 def examine(
     devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]
 ) -> list[list[RequestReasons]]:
-    """Returns for each request its alternatives; one entry if it has none."""
+    """Returns a list for each request: a result for each alternative, or one result if the request has no alternatives."""
     out = []
     for claim in claims:
         for options in _options(claim, classes):

@@ -1,4 +1,4 @@
-"""Sets state and summary of an explanation, from the results of nodes and from what could be read."""
+"""Sets the state and summary of an explanation from the results of nodes and from the kinds that could be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
 from ..snapshot import Gap
 from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
 
-# Without reading these, more seems to fit than does
+# If one of these kinds may not be read, more nodes seem to fit than really do.
 _OCCUPYING = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
 _UNREAD = "the result depends on objects that may not be read"
 

@@ -23,7 +23,7 @@ from .device_reasons import DeviceFault, NodeDevices, taint_text
 from .model import ReasonKind
 
 JSON = dict[str, Any]
-LIMIT = 1.0  # seconds for one trial; a trial that takes longer counts as no help
+LIMIT = 1.0  # seconds for one trial; a trial that takes longer counts as failed
 _VALUES = 4
 _FREED = {ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY}  # reasons that other claims may cause
 _HOLDERS = 16  # number of claims that are tried one by one
@@ -80,7 +80,7 @@ class WhatIf:
     # --- all requests together ------------------------------------------------------------------
 
     def together(self) -> Iterator[DeviceFault]:
-        """Yields reasons why devices suffice for each request alone and not for all requests together."""
+        """Yields reasons why devices suffice for each request alone, but not for all requests together."""
         named = list(_constraints(self.claims))
         alone = [(i, k, c) for i, k, c in named if self.fits(_dropped(self.claims, {(i, k)}))]
         for i, _, constraint in alone:
@@ -111,7 +111,7 @@ class WhatIf:
         )
 
     def _values(self, constraint: JSON) -> str:
-        """Returns how many free devices have which value of a constraint's attribute."""
+        """Describes the values of a constraint's attribute on the free devices, with the number of devices for each value."""
         name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
         use = self.devices.view.cache.claims.use
         free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
@@ -123,7 +123,7 @@ class WhatIf:
     # --- suggested changes ----------------------------------------------------------------------
 
     def enough(self, fault: DeviceFault) -> Iterator[tuple[str, str]]:
-        """Yields changes that alone remove a fault and let the claims fit, each with an example."""
+        """Yields changes, each of which alone removes a fault and lets the claims fit, and an example for each."""
         if fault.parts:
             if all(part.kind in _FREED for part in fault.parts):
                 yield from self._freeing
@@ -168,7 +168,7 @@ class WhatIf:
 
     @cached_property
     def _freeing(self) -> list[tuple[str, str]]:
-        """Claims to delete so that the devices suffice: one that is enough, or several of which none can stay."""
+        """The deletion of claims that would be enough: of one claim, or else of several claims that all must be deleted."""
         every = [uid for uid in self._holders if uid not in self._own]
         if not every or not self.fits(gone=every):
             return []
@@ -195,7 +195,7 @@ class WhatIf:
             yield f"ask for no {short}", ""
 
     def _amounts(self, name: str) -> list[Quantity]:
-        """Returns what devices have left of a capacity, largest first."""
+        """Returns the remaining amounts of a capacity on the devices, largest first."""
         use = self.devices.view.cache.claims.use
         remaining = set()
         for c in self.devices.candidates:

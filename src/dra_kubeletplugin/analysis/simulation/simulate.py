@@ -1,6 +1,7 @@
-"""``simulate``: whether and where pods would fit, how many more would, and why the others do not. It writes nothing.
+"""Simulates whether and where pods would fit, how many more would fit, and why the rest do not. The cluster does not change.
 
-It places pods one after the other like the scheduler, by priority and then in order, on a snapshot that it fills.
+It places pods one by one like the scheduler, by priority and then in the order of the manifests. Each placed pod takes its
+resources from the snapshot.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..snapshot import KINDS, Gap, Snapshot
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
 
 JSON = dict[str, Any]
-MOST_MORE = 1000  # pods that are tried in addition to the requested ones
+MAX_MORE = 1000  # pods that are tried in addition to the requested ones
 Progress = Callable[[int, int], None]
 
 
@@ -45,9 +46,9 @@ class Fit:
     """The result of one workload.
 
     Args:
-        more: how many further pods would fit; None if it was not asked.
-        limited: whether counting stopped at the limit.
-        stopped: why the first pod that did not fit did not.
+        more: how many further pods would fit; None if they were not counted.
+        limited: whether counting stopped at the limit, so that even more pods may fit.
+        stopped: the explanation for the first pod that did not fit; None if all fit.
     """
 
     workload: str
@@ -96,9 +97,9 @@ def simulate(
     Args:
         manifests: pods and workloads (Deployment, StatefulSet, Job, DaemonSet ...), with claims, templates and classes
             that the cluster does not have. An object in the manifests replaces one of the same name in the cluster.
-        namespace: namespace of manifests that name none.
+        namespace: the namespace for manifests that do not set it.
         fill: also count how many more pods of each workload would fit, each workload alone, after all requested pods.
-        progress: called with the number of pods tried and the number of all.
+        progress: called with the number of pods tried and the number of all pods.
 
     Raises:
         QuestionError: a server would refuse a manifest, or there are no pods in the manifests.
@@ -161,7 +162,7 @@ class _Simulator:
             self._done += 1
             self._progress(self._done, total)
             if stopped is not None and not workload.per_node:
-                continue  # its pods are alike, and no device is freed meanwhile
+                continue  # the workload's pods are alike, and no device is freed, so no further pod fits
             found, why = self._place(pod, [])
             if found is not None:
                 placed.append(found)
@@ -175,18 +176,22 @@ class _Simulator:
         undo: list[Callable[[], None]] = []
         more = 0
         why = None
-        while fit.fits and more < MOST_MORE and why is None:
+        while fit.fits and more < MAX_MORE and why is None:
             found, why = self._place(workload.pod(workload.count + more), undo)
             more += found is not None
-            self._progress(more, MOST_MORE)
+            self._progress(more, MAX_MORE)
         for step in reversed(undo):
             step()
-        return replace(fit, more=more, limited=more >= MOST_MORE, stopped=fit.stopped or why)
+        return replace(fit, more=more, limited=more >= MAX_MORE, stopped=fit.stopped or why)
 
     # --- one pod --------------------------------------------------------------------------------
 
     def _place(self, pod: JSON, undo: list[Callable[[], None]]) -> tuple[Placement | None, Explanation | None]:
-        """Places a pod. Returns the placement, or the explanation of why it fits nowhere. Appends functions that undo it to ``undo``."""
+        """Places a pod. Returns the placement, or the explanation of why it fits nowhere.
+
+        Args:
+            undo: the functions that undo the placement are appended to this list.
+        """
         pod = self._with_claims(pod, undo)
         info = pod_info.read(pod)
         cache = self.view.cache
@@ -208,7 +213,7 @@ class _Simulator:
         return Placement(info.key, node.name, tuple(devices)), None
 
     def _with_claims(self, pod: JSON, undo: list[Callable[[], None]]) -> JSON:
-        """Creates the pod's claims from templates. Returns the pod with their names in its status."""
+        """Creates the pod's claims from templates. Returns the pod with the claims' names in its status."""
         made = []
         for entry in pod["spec"].get("resourceClaims") or []:
             template = self._templates.get((pod["metadata"]["namespace"], str(entry.get("resourceClaimTemplateName"))))

@@ -82,16 +82,16 @@ class SimulatedWorkload:
         return None if filters.node_affinity(info, node) or filters.taints(info, node) else made
 
 
-MOST_PODS = 100_000  # of one workload
-_PRIORITIES = {
-    "system-cluster-critical": 2_000_000_000,
-    "system-node-critical": 2_000_001_000,
-}  # every cluster has these
+MAX_PODS = 100_000  # pods of one workload
+# Values of the PriorityClasses that every cluster has.
+_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[SimulatedWorkload]:
-    """Returns the objects that make pods, with the priority of a PriorityClass in the manifests.
+    """Returns a workload for each object that creates pods.
+
+    The pods have the priority of their PriorityClass, if it is in the manifests or built in.
 
     Raises:
         QuestionError: an object of a workload's kind is malformed.
@@ -106,8 +106,8 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
         count, template = found
         if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
             raise QuestionError(f"{kind} {meta.get('name')}: its template has no spec")
-        if not 0 <= count <= MOST_PODS:
-            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MOST_PODS} can be simulated")
+        if not 0 <= count <= MAX_PODS:
+            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MAX_PODS} can be simulated")
         where = str(meta.get("namespace") or namespace)
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
         priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))
@@ -122,7 +122,7 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
 
 
 def _template(obj: JSON) -> tuple[int, Any] | None:
-    """Returns the number of pods that run at once, and their template; None if the object makes no pods."""
+    """Returns the number of pods that run at once, and their template; None if the object creates no pods."""
     spec = obj.get("spec")
     kind = kind_of(obj)
     if not isinstance(spec, Mapping):
@@ -156,7 +156,7 @@ def _at_once(job: Mapping[str, Any]) -> int:
 
 
 def claim_for(pod: JSON, entry: Mapping[str, Any], template: JSON) -> JSON:
-    """Returns the claim that the claim controller creates from a template for an entry of a pod."""
+    """Returns the claim that the claim controller creates from a template for an entry of a pod's ``resourceClaims``."""
     meta = pod["metadata"]
     name = f"{meta['name']}-{entry['name']}"
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
@@ -175,7 +175,7 @@ def claim_for(pod: JSON, entry: Mapping[str, Any], template: JSON) -> JSON:
 
 
 def allocated(claim: JSON, allocation: JSON, pod: PodInfo) -> JSON:
-    """Returns the claim as the scheduler writes it."""
+    """Returns the claim with its allocation and its reservation for the pod, as the scheduler writes them."""
     consumer = {"resource": "pods", "name": pod.name, "uid": pod.uid}
     reserved = [*((claim.get("status") or {}).get("reservedFor") or []), consumer]
     return {**claim, "status": {"allocation": {"allocationTimestamp": now(), **allocation}, "reservedFor": reserved}}
@@ -185,7 +185,7 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
     """Validates and defaults claims, templates and classes. Returns all objects of known kinds as a server would store them.
 
     Raises:
-        QuestionError: an object is invalid; the text has the object, the field and the server's error.
+        QuestionError: an object is invalid; the text contains the object, the field and the server's error.
     """
     out = []
     for obj in objects:

@@ -27,7 +27,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices in one group. ``held`` counts devices with a holder, ``bad`` unhealthy or missing ones."""
+    """Devices in one group. ``held`` counts devices with a holder, ``bad`` counts unhealthy or vanished devices."""
 
     title: str
     devices: Sequence[DeviceRow]
@@ -92,7 +92,7 @@ def words_of(row: DeviceRow) -> str:
 
 
 def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
-    """Returns the rows that contain every word of ``text``, and no word that has a leading ``!`` in it."""
+    """Returns the rows that contain every word of ``text``. A row must not contain a word that has a leading ``!`` there."""
     words = text.lower().split()
     if not words:
         return list(rows)

@@ -1,4 +1,4 @@
-"""An overview that watches keep current. It is rebuilt at most once a second, with reasons for the pods on the screen."""
+"""An overview of a cluster, kept current by watches. It is rebuilt at most once a second, with reasons for the pods on the screen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..snapshot import Gap
 from ..watcher import ClusterWatcher
 from .overview import overview
 
-EVERY = 1.0  # seconds at least between two rebuilds
-_FIRST = 60.0  # seconds for the first read of all objects
+EVERY = 1.0  # minimum seconds between two rebuilds
+_FIRST = 60.0  # timeout in seconds for the first read of all objects
 
 
 class LiveOverview:
@@ -37,11 +37,11 @@ class LiveOverview:
         self._made: Overview | None = None
         # The versions from which _made was built, and the gaps at that time.
         self._of: tuple[int, int, tuple[Gap, ...]] = (-1, -1, ())
-        self._next = 0.0  # monotonic
+        self._next = 0.0  # monotonic time before which _made is not rebuilt
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Follows the cluster inside the context, which begins when every kind was read or refused, or after a minute.
+        """Watches the cluster inside the context. The context begins when every kind was read or refused, or after a minute.
 
         Raises:
             QuestionError: the cluster has no DRA.
@@ -51,7 +51,7 @@ class LiveOverview:
         async with asyncio.TaskGroup() as tasks:
             jobs = [tasks.create_task(job()) for job in (self.follower.run, self.reasons.run)]
             try:
-                with contextlib.suppress(TimeoutError):  # show what was read in time; the rest is in the notes
+                with contextlib.suppress(TimeoutError):  # show the objects that were read in time
                     async with asyncio.timeout(_FIRST):
                         await self.follower.wait_listed()
                 yield

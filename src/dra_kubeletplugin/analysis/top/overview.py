@@ -1,4 +1,4 @@
-"""``overview``: devices, their holders and health, and waiting pods, as the rows of `dra top`, from plain objects."""
+"""Builds the rows of `dra top` from plain objects: devices with their holders and health, and waiting pods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreac
 def overview(
     snapshot: Snapshot, node: str = "", reasons: Mapping[str, str] | None = None, counter: UsageCounter | None = None
 ) -> Overview:
-    """Returns the rows of a cluster or of one node: devices that reach it, and pods that wait for it or for any node.
+    """Returns the rows of a cluster or of one node.
+
+    The rows of a node are the devices that its pods can use, and the waiting pods that have this node or none.
 
     Args:
         node: name of the node; a node that does not exist has no devices, and a note is added.
@@ -75,7 +77,7 @@ def _unschedulable(node: Mapping[str, Any]) -> str:
 
 
 def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: list[str]) -> Iterator[PodRow]:
-    """Yields pods that want devices and do not run, oldest first."""
+    """Yields pods that request devices and do not run yet, oldest first."""
     explicit = class_names(snapshot.classes)
     classes = {str(c["metadata"]["name"]) for c in snapshot.classes}
     waiting = [p for p in snapshot.pods if str((p.get("status") or {}).get("phase") or "") in _WAITS]

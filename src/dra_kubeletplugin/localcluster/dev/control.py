@@ -1,4 +1,4 @@
-"""The control socket of a running ``dra dev``, in its state directory and for its own user only.
+"""The control socket of a running ``dra dev``, in its state directory. Only the same user and root may connect.
 
 A client sends one request and receives one response, both in JSON.
 """
@@ -19,7 +19,7 @@ from ...base.http_server.server import stop_listening
 from .verbs import AnyVerb, VerbResult
 
 NAME = "control.sock"
-_HIDDEN = "control.bind"  # not longer than NAME, because the length of a socket's path is limited
+_HIDDEN = "control.bind"  # not longer than NAME, because the length of a socket path is limited
 _MAX = 1024 * 1024  # bytes of a request or a response
 
 
@@ -31,8 +31,8 @@ class ControlServer:
     """Serves requests at ``folder``/control.sock.
 
     Args:
-        act: carries out a request.
-        refusals: exceptions of ``act`` whose text becomes the response's error.
+        act: carries out a request and returns the response.
+        refusals: the exceptions of ``act`` whose text becomes the error in the response.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class ControlServer:
         hidden = self.path.with_name(_HIDDEN)
         hidden.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, str(hidden), limit=_MAX)
-        # The mode is set before the socket gets its name. A umask would also affect other files that this process
-        # writes at the moment.
+        # The mode is set before the socket gets its name, so no other user can connect. A umask would also affect files
+        # that this process writes at the same time.
         hidden.chmod(0o600)
         hidden.rename(self.path)
 
@@ -98,7 +98,7 @@ def ask(folder: Path, verb: AnyVerb) -> VerbResult:
     """Sends a request to the ``dra dev`` with this state directory, and waits for the response.
 
     Raises:
-        ControlError: it cannot be reached, or it refused the request.
+        ControlError: ``dra dev`` cannot be reached, or it refused the request.
     """
     path = folder / NAME
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -120,7 +120,7 @@ def ask(folder: Path, verb: AnyVerb) -> VerbResult:
 
 
 def running(root: Path) -> list[Path]:
-    """Returns the state directories below ``root`` of this user in which a ``dra dev`` without --state-dir is running."""
+    """Returns this user's temporary state directories below ``root`` in which a ``dra dev`` is running."""
     found = []
     for path in sorted(root.glob(f"dra-*/{NAME}")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -1,6 +1,6 @@
-"""Runs a driver as a separate process on one node, or as the cluster's controller: start, watch, kill, upgrade.
+"""Runs a driver as a separate process on one node, or as the cluster's controller. Starts, watches, kills and upgrades it.
 
-All input is in the environment, in the variables of a DaemonSet's pod, so the driver may be written in any language.
+The process gets all input in environment variables, as in a pod, so the driver may be written in any language.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-_KEPT = 20  # last lines of a process's output that an error contains
-_PAUSE, _LONGEST = 1.0, 30.0  # seconds before a process that died is started again; doubles each time
+_KEPT_LINES = 20  # number of last lines of a process's output that an error contains
+_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before a process that died is started again; the pause doubles each time
 _STEADY = 60.0  # seconds of running after which the pause starts again at its minimum
-_LOOK = 0.05  # seconds between two looks for readiness
-_CODE = re.compile(r" \[DRA-E\d+\]$")  # error code in a driver's own message; the code of ``dra dev`` follows instead
-_CORRECT = 2  # exit code for errors that the user must correct; they are in lines that begin with "dra: "
-_LAST_WORDS = 1.0  # seconds to wait for the rest of an ended process's output
+_POLL_INTERVAL = 0.05  # seconds between two checks for readiness
+# The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own.
+_CODE = re.compile(r" \[DRA-E\d+\]$")
+_USER_ERROR = 2  # exit code after errors that the user must correct; lines that begin with "dra: " contain these errors
+_OUTPUT_TIMEOUT = 1.0  # seconds to wait for the rest of an ended process's output
 STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -45,8 +46,8 @@ class DriverState(msgspec.Struct, frozen=True):
     """The state that a driver process reports about itself.
 
     Args:
-        waits: what it waits for; empty when it is ready.
-        failed_for_good: whether its driver failed and will not become ready.
+        waits: what the process waits for; empty when it is ready.
+        failed_for_good: whether the driver failed and will not become ready.
         notes: remarks on a driver that is ready.
     """
 
@@ -58,8 +59,8 @@ class DriverState(msgspec.Struct, frozen=True):
 class ProcessPhase(Enum):
     STARTING = "starting"
     READY = "ready"
-    DOWN = "down"  # stopped on purpose, or until its pause is over
-    FAILED = "failed"  # until one of its files changes
+    DOWN = "down"  # stopped by a request, or waiting for its next start
+    FAILED = "failed"  # did not become ready
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,17 @@ class _Instance:
 
 
 class DriverProcess:
-    """Runs one program at one place.
+    """Runs one program on one node, or as the controller.
 
-    The process writes its readiness, a :class:`DriverState` in JSON, to the file in its variable ``DRA_DEV_READY``. Its
-    variable ``DRA_DEV_PARENT`` has this process's id: a process that starts with another parent has outlived ``dra
-    dev`` and exits.
+    The program writes its readiness, a :class:`DriverState` in JSON, to the file named by ``DRA_DEV_READY``. The
+    variable ``DRA_DEV_PARENT`` has the process id of ``dra dev``. If the program's parent has another id, ``dra dev``
+    has ended, and the program exits.
 
     Args:
-        place: the place for messages, for example ``node-1``.
+        place: the node or ``controller``, for messages.
         env: environment variables of the place.
         folder: the directory for readiness files.
-        report: receives each line of output, and a line for each event of the process.
+        report: called with each line of output, and with a line when the process ended or cannot be restarted.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class DriverProcess:
         """Starts the process. Returns when it is ready.
 
         Raises:
-            DriverFailed: it ended or was not ready in time.
+            DriverFailed: the process ended or was not ready in time.
         """
         async with self._busy:
             await self._begin(timeout)
@@ -163,10 +164,10 @@ class DriverProcess:
         self._changed.set()
 
     async def upgrade(self, timeout: float) -> None:
-        """Starts a second instance next to the first, as in a rolling update. Stops the first when the second is ready.
+        """Starts a second instance, as in a rolling update. Stops the first instance when the second is ready.
 
         Raises:
-            DriverFailed: the second did not become ready; the first continues to run.
+            DriverFailed: the second instance did not become ready; the first continues to run.
         """
         async with self._busy:
             old, phase = self._current, self.phase
@@ -187,7 +188,7 @@ class DriverProcess:
     async def keep_running(self, timeout: float) -> None:
         """Restarts the process with growing pauses each time it dies. Never returns."""
         loop = asyncio.get_running_loop()
-        pause = _PAUSE
+        pause = _MIN_PAUSE
         while True:
             current, began = self._current, loop.time()
             self._changed.clear()
@@ -198,11 +199,11 @@ class DriverProcess:
             changed.cancel()
             if current is not self._current or current is None or current.alive:
                 continue
-            pause = _PAUSE if loop.time() - began > _STEADY else min(pause * 2, _LONGEST)
+            pause = _MIN_PAUSE if loop.time() - began > _STEADY else min(pause * 2, _MAX_PAUSE)
             if self.phase is ProcessPhase.DOWN:
                 wait = self._down_until - loop.time()
             else:
-                self._report(f"ended with {_code(current)}; started again in {pause:g} s")
+                self._report(f"ended with {_code(current)}; it will be started again in {pause:g} s")
                 self.phase, wait = ProcessPhase.DOWN, pause
             await self._wait_for_change(wait)
             await self._restart(current, timeout)
@@ -214,7 +215,7 @@ class DriverProcess:
                 await self._changed.wait()
 
     async def _restart(self, dead: _Instance, timeout: float) -> None:
-        """Restarts a dead process, unless it was replaced meanwhile or must stay down."""
+        """Restarts a process that ended, unless it has been replaced or must stay down."""
         async with self._busy:
             if self._current is not dead or asyncio.get_running_loop().time() < self._down_until:
                 return
@@ -243,9 +244,9 @@ class DriverProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            process_group=0,  # keeps Ctrl-C away from the driver; this process stops it in order
+            process_group=0,  # so that Ctrl-C does not reach the driver; this process stops the driver in order
         )
-        output: deque[str] = deque(maxlen=_KEPT)
+        output: deque[str] = deque(maxlen=_KEPT_LINES)
         self.phase = ProcessPhase.STARTING
         self._down_until = 0.0
         return _Instance(process, ready, asyncio.create_task(self._read(process, output)), output)
@@ -279,10 +280,10 @@ class DriverProcess:
                 self.phase = ProcessPhase.FAILED
                 reason = "; ".join(state.waits) if state else f"its last output:\n{_last_output(instance)}"
                 raise DriverFailed(f"{self.name} is not ready after {timeout:g} s: {reason}")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_INTERVAL)
         await _drain(instance)
         self.phase = ProcessPhase.FAILED
-        if instance.process.returncode == _CORRECT and (
+        if instance.process.returncode == _USER_ERROR and (
             output := [line for line in instance.output if line.startswith("dra: ")]
         ):
             raise DriverFailed(f"{self.name}: {' '.join(_CODE.sub('', line.removeprefix('dra: ')) for line in output)}")
@@ -306,8 +307,8 @@ class DriverProcess:
 
 
 async def _drain(instance: _Instance) -> None:
-    """Waits until the output is read. The time is limited because a child process may hold the output open."""
-    await asyncio.wait({instance.reading}, timeout=_LAST_WORDS)
+    """Waits until the output is read, for a limited time, because a child of the process may keep the output open."""
+    await asyncio.wait({instance.reading}, timeout=_OUTPUT_TIMEOUT)
 
 
 def _read_state(file: Path) -> DriverState | None:

@@ -22,7 +22,7 @@ from .verbs import ALL
 T = TypeVar("T")
 JSON = dict[str, Any]
 NAMESPACE = "default"  # namespace of controllers
-_RELOAD = 0.5  # seconds between two looks at the drivers' files
+_RELOAD = 0.5  # seconds between two checks of the drivers' files
 
 
 class EnvironmentRefused(Exception):
@@ -34,9 +34,9 @@ class EnvironmentOptions:
     """Callbacks for output.
 
     Args:
-        output: receives lines about the cluster.
-        log: receives a driver's place and a line of its output.
-        ready: receives how many drivers are ready, and how many there are.
+        output: called with each line about the cluster.
+        log: called with a driver's name and place, and a line of its output.
+        ready: called with the number of drivers that are ready, and the number of all drivers.
     """
 
     output: Callable[[str], None]
@@ -57,7 +57,7 @@ class DevEnvironment:
     guard: Guard
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
-    """Creates a link to the page that shows the cluster, valid for one browser; empty if there is no page."""
+    """Creates a link to the page that shows the cluster. The link is valid for one browser; it is empty if there is no page."""
     _overrides: dict[str, dict[str, JSON]] = field(default_factory=dict)
 
     # --- selection ----------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class DevEnvironment:
             EnvironmentRefused: no process matches.
         """
         if not self.drivers:
-            raise EnvironmentRefused("`dra dev` started no driver; kill and start a driver that you started yourself")
+            raise EnvironmentRefused("`dra dev` started no driver; stop and start your own driver yourself")
         found = self.drivers
         if driver != ALL:
             name = _select("driver", driver, {p.program.driver for p in self.drivers})
@@ -96,7 +96,7 @@ class DevEnvironment:
     # --- actions ------------------------------------------------------------------------------------------
 
     def set_health(self, process: DriverProcess, device: str, override: JSON | None) -> None:
-        """Overrides the health of a device from the driver's next report on; None removes the override."""
+        """Overrides the health of a device, beginning with the driver's next report. None removes the override."""
         file = self.health / f"{process.place}-{process.program.driver}.json"
         known = self._overrides.setdefault(file.name, {})
         if override is None:
@@ -114,7 +114,7 @@ class DevEnvironment:
         return [d["name"] for s in slices["items"] for d in s["spec"].get("devices") or []]
 
     async def reboot(self, name: str) -> None:
-        """Reboots a node: kills its drivers, ends containers, deletes CDI files, then starts the kubelet and the drivers."""
+        """Reboots a node: kills its drivers and containers, deletes CDI files, then starts the kubelet and the drivers."""
         node = self.node(name)
         own = [p for p in self.drivers if p.place == node.name]
         for process in own:
@@ -152,16 +152,16 @@ async def environment(
     timeout: float,
     reload: bool = True,
 ) -> AsyncIterator[DevEnvironment]:
-    """Starts drivers on each node of a running cluster, and their controllers. Inside the context all are ready.
+    """Starts drivers on each node of a running cluster, and their controllers. Inside the context, all of them are ready.
 
-    Drivers that die are restarted.
+    A process that ends is restarted.
 
     Args:
         timeout: seconds until a driver must be ready.
         reload: whether a driver is replaced when its files change.
 
     Raises:
-        DriverFailed: at least one driver did not become ready; the text has the fault of each.
+        DriverFailed: at least one driver did not become ready; the text contains the fault of each such driver.
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
@@ -175,7 +175,7 @@ async def environment(
 
     async def start(process: DriverProcess) -> None:
         try:
-            # Drivers that start at once share the machine, so each one adds a second
+            # All drivers start at the same time and share the CPUs, so each driver adds one second to the timeout.
             await process.start(timeout + len(made.drivers))
         except DriverFailed as e:
             failed[process.name] = e
@@ -227,7 +227,7 @@ def _controller(made: DevEnvironment, program: DriverProgram) -> DriverProcess:
 
 
 async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
-    """Replaces the process like an upgrade when its files change. Never returns."""
+    """Upgrades the process each time its files change. Never returns."""
     before = changed_since(process.program.files, {})
     while True:
         await asyncio.sleep(_RELOAD)

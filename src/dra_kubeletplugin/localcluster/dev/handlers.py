@@ -41,14 +41,14 @@ from .verbs import (
 
 JSON = dict[str, Any]
 REFUSALS = (EnvironmentRefused, HostError, DriverFailed)
-_LONGEST = 3600.0  # the longest time of a request, in seconds
+_MAX_SECONDS = 3600.0  # the longest time of a request, in seconds
 
 
 async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:
     """Carries out a request.
 
     Raises:
-        EnvironmentRefused, HostError, DriverFailed: it cannot be carried out; see :data:`REFUSALS`.
+        EnvironmentRefused, HostError, DriverFailed: the request cannot be carried out; see :data:`REFUSALS`.
     """
     match verb:
         case Status():
@@ -88,7 +88,7 @@ async def _status(on: DevEnvironment) -> VerbResult:
     nodes = []
     for node in on.cluster.nodes.values():
         host = on.hosts[node.name]
-        registered = {d: len(c) for d, c in node.kubelet.plugins.connected.items() if c}
+        registered = {d: len(c) for d, c in node.kubelet.plugins.registered.items() if c}
         nodes.append(
             {
                 "name": node.name,
@@ -217,7 +217,7 @@ async def _driver(on: DevEnvironment, verb: KillDriver | UpgradeDriver) -> VerbR
                 await process.kill(_seconds("--down-for", verb.down_for))
             case UpgradeDriver():
                 await process.upgrade(on.timeout)
-    done = f"killed, and started again in {verb.down_for:g} s" if isinstance(verb, KillDriver) else "upgraded"
+    done = f"killed; it will be started again in {verb.down_for:g} s" if isinstance(verb, KillDriver) else "upgraded"
     data = {"drivers": [{"driver": p.program.driver, "place": p.place, "pid": p.pid} for p in processes]}
     return VerbResult(text="\n".join(f"{p.name}: {done}" for p in processes), data=data)
 
@@ -238,7 +238,7 @@ async def _server(
             )
         case ServeVersions():
             _fault(faults.serve, verb.versions)
-            on.cluster.api.drop_connections()  # ends watches of a version that is not served any more
+            on.cluster.api.drop_connections()  # ends watches of versions that are no longer served
             text = f"resource.k8s.io is served as {', '.join(verb.versions) or 'all its versions'}"
         case ApiConflicts():
             faults.conflicts = _count(verb.count)
@@ -281,7 +281,7 @@ async def _end(on: DevEnvironment, verb: ExitContainer) -> VerbResult:
         node.runtime.end(pod["metadata"]["uid"], name, verb.exit_code)
     except KeyError:
         raise EnvironmentRefused(
-            f"pod {verb.pod} has no container {name!r} that has started, of {', '.join(names)}"
+            f"pod {verb.pod} has no started container {name!r}; its containers are {', '.join(names)}"
         ) from None
     return VerbResult(text=f"container {name} of pod {verb.pod} has ended with {verb.exit_code}")
 
@@ -294,8 +294,8 @@ def _fault(make: Callable[[list[str]], None], names: list[str]) -> None:
 
 
 def _seconds(what: str, value: float) -> float:
-    if not 0 <= value <= _LONGEST:
-        raise EnvironmentRefused(f"{what} {value:g} must be from 0 to {_LONGEST:g} seconds")
+    if not 0 <= value <= _MAX_SECONDS:
+        raise EnvironmentRefused(f"{what} {value:g} must be from 0 to {_MAX_SECONDS:g} seconds")
     return value
 
 

@@ -15,12 +15,12 @@ from ...host.fake import sysfs as described
 
 
 class HostError(ValueError):
-    """The hardware cannot be changed as requested. The text contains the reason and the possibilities."""
+    """The hardware cannot be changed as requested. The text contains the reason and what is possible."""
 
 
 @dataclass
 class NodeHost:
-    """The hardware of a node. ``description`` is the description of a described host; empty for this machine."""
+    """The hardware of a node. ``description`` is the name or file of a described host's description; empty for this machine."""
 
     sysfs: Path
     dev: Path
@@ -102,7 +102,7 @@ class NodeHost:
     def _check(self) -> None:
         if not self.description:
             raise HostError(
-                "the node shows this machine's own hardware, which is never changed: start `dra dev` with --host for a described one"
+                "the node shows this machine's own hardware, which is never changed: start `dra dev` with --host for a described host"
             )
 
     def _need(self, address: str) -> None:
@@ -121,12 +121,12 @@ def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
     if text.strip() in host.addresses:
         raise HostError(f"{text.strip()} is already present")
     away = (
-        f"one that was unplugged ({', '.join(host.unplugged)})"
+        f"a function that was unplugged ({', '.join(host.unplugged)})"
         if host.unplugged
-        else "one that was unplugged (none was)"
+        else "a function that was unplugged (none was)"
     )
     raise HostError(
-        f"{text.strip()!r} is neither {away} nor a function's description with its address, vendor and device"
+        f"{text.strip()!r} is neither {away} nor the description of a function with address, vendor and device"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads the manifests of ``--apply``. Validates all of them before the first is applied."""
+"""Reads the manifests of ``--apply``. Validates all manifests before the first one is applied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(paths: list[Path], features: Features) -> list[Manifest]:
     """Returns the objects of all files; lists are split into their items.
 
     Raises:
-        ManifestError: ``kubectl apply`` would refuse an object. The text has each fault with option, file and line.
+        ManifestError: ``kubectl apply`` would refuse an object. The text contains each fault with option, file and line.
     """
     faults: list[str] = []
     try:

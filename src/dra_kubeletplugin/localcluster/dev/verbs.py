@@ -1,4 +1,4 @@
-"""The requests that a running ``dra dev`` accepts on its control socket. Decoding is strict."""
+"""The requests that a running ``dra dev`` accepts on its control socket. Unknown fields are an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HealthWord = Literal["healthy", "unhealthy", "unknown", "reported"]
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
-    """A request. An empty name of a node or driver selects the only one."""
+    """A request. An empty name selects the only node or the only driver."""
 
 
 class Status(Verb, frozen=True, kw_only=True, tag="status"):
@@ -68,7 +68,7 @@ class RestartKubelet(Verb, frozen=True, kw_only=True, tag="restart-kubelet"):
 
 
 class RebootNode(Verb, frozen=True, kw_only=True, tag="reboot-node"):
-    """Kills the node's containers and drivers like a power failure, then starts kubelet and drivers."""
+    """Kills the node's containers and drivers like a power failure, then starts the kubelet and the drivers."""
 
     node: str = ""
 
@@ -82,7 +82,7 @@ class KillDriver(Verb, frozen=True, kw_only=True, tag="kill-driver"):
 
 
 class UpgradeDriver(Verb, frozen=True, kw_only=True, tag="upgrade-driver"):
-    """Starts a new instance next to the old one, which is stopped when the new one is ready."""
+    """Starts a new instance of a driver, and stops the old instance when the new one is ready."""
 
     driver: str = ""
     node: str = ""
@@ -93,13 +93,13 @@ class CutConnections(Verb, frozen=True, kw_only=True, tag="cut-connections"):
 
 
 class DropFields(Verb, frozen=True, kw_only=True, tag="drop-fields"):
-    """Makes the API server drop these fields of slices, as with a disabled feature gate. An empty list restores all."""
+    """Makes the API server drop these fields of slices, as with a disabled feature gate. An empty list restores all fields."""
 
     fields: list[str] = []
 
 
 class ServeVersions(Verb, frozen=True, kw_only=True, tag="serve-versions"):
-    """Sets the versions of resource.k8s.io that the API server serves. An empty list restores all."""
+    """Sets the versions of resource.k8s.io that the API server serves. An empty list restores all versions."""
 
     versions: list[str] = []
 

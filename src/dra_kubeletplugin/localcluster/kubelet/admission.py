@@ -1,6 +1,6 @@
 """Decides whether a pod that is bound to this node may run on it.
 
-A pod that a user binds by hand passes no scheduler, so the kubelet checks it again.
+No scheduler has checked a pod that a user bound by hand, so the kubelet checks each pod.
 Source: pkg/kubelet/lifecycle/predicate.go.
 """
 
@@ -29,7 +29,7 @@ _SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
 
 @dataclass(frozen=True)
 class AdmissionRefusal:
-    """``reason`` and ``message`` for the status of a pod that was not admitted."""
+    """The ``reason`` and ``message`` in the status of a pod that was not admitted."""
 
     reason: str
     message: str
@@ -64,9 +64,9 @@ def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal |
 
 
 def _read(pod: JSON, node: NodeInfo) -> PodInfo:
-    """Reads a pod without the extended resources that are not in the node's allocatable.
+    """Reads a pod without its requests for extended resources that are not in the node's allocatable.
 
-    Another component assigns those, for example a DRA driver.
+    The kubelet does not check such resources, because another component assigns them, for example a DRA driver.
     """
     info = pod_info.read(pod)
     counted = {

@@ -1,7 +1,7 @@
-"""The claim manager of the kubelet: which claims are prepared, and for which pods.
+"""The claim manager of the kubelet: prepares and unprepares claims, and knows which pods use them.
 
-It saves its state in a checkpoint file, which survives a restart. It sends all claims of a pod that belong to one
-driver in one call.
+It saves its state in a checkpoint file, which survives a restart. One call to a driver contains all claims of a pod
+that have devices of this driver.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ClaimInfo:
     """A claim that at least one pod of this node uses.
 
     Attributes:
-        devices: results by driver. They are kept also when another claim in the same call failed.
-        ready: whether every driver prepared the claim in a call that failed for no claim.
+        devices: results by driver. A result is kept also if another claim in the same call failed.
+        ready: whether every driver prepared the claim, in a call that succeeded for all of its claims.
         skipped: by driver, the methods that all of its devices in the claim do not need (KEP-5945).
-        left: UIDs of pods that used the claim and do not need it any more.
+        left: UIDs of pods that no longer use the claim, while another pod still uses it.
     """
 
     namespace: str
@@ -68,7 +68,7 @@ class ClaimInfo:
     left: list[str] = field(default_factory=list)
 
     def calls(self, method: str) -> list[str]:
-        """Drivers to call with ``method``, without those that skip it."""
+        """Returns the drivers to call with ``method``, without drivers whose devices skip it."""
         return [d for d in self.drivers if method not in self.skipped.get(d, ())]
 
     @classmethod
@@ -93,8 +93,8 @@ class ClaimManager:
     Args:
         timeout: seconds for one call.
         behavior: properties of the kubelet's release.
-        named: takes a pod's UID. Returns namespace and name of each claim that the pod names if the pod never started,
-            else nothing.
+        named: takes a pod's UID. If the pod is still pending, returns namespace and name of each claim that the pod
+            refers to; else returns nothing.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class ClaimManager:
         self.checkpoint = checkpoint
         self.timeout = timeout
         self.claims: dict[str, ClaimInfo] = {}
-        self._saved = b""  # the content of the checkpoint, once this process wrote it
-        self._locks: dict[str, asyncio.Lock] = {}  # by UID: there is one call at a time for a claim
+        self._saved = b""  # the content that this process last wrote to the checkpoint
+        self._locks: dict[str, asyncio.Lock] = {}  # by UID of a claim: only one call at a time is in flight for a claim
         self._load()
 
     def _load(self) -> None:
@@ -133,7 +133,7 @@ class ClaimManager:
             )
 
     def _save(self) -> None:
-        """Writes the checkpoint if it changed: pods that cannot be prepared are retried all the time and change nothing."""
+        """Writes the checkpoint if its content changed. The check avoids writes for retries of a pod that cannot be prepared."""
         content = msgspec.json.encode(list(self.claims.values()))
         if content == self._saved:
             return
@@ -243,9 +243,9 @@ class ClaimManager:
         return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._claims_of_other_pod(pod_uid))
 
     def _claims_of_other_pod(self, pod_uid: str) -> list[ClaimInfo]:
-        """Claims of exactly one other pod that this pod names without using them.
+        """Returns claims to which this pod refers without using them, if exactly one other pod uses them.
 
-        Some kubelet releases unprepare them together with this pod, although the other pod uses them.
+        Some kubelet releases unprepare such claims together with this pod, although the other pod uses them.
         """
         if not self.behavior.unprepares_in_use:
             return []
@@ -257,14 +257,14 @@ class ClaimManager:
         ]
 
     def pods(self) -> set[str]:
-        """UIDs of all pods that use claims."""
+        """Returns the UIDs of all pods that use claims."""
         return {uid for i in self.claims.values() for uid in i.pods}
 
     async def unprepare(self, pod_uid: str) -> None:
         """Unprepares the claims that only this pod uses.
 
         Raises:
-            PrepareError: a driver failed for a claim; the next call tries it again.
+            PrepareError: a driver failed for a claim. The next call of this method retries it.
         """
         others = self._claims_of_other_pod(pod_uid)
         uids = [i.uid for i in self.claims.values() if pod_uid in i.pods]
@@ -333,7 +333,7 @@ class ClaimManager:
         """Iterates over the prepared devices of a claim as (claim, driver, device).
 
         Args:
-            request: the request whose devices are wanted; empty for all requests.
+            request: the request whose devices are returned; empty for all requests.
         """
         for info in self.claims.values():
             if (info.namespace, info.name) == (namespace, claim):
@@ -351,17 +351,17 @@ class ClaimManager:
         return list(found)
 
     def in_use(self) -> dict[str, int]:
-        """Values of the metric ``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all drivers."""
+        """Returns the values of the metric ``dra_resource_claims_in_use``: claims by driver, and ``<any>`` for all drivers."""
         found = Counter(driver for info in self.claims.values() for driver in info.drivers)
         return {"<any>": len(self.claims), **found}
 
 
 def _skipped(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The methods that all devices of a driver skip."""
+    """Returns the methods that all devices of a driver skip."""
     operations = [set(r.get("skipNodeOperations") or ()) for r in results]
     return [m for m in (_PREPARE, _UNPREPARE) if all({m, "*"} & found for found in operations)]
 
 
 def _device(d: Any) -> PreparedDevice:
-    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""  # v1beta1 has none
+    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""  # v1beta1 has no share ids
     return PreparedDevice(list(d.request_names), d.pool_name, d.device_name, list(d.cdi_device_ids), share)

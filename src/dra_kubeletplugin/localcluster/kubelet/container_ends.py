@@ -1,4 +1,4 @@
-"""Stops a pod's containers: event, preStop hook, grace period, sidecars last."""
+"""Stops a pod's containers: writes an event, runs the preStop hook, waits for the grace period, and stops sidecars last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pod_state import PodState
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_LEAST = 2.0  # seconds that a container gets to stop if its preStop hook used all of the grace period
+_MIN_STOP = 2.0  # minimum seconds for a container to stop, also if its preStop hook used up the grace period
 
 
 class ContainerStopper:
@@ -22,7 +22,7 @@ class ContainerStopper:
         self.events = events
 
     async def end(self, pod: JSON, state: PodState, container: JSON, grace: float, why: str) -> None:
-        """Stops one running container. Its preStop hook and its own shutdown share ``grace`` seconds."""
+        """Stops one running container. The preStop hook and the container's shutdown share ``grace`` seconds."""
         name = container["name"]
         status = self.runtime.statuses(state.uid).get(name)
         if status is None or status.state is not ContainerState.RUNNING:
@@ -38,7 +38,7 @@ class ContainerStopper:
                 outcome = None  # a hook that takes too long is abandoned without an event, as in a real kubelet
             if outcome is not None and outcome.result is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
-            grace = max(_LEAST, grace - (clock() - started))
+            grace = max(_MIN_STOP, grace - (clock() - started))
         await self.runtime.stop(state.uid, name, grace)
 
     async def end_all(self, pod: JSON, state: PodState, grace: float | None = None) -> None:
@@ -62,7 +62,7 @@ class ContainerStopper:
                     tasks.create_task(self.end(pod, state, container, given, f"Stopping container {container['name']}"))
         for container, role in reversed(running):
             if role is Role.SIDECAR:
-                remaining = max(min(given, _LEAST), until - clock())
+                remaining = max(min(given, _MIN_STOP), until - clock())
                 await self.end(pod, state, container, remaining, f"Stopping container {container['name']}")
         state.seen.waiting = {}
 

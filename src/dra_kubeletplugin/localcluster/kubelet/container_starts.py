@@ -1,4 +1,4 @@
-"""Starts a pod's containers in order, restarts them when they end, and records why one does not start."""
+"""Starts a pod's containers in order, restarts them when they end, and records why a container does not start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .pod_status import WaitingContainer, restarts
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_STEADY = 600.0  # a container that ran longer than this, in seconds, restarts with the shortest pause
+_STEADY = 600.0  # seconds; after a longer run, a container restarts with the shortest pause
 _KILLED = 137
 
 
@@ -61,7 +61,7 @@ class ContainerStarter:
                 if wait is not None:
                     pauses.append(wait)
             if role is not Role.MAIN and not main_began and not self._is_past(state.uid, container, role, status):
-                break  # the containers after it wait until it has started once
+                break  # the next containers wait until this init container succeeded or this sidecar started
         return min(pauses, default=None)
 
     def _is_past(self, uid: str, container: JSON, role: Role, status: ContainerStatus | None) -> bool:
@@ -100,8 +100,8 @@ class ContainerStarter:
         """Starts a container unless it has to wait.
 
         Returns:
-            Seconds until the next attempt, or None if no attempt is due; and the status of the container if it was
-            created.
+            Seconds until the next attempt, or None if no attempt is due. Then the status of the container, or None if
+            it was not created.
         """
         name, uid = container["name"], state.uid
         if before is not None and (remaining := self._crash_pause(pod, state, name, before)) > 0:
@@ -153,7 +153,7 @@ class ContainerStarter:
         before: ContainerStatus | None,
         created: ContainerStatus,
     ) -> float | None:
-        """Records a container that was created and failed before its process ran.
+        """Records a container that was created, but whose process could not be started.
 
         Returns:
             Seconds until the next attempt, or None if the container is not restarted.
@@ -211,7 +211,7 @@ class ContainerStarter:
     # --- waiting containers -------------------------------------------------------------------------------
 
     def _crash_pause(self, pod: JSON, state: PodState, name: str, before: ContainerStatus) -> float:
-        """Seconds that an ended container still has to wait. The pause doubles with each restart."""
+        """Returns the seconds until an ended container may restart. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
         remaining = self._remaining(pause, self.parts.timers.crash_loop_backoff if steady else pause.next)
@@ -225,7 +225,7 @@ class ContainerStarter:
         return remaining
 
     def _remaining(self, pause: Pause, seconds: float) -> float:
-        """Returns the seconds that are left of a pause, and starts the pause if it has not started.
+        """Returns the remaining seconds of a pause. Starts the pause if it has not started.
 
         Returns 0 when the pause is over; the next pause is then twice as long.
         """

@@ -24,7 +24,7 @@ class ConfigError(Exception):
 
 
 def roles(pod: JSON) -> list[tuple[JSON, Role]]:
-    """All containers of a pod with their roles, in the order in which they start."""
+    """Returns all containers of a pod with their roles, in the order in which they start."""
     spec = pod["spec"]
     out = [
         (c, Role.SIDECAR if c.get("restartPolicy") == "Always" else Role.INIT) for c in spec.get("initContainers") or []

@@ -1,4 +1,4 @@
-"""The downward API: values that a container gets from its own pod."""
+"""The downward API: values that a container gets from the fields of its pod."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...kube.resource import NODES
 from ...resourceapi.quantity import Quantity
 
 JSON = Mapping[str, Any]
-# Resources for which a container without a limit gets the node's allocatable
+# Resources whose missing limit is replaced by the node's allocatable
 _LIMITED = {"cpu", "memory", "ephemeral-storage"}
 NODE_ADDRESS = "127.0.0.1"
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
@@ -40,12 +40,12 @@ def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
         case "spec.nodeName" | "spec.serviceAccountName":
             return str(spec.get(path.partition(".")[2]) or "")
         case "status.hostIP" | "status.podIP" | "status.hostIPs" | "status.podIPs":
-            return NODE_ADDRESS  # correct also for a pod with its own network namespace, which has a loopback device
+            return NODE_ADDRESS  # correct also for a pod with its own network namespace, because that contains a loopback device
     raise FieldUnknown(f"unsupported fieldPath: {path}")
 
 
 async def allocatable_of(client: KubeClient, pod: JSON) -> JSON:
-    """Allocatable resources of the pod's node: the limits of a container that sets none."""
+    """Returns the allocatable resources of the pod's node, the limits of a container that sets no limits."""
     node = await client.get(NODES, str(pod["spec"]["nodeName"]))
     found: JSON = (node.get("status") or {}).get("allocatable") or {}
     return found

@@ -18,12 +18,13 @@ from ...resourceapi.kubernetes_releases import KubeletBehavior
 from .plugins import Connection
 
 log = logging.getLogger(__name__)
+# Messages and stubs by service, newest version first
 _STREAMS: dict[str, tuple[Any, Any]] = {
     "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
     "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
-}  # newest first
-_TIMEOUT = 30.0  # seconds that a report stays valid if it names no timeout
-_LONGEST = 1024  # characters of a message; the rest is cut
+}
+_TIMEOUT = 30.0  # seconds for which a report is valid if it contains no timeout
+_MAX_MESSAGE = 1024  # characters of a message; the rest is cut
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 
 
@@ -38,7 +39,7 @@ _BY_NUMBER = {1: DeviceHealthState.HEALTHY, 2: DeviceHealthState.UNHEALTHY}
 
 @dataclass(frozen=True)
 class Report:
-    """The health of one device. ``until`` is wall clock time, counted from the time of measurement that the plugin reports."""
+    """The health of one device. ``until`` is the unix time at which the report expires."""
 
     health: DeviceHealthState
     message: str = ""
@@ -49,10 +50,11 @@ UNKNOWN = Report(DeviceHealthState.UNKNOWN)
 
 
 class HealthMonitor:
-    """Follows one health stream per plugin, in the newest version that the kubelet and the plugin support.
+    """Reads one health stream per plugin instance, in the newest version that the kubelet and the plugin support.
 
     Args:
-        behavior: properties of the kubelet's release: the versions that it supports, and which plugins it asks.
+        behavior: properties of the kubelet's release: the supported versions of the health service, and whether the
+            kubelet also opens the stream of a plugin that does not advertise the service.
         on_change: called with the devices whose health changed.
         retry: seconds until a stream that ended is opened again.
     """
@@ -68,9 +70,9 @@ class HealthMonitor:
         self.retry = retry
         self.streams: dict[str, int] = {}  # number of streams opened so far, by version
         self._reports: dict[DeviceKey, Report] = {}
-        # Who reported: of two instances the older one may end after the newer one has reported
+        # The instance that reported a device. If an older instance ends later, reports of the newer one must stay.
         self._sources: dict[DeviceKey, Connection] = {}
-        self._last_reports: dict[DeviceKey, Report] = {}  # the last reports seen, so that an expired report is noticed
+        self._last_reports: dict[DeviceKey, Report] = {}  # the last reports that on_change has announced
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
     def of(self, device: DeviceKey) -> Report:
@@ -78,7 +80,7 @@ class HealthMonitor:
         return found if found.until > time.time() else UNKNOWN
 
     def follow(self, connection: Connection) -> None:
-        """Opens the plugin's health stream. Does nothing if the stream is already followed."""
+        """Opens the plugin's health stream. Does nothing if the stream is already open."""
         version = next((v for v in self.behavior.health if v in connection.services), None)
         if version is None and self.behavior.health_unadvertised:
             version = self.behavior.health[-1]
@@ -142,7 +144,7 @@ class HealthMonitor:
             key = (connection.driver, entry.device.pool_name, entry.device.device_name)
             if not key[1] or not key[2]:
                 continue
-            text = entry.message if len(entry.message) <= _LONGEST else entry.message[: _LONGEST - 3] + "..."
+            text = entry.message if len(entry.message) <= _MAX_MESSAGE else entry.message[: _MAX_MESSAGE - 3] + "..."
             holds = entry.health_check_timeout_seconds or _TIMEOUT
             measured = entry.last_updated_time or time.time()
             self._reports[key] = Report(_BY_NUMBER.get(entry.health, DeviceHealthState.UNKNOWN), text, measured + holds)
@@ -154,7 +156,7 @@ class HealthMonitor:
         """Calls ``on_change`` with the devices whose health or message changed.
 
         Args:
-            forget: drop the devices' reports first.
+            forget: delete the reports of the devices first.
         """
         changed = set()
         for key in devices:

@@ -10,7 +10,7 @@ _DOMAIN = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _NAME = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAIL = r"(?::[\w][\w.-]{0,127})?(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
 _REFERENCE = re.compile(_NAME + _TAIL, re.ASCII)
-_LONGEST = 255  # characters of a name without its tag
+_MAX_NAME = 255  # characters of a name without its tag
 
 
 def fault(image: str) -> str:
@@ -18,7 +18,7 @@ def fault(image: str) -> str:
     if _REFERENCE.fullmatch(image):
         name = image.partition("@")[0]
         name = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
-        return "" if len(name) <= _LONGEST else f"repository name must not be more than {_LONGEST} characters"
+        return "" if len(name) <= _MAX_NAME else f"repository name must not be more than {_MAX_NAME} characters"
     if _REFERENCE.fullmatch(image.lower()):
         return "invalid reference format: repository name must be lowercase"
     return "invalid reference format"

@@ -32,16 +32,16 @@ from .timers import Timers
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_PODS_AT_ONCE = 128  # as many as a node may have, so a plugin call that hangs delays only its own pod
+_PODS_AT_ONCE = 128  # more than a node's maximum of pods, so a plugin call that hangs delays only its own pod
 _WIPE_AGAIN = 1.0  # seconds
 
 
 class LocalKubelet:
-    """The kubelet of node ``name`` with the root directory ``root``.
+    """The kubelet of the node ``name``. Its root directory is ``root``.
 
     Args:
         supervisor: owns the kubelet's task.
-        features: the Kubernetes release that the kubelet behaves as.
+        features: the Kubernetes release whose behavior the kubelet has.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LocalKubelet:
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.pod_sync_backoff, 8 * self.timers.pod_sync_backoff))
-        # Keys are driver names; the empty key stands for all drivers
+        # Keys are driver names; the empty key stands for all drivers that are not connected
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
         self._logged: dict[str, str] = {}
         self.probes = Probes(self.runtime, self.events, self._queue.add)
@@ -102,7 +102,7 @@ class LocalKubelet:
     # --- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts the kubelet. Returns after old slices of the node are deleted, or after that attempt failed.
+        """Starts the kubelet. Returns after it deleted the node's old slices, or after this first attempt failed.
 
         Raises:
             ApiError: the Node object cannot be written.
@@ -122,7 +122,7 @@ class LocalKubelet:
             self._task = None
 
     async def restart(self) -> None:
-        """Restarts the kubelet: drops its state in memory, wipes the node's slices, finds plugins and pods again."""
+        """Restarts the kubelet. It loses its state in memory, wipes the node's slices, and finds plugins and pods again."""
         await self.stop()
         self._create_parts()
         await self.start()
@@ -163,7 +163,7 @@ class LocalKubelet:
 
     def _plugin_new(self, connection: Connection) -> None:
         self.health.follow(connection)
-        self._queue.retry_now()  # pods may have waited for this driver
+        self._queue.retry_now()  # pods may be waiting for this driver
 
     def _plugin_gone(self, driver: str) -> None:
         self.health.forget(driver)
@@ -172,7 +172,7 @@ class LocalKubelet:
     async def _wipe(self, driver: str) -> None:
         """Wipes the slices of a driver that is not connected. An empty ``driver`` stands for all drivers that are not connected."""
         if not driver:
-            connected = {d for d in self.plugins.connected if self.plugins.is_connected(d)}
+            connected = {d for d in self.plugins.registered if self.plugins.is_connected(d)}
             await wipe_slices(self.client, self.name, but=connected)
         elif not self.plugins.is_connected(driver):
             await wipe_slices(self.client, self.name, driver)
@@ -207,7 +207,7 @@ class LocalKubelet:
         node = self.informers.find(NODES, self.name)
         if node is None or refusal(pod, node, self._others(uid)):
             try:
-                # The cached Node may be older than the one that the scheduler used
+                # The scheduler may have used a newer version of the Node than the cached one
                 node = await self.client.get(NODES, self.name)
             except ApiError as e:
                 raise Later(f"kubelet cannot get node info: {e}") from None
@@ -217,7 +217,7 @@ class LocalKubelet:
         return None
 
     def _others(self, uid: str) -> list[JSON]:
-        """Other pods of this node that are admitted and not finished."""
+        """Returns the other pods of this node that are admitted and not finished."""
         return [
             p
             for p in self.informers.all(PODS)
@@ -243,7 +243,7 @@ class LocalKubelet:
             self.events.warn(pod, "Pod", "FailedSync", f"error syncing pod, skipping: is it well-formed? {text}")
 
     def metrics(self) -> str:
-        """The text of the kubelet's ``/metrics``."""
+        """Returns the text of the kubelet's ``/metrics``."""
         name = "dra_resource_claims_in_use"
         lines = [
             f"# HELP {name} [ALPHA] The number of ResourceClaims that are currently in use on the node, by driver name "
@@ -254,7 +254,7 @@ class LocalKubelet:
         return "\n".join(lines) + "\n"
 
     def _named_claims(self, uid: str) -> set[tuple[str, str]]:
-        """Namespace and name of each claim of a pending pod."""
+        """Returns namespace and name of each claim of a pod that is pending; empty for other pods."""
         pod = self._pod(uid) or {}
         if (pod.get("status") or {}).get("phase") != "Pending":
             return set()

@@ -1,4 +1,4 @@
-"""The objects that the kubelet writes or deletes: its Node, and the slices of drivers on it."""
+"""Writes the kubelet's Node, and deletes the slices of the node's drivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .fields import NODE_ADDRESS
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
-STATUS_UNKNOWN = "NodeStatusUnknown"  # the node controller's reason for a node whose kubelet is silent
+STATUS_UNKNOWN = "NodeStatusUnknown"  # the reason that the node controller sets if a kubelet no longer renews its Lease
 _HEALTHY = {
     "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -27,9 +27,9 @@ _HEALTHY = {
 
 
 async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
-    """Creates the Node, or sets an existing one to ready, with a kubelet of ``version``.
+    """Creates the Node, or sets an existing Node to ready. ``version`` is the kubelet's version.
 
-    Capacity and allocatable that other clients wrote are kept.
+    Keeps the capacity and allocatable that other clients wrote.
 
     Raises:
         ApiError: the Node cannot be written.
@@ -54,7 +54,7 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
 
 
 async def mark_ready(client: KubeClient, name: str) -> None:
-    """Sets the node to ready again if the node controller marked its kubelet as silent.
+    """Sets the node to ready again if the node controller set its conditions to unknown.
 
     Raises:
         ApiError: the Node cannot be read or written.
@@ -66,7 +66,10 @@ async def mark_ready(client: KubeClient, name: str) -> None:
 
 
 def _conditions(known: list[JSON]) -> list[JSON]:
-    """Returns healthy node conditions, with unchanged transition times, and the conditions that other clients wrote."""
+    """Returns the node's conditions: healthy ones of the kubelet, and the conditions that other clients wrote.
+
+    Keeps the transition time of a condition whose status does not change.
+    """
     before = {c.get("type"): c for c in known}
     stamp = now()
     out = [c for c in known if c.get("type") not in _HEALTHY]

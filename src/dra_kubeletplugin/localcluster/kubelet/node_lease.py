@@ -19,7 +19,7 @@ _DURATION = 40  # seconds
 
 
 async def renew_lease(client: KubeClient, node: str, every: float) -> None:
-    """Renews the node's Lease each ``every`` seconds, also after errors of the API server. Never returns."""
+    """Renews the node's Lease every ``every`` seconds, also after errors of the API server. Never returns."""
     while True:
         try:
             await _renew(client, node)
@@ -37,7 +37,8 @@ async def _renew(client: KubeClient, node: str) -> None:
     except ApiError as e:
         if e.status != 404:
             raise
-        uid = (await client.get(NODES, node))["metadata"]["uid"]  # the owner reference deletes the Lease with the Node
+        # With the owner reference, Kubernetes deletes the Lease together with the Node.
+        uid = (await client.get(NODES, node))["metadata"]["uid"]
         meta: JSON = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}], "name": node}
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
         await client.create(LEASES, body, NAMESPACE)

@@ -1,4 +1,4 @@
-"""The plugin watcher: finds sockets in plugins_registry, registers the plugins and follows their connections."""
+"""The plugin watcher: finds sockets in plugins_registry, registers the plugins and monitors their connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECONNECT = 1000  # milliseconds, the longest pause between tries to reach a pl
 def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
     """Opens a channel to a Unix socket.
 
-    Kubelets up to 1.33 send the path as authority, later ones ``localhost`` or ``unix:<path>``.
+    Kubelets up to 1.33 send the path as authority. Later kubelets send ``localhost`` or ``unix:<path>``.
     """
     escaped = str(path).replace("%", "%25")
     options = [
@@ -44,7 +44,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
 
 @dataclass(eq=False)
 class Connection:
-    """One registered instance of a driver. All calls use its one channel, health included."""
+    """One registered instance of a driver. All calls use this one channel, also the calls for health."""
 
     driver: str
     socket: Path
@@ -65,10 +65,10 @@ class Connection:
 
 
 class PluginWatcher:
-    """Registers plugins. ``connected`` maps a driver to its registered instances, newest last.
+    """Registers plugins. ``registered`` maps a driver to its registered instances, newest last.
 
     Args:
-        interval: seconds between two looks at the registry directory.
+        interval: seconds between two reads of the registry directory.
         on_gone: called with a driver's name when its last instance was removed or stopped responding.
         on_new: called with an instance that was registered or that responds again.
     """
@@ -86,7 +86,7 @@ class PluginWatcher:
         self.supported = supported
         self.on_gone = on_gone
         self.on_new = on_new
-        self.connected: dict[str, list[Connection]] = {}
+        self.registered: dict[str, list[Connection]] = {}
         self.changed = asyncio.Event()
         self._known: dict[Path, tuple[tuple[int, int], Connection | None]] = {}
         self._retry: dict[Path, tuple[float, float]] = {}  # next try, pause
@@ -94,12 +94,12 @@ class PluginWatcher:
         self._count = 0
 
     def newest(self, driver: str) -> Connection | None:
-        """Returns the newest instance that is connected; if none is connected, the newest of all."""
-        found = self.connected.get(driver) or []
+        """Returns the newest connected instance. If no instance is connected, returns the newest; None if there is no instance."""
+        found = self.registered.get(driver) or []
         return next((c for c in reversed(found) if c.connected), found[-1] if found else None)
 
     def is_connected(self, driver: str) -> bool:
-        return any(c.connected for c in self.connected.get(driver) or [])
+        return any(c.connected for c in self.registered.get(driver) or [])
 
     async def run(self) -> None:
         """Polls the directory. A watch would race with a rename. Never returns."""
@@ -112,7 +112,7 @@ class PluginWatcher:
             if connection:
                 await self._end(connection)
         self._known.clear()
-        self.connected.clear()
+        self.registered.clear()
 
     async def look(self) -> None:
         found: dict[Path, tuple[int, int]] = {}
@@ -135,10 +135,10 @@ class PluginWatcher:
                 if connection:
                     await self._disconnect(connection)
         due = [p for p in found if p not in self._known and time.monotonic() >= self._retry.get(p, (0.0, 0.0))[0]]
-        # In parallel: a plugin that hangs does not delay the others.
+        # In parallel, because a plugin that hangs must not delay the other plugins.
         for path, registered in zip(due, await asyncio.gather(*map(self._register, due)), strict=True):
             if registered is None:
-                # A refused plugin is retried with a pause that doubles, like a real kubelet's after 1 s, 2 s, 4 s.
+                # A plugin that was not registered is retried with a pause that doubles. A real kubelet waits 1 s, 2 s, 4 s.
                 pause = self._retry.get(path, (0.0, 1.0))[1]
                 self._retry[path] = (time.monotonic() + pause * self.interval * 10, pause * 2)
             else:
@@ -147,12 +147,12 @@ class PluginWatcher:
 
     async def _disconnect(self, connection: Connection) -> None:
         was_connected = self.is_connected(connection.driver)
-        instances = self.connected.get(connection.driver, [])
+        instances = self.registered.get(connection.driver, [])
         if connection in instances:
             instances.remove(connection)
         await self._end(connection)
         if not instances:
-            self.connected.pop(connection.driver, None)
+            self.registered.pop(connection.driver, None)
         if was_connected and not self.is_connected(connection.driver):
             self.on_gone(connection.driver)
         self.changed.set()
@@ -212,7 +212,7 @@ class PluginWatcher:
             try:
                 await stub.NotifyRegistrationStatus(pb.RegistrationStatus(plugin_registered=True), timeout=5)
             except grpc.aio.AioRpcError as e:
-                # The plugin stays registered and is not notified again, like with a real kubelet.
+                # As with a real kubelet, the plugin stays registered and is not notified again.
                 log.warning("kubelet: cannot notify a plugin of its registration: %s: %s", path.name, e.code())
             return connection
         except grpc.aio.AioRpcError as e:
@@ -238,7 +238,7 @@ class PluginWatcher:
                 f"invalid supported gRPC versions of DRA driver plugin {info.name} at endpoint {info.endpoint}: none of "
                 f"services supported by the plugin ({versions}) are supported by the kubelet ([{listed}])"
             ), ""
-        if any(c.endpoint == info.endpoint for c in self.connected.get(info.name, [])):
+        if any(c.endpoint == info.endpoint for c in self.registered.get(info.name, [])):
             return f"endpoint {info.endpoint} already registered for DRA driver plugin {info.name}", ""
         return "", version
 
@@ -247,7 +247,7 @@ class PluginWatcher:
         connection = Connection(
             info.name, path, info.endpoint, version, dial(info.endpoint), self._count, list(info.supported_versions)
         )
-        self.connected.setdefault(info.name, []).append(connection)
+        self.registered.setdefault(info.name, []).append(connection)
         self._monitors[connection] = asyncio.create_task(self._monitor_safely(connection), name=f"plugin {info.name}")
         self.changed.set()
         self.on_new(connection)

@@ -1,4 +1,4 @@
-"""Finds the ResourceClaims of a pod and checks that the pod may use them. Error texts are those of the kubelet's claim manager."""
+"""Finds the ResourceClaims of a pod and checks that the pod may use them. The error texts are those of a real kubelet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JSON = dict[str, Any]
 
 
 def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Maps the pod's names of claims to names of ResourceClaims, without entries that need no claim.
+    """Maps the names in the pod's ``resourceClaims`` to names of ResourceClaims, without entries that need no claim.
 
     Args:
         statuses: the ``resourceClaimStatuses`` of the pod.
@@ -44,7 +44,7 @@ async def usable_claims(
 
     Args:
         statuses: the ``resourceClaimStatuses`` of the pod.
-        groups: accept also claims that are reserved for the pod's PodGroup.
+        groups: whether claims that are reserved for the pod's PodGroup are also accepted.
 
     Raises:
         PrepareError: a claim cannot be used.

@@ -1,4 +1,4 @@
-"""The PodResources service: lists which containers have which devices, for monitoring agents on the node.
+"""The PodResources service: lists the devices of each container, for monitoring agents on the node.
 Source: k8s.io/kubelet, podresources/v1. ``Get`` and the devices of claims are on by default since Kubernetes 1.34.
 """
 
@@ -70,7 +70,8 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         return response
 
     async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
-        return pb.AllocatableResourcesResponse()  # devices of claims are in slices, not here
+        # This call lists only devices of device plugins. Devices for claims are in slices.
+        return pb.AllocatableResourcesResponse()
 
     async def Get(self, request: Any, context: Any) -> Any:
         for pod in self.pods():

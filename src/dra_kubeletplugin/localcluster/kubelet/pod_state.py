@@ -23,12 +23,12 @@ _LOST = 255  # the exit code that containerd sets for a container that was runni
 
 
 class Later(Exception):
-    """The pod cannot make progress now; its key is retried after a pause."""
+    """The pod cannot make progress now. The work queue retries it after a pause."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that a kubelet needs to run pods. ``folder`` is the parent of all pods' directories."""
+    """The objects that a kubelet needs to run pods. ``folder`` is the parent of all pods' directories."""
 
     client: KubeClient
     manager: ClaimManager
@@ -41,7 +41,7 @@ class Parts:
 
 @dataclass
 class Pause:
-    """The pause between attempts: ``until`` is the end on the loop's clock, ``next`` the length of the next pause in seconds."""
+    """The pause between attempts. ``until``: its end on the event loop's clock. ``next``: seconds of the next pause."""
 
     until: float = 0.0
     next: float = 0.0
@@ -55,17 +55,17 @@ class PodState:
         lost: containers that ended because the machine stopped, by name.
     """
 
-    pod: JSON  # as last seen; events about a deleted pod refer to it
-    claims: list[JSON]  # resourceClaimStatuses as first seen; a real kubelet does not read them again
+    pod: JSON  # the newest known version; events about a deleted pod refer to it
+    claims: list[JSON]  # the first known resourceClaimStatuses; a real kubelet does not read them again
     prepared: bool = False
     volumes: dict[str, Mount] = field(default_factory=dict)
     mounts: dict[str, Pause] = field(default_factory=dict)  # by volume
     seen: ContainerView = field(default_factory=ContainerView)
     crashes: dict[str, Pause] = field(default_factory=dict)  # by container
     pulls: dict[str, Pause] = field(default_factory=dict)  # by image
-    event_texts: dict[str, str] = field(default_factory=dict)  # key of an event → the last text
+    event_texts: dict[str, str] = field(default_factory=dict)  # by key of an event: its last text
     lost: dict[str, ContainerStatus] = field(default_factory=dict)  # by container
-    # By container: the number of the first attempt since the kubelet started
+    # By container: the number of the first attempt in this kubelet process
     attempts: dict[str, int] = field(default_factory=dict)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # set when the pod is deleted
 
@@ -99,14 +99,14 @@ def initial_state(pod: JSON, *, runs: bool) -> PodState:
         if not found.get("containerID"):
             continue
         state.attempts[container["name"]] = int(found.get("restartCount") or 0) + 1
-        # Init containers that ended run again, because the files they wrote were lost with the sandbox.
+        # An init container that ended runs again, because its files were lost with the sandbox.
         if role is not Role.INIT or "running" in (found.get("state") or {}):
             state.lost[container["name"]] = _lost(found)
     return state
 
 
 def _lost(status: Mapping[str, Any]) -> ContainerStatus:
-    """Builds the status of an ended container from its pod's status."""
+    """Builds the status of a container that ended with the machine, from the pod's status."""
     now = status.get("state") or {}
     ended = now.get("terminated") or ("waiting" in now and (status.get("lastState") or {}).get("terminated")) or {}
     began = ended.get("startedAt") or (now.get("running") or {}).get("startedAt")

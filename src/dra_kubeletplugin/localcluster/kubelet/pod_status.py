@@ -1,4 +1,4 @@
-"""Builds a pod's status from its containers: phase, conditions, container statuses, health of devices."""
+"""Builds a pod's status from its containers: phase, conditions, container statuses and device health."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _applies(rule: Mapping[str, Any], exit_code: int) -> bool:
 
 
 def seconds_left(pod: Mapping[str, Any]) -> float | None:
-    """Seconds until the pod exceeds its active deadline; None if it has no deadline or has not started."""
+    """Returns the seconds until the pod exceeds its active deadline; None if it has no deadline or has not started."""
     limit, since = pod["spec"].get("activeDeadlineSeconds"), (pod.get("status") or {}).get("startTime")
     if limit is None or not since:
         return None
@@ -179,17 +179,18 @@ def status_of(
         conditions.append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
     known = {c.get("type") for c in (pod.get("status") or {}).get("conditions") or []}
     if "PodScheduled" not in known:
-        conditions.append(_condition(pod, "PodScheduled", True))  # a pod that was bound by hand has no such condition
+        # No scheduler has set this condition if a user bound the pod by hand.
+        conditions.append(_condition(pod, "PodScheduled", True))
     out["conditions"] = conditions
     out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
     out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
-    if pod["spec"].get("hostNetwork"):  # there is no pod network, so other pods have no address that can be reached
+    if pod["spec"].get("hostNetwork"):  # there is no pod network, so a pod without hostNetwork has no reachable address
         out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
     return out
 
 
 def _gates(pod: Mapping[str, Any]) -> list[str]:
-    """Messages for readiness gates that are not "True" yet. Source: KEP-580."""
+    """Returns a message for each readiness gate that is not "True" yet. Source: KEP-580."""
     known = {c.get("type"): c.get("status") for c in (pod.get("status") or {}).get("conditions") or []}
     out = []
     for gate in pod["spec"].get("readinessGates") or []:
@@ -207,7 +208,7 @@ def _is_past(
     status: ContainerStatus | None,
     readiness_of: Callable[[Mapping[str, Any], ContainerStatus], ContainerReadiness],
 ) -> bool:
-    """Whether the containers after this one may start: an init container has succeeded, or a sidecar has started."""
+    """Returns whether the containers after this one may start: this init container has succeeded, or this sidecar has started."""
     if status is None:
         return False
     if role is Role.SIDECAR:

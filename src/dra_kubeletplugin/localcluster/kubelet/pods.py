@@ -31,14 +31,14 @@ _DELETED_GRACE = 2.0  # seconds of grace for containers of a pod that is already
 
 
 class PodSync:
-    """Brings the pods of one node to the state that the API server asks for.
+    """Brings the pods of one node to the state in the API server.
 
-    :meth:`sync` has one caller per pod at a time.
+    The caller must not run :meth:`sync` twice at a time for the same pod.
 
     Args:
         queue_after: queues a pod's UID for a sync after some seconds.
         health: returns ``allocatedResourcesStatus`` of a pod's container.
-        admits: returns why the node refuses a pod, or None.
+        admits: returns the node's refusal of a pod, or None if the node admits the pod.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PodSync:
         return self._states[uid]
 
     def _statuses(self, state: PodState) -> dict[str, ContainerStatus]:
-        """Statuses of the pod's containers, also of those that ended with the machine and have not started again."""
+        """Returns the status of each container, also of containers that ended with the machine and have not started again."""
         return {**state.lost, **self.parts.runtime.statuses(state.uid)}
 
     # --- pods to run ----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class PodSync:
         return await usable_claims(self.parts.client, pod, state.claims, groups=groups)
 
     async def _make_volumes(self, pod: JSON, state: PodState) -> float | None:
-        """Sets up the pod's volumes. Each one that fails is retried with a pause that doubles.
+        """Sets up the pod's volumes. Retries each failed volume with a pause that doubles.
 
         Returns:
             Seconds until the next attempt, or None if all volumes are ready.
@@ -213,7 +213,7 @@ class PodSync:
     # --- pods that end --------------------------------------------------------------------------
 
     async def _finish(self, pod: JSON, state: PodState) -> None:
-        """Frees everything that a finished pod holds. Its logs are kept."""
+        """Frees the claims of a finished pod. Keeps its logs."""
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
 
@@ -275,7 +275,7 @@ class PodSync:
         """Writes the pod's status if it changed.
 
         Args:
-            phase: the new phase; None keeps the phase.
+            phase: the new phase; None keeps the current phase.
             why: reason and message for the status.
         """
         pod = state.pod
@@ -315,7 +315,7 @@ class PodSync:
 
 
 def _version(pod: JSON) -> int:
-    """Returns the pod's resource version as a number, as Kubernetes uses it.
+    """Returns the pod's resource version as a number.
 
     Raises:
         ValueError: it is not a number.

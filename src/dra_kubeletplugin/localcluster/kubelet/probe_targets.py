@@ -1,4 +1,4 @@
-"""Prepares a container's probes and hooks for the runtime: resolves port names, and runs sleep hooks here."""
+"""Prepares a container's probes and hooks for the runtime: resolves port names. Runs sleep hooks itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..runtime.interface import ContainerRuntime, HandlerAction, HandlerOccasion
 
 JSON = Mapping[str, Any]
 _NETWORK = ("httpGet", "tcpSocket", "grpc")
-_DAY = 24 * 3600.0  # seconds; a hook has no limit of its own, its caller limits it
+_DAY = 24 * 3600.0  # seconds; a hook has no timeout in the API, so the caller of run_hook limits its time
 
 
 class NoSuchPort(ValueError):

@@ -36,13 +36,10 @@ _WORDS = {
     HandlerOccasion.READINESS: "Readiness",
     HandlerOccasion.LIVENESS: "Liveness",
 }
-_BEFORE = {
-    HandlerOccasion.STARTUP: None,
-    HandlerOccasion.READINESS: False,
-    HandlerOccasion.LIVENESS: True,
-}  # results before the first probe
-_AT_ONCE = 64  # high enough that a probe that hangs delays few others
-_TRIES = 3  # for a probe that cannot be run
+# Results before the first run of a probe
+_BEFORE = {HandlerOccasion.STARTUP: None, HandlerOccasion.READINESS: False, HandlerOccasion.LIVENESS: True}
+_AT_ONCE = 64  # high enough, so that a probe that hangs delays few others
+_TRIES = 3  # number of attempts if a probe cannot be run
 
 
 @dataclass(frozen=True)
@@ -54,17 +51,17 @@ class _Key:
 
 @dataclass
 class ProbeState:
-    """The state of one probe of one attempt of a container. ``good`` is None until it is known."""
+    """The state of one probe for one attempt of a container. ``good`` is the result after thresholds; None until it is known."""
 
     container_id: str
     good: bool | None
     last: bool | None = None
     streak: int = 0  # number of consecutive equal results
     runs: int = 0
-    finished: bool = False  # this attempt is not probed any more
+    finished: bool = False  # this probe of this attempt does not run again
 
     def record(self, passed: bool, probe: Mapping[str, Any], occasion: HandlerOccasion) -> bool:
-        """Records a probe's result. Returns whether the verdict changed."""
+        """Records the result of one run. Returns whether ``good`` changed."""
         self.streak = self.streak + 1 if passed is self.last else 1
         self.last = passed
         if self.streak < int(probe.get("successThreshold" if passed else "failureThreshold") or (1 if passed else 3)):
@@ -80,7 +77,7 @@ class Probes:
     """The probes of all pods of a node.
 
     Args:
-        changed: called with the UID of a pod when one of its verdicts changed.
+        changed: called with the UID of a pod when the result of one of its probes changed.
     """
 
     def __init__(self, runtime: ContainerRuntime, events: EventRecorder, changed: Callable[[str], None]) -> None:
@@ -99,7 +96,7 @@ class Probes:
     # --- state --------------------------------------------------------------------------------------------
 
     def follow(self, pod: JSON) -> None:
-        """Starts probes of the pod's running containers, and takes over the pod's current specification and annotations."""
+        """Starts the probes of the pod's running containers. Later runs use the pod's spec and annotations from this call."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         statuses = self._runtime.statuses(uid)
@@ -129,7 +126,7 @@ class Probes:
         )
 
     def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> HandlerOccasion | None:
-        """Returns the probe whose failure requires that the running container is stopped, or None."""
+        """Returns the probe that failed, if the running container must be stopped for it; else None."""
         for occasion in (HandlerOccasion.LIVENESS, HandlerOccasion.STARTUP):
             if container.get(occasion.value):
                 state = self._state_of(_Key(uid, container["name"], occasion), status)
@@ -174,7 +171,7 @@ class Probes:
         if key.occasion is not HandlerOccasion.STARTUP and not self._passed(
             key.uid, container, status, HandlerOccasion.STARTUP
         ):
-            return  # the probe begins when the container has started
+            return  # readiness and liveness probes begin when the startup probe has passed
         early = status.started_at + float(probe.get("initialDelaySeconds") or 0) - time.time()
         if early > 0:
             self._queue.add_after(key, early)
@@ -207,7 +204,7 @@ class Probes:
     ) -> None:
         status = self._runtime.statuses(key.uid).get(key.container)
         if status is None or status.id != state.container_id or status.state is not ContainerState.RUNNING:
-            return  # the container that was probed has ended meanwhile
+            return  # the container has ended during the probe
         word = _WORDS[key.occasion]
         match outcome.result:
             case ProbeResult.UNDEFINED:

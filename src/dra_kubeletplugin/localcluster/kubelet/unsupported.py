@@ -1,6 +1,6 @@
 """Finds pod features that the local cluster does not support.
 
-Such a pod stays Pending with a message, so a test never passes falsely.
+Such a pod stays Pending with a message, so that a test does not pass although a feature is missing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ JSON = Mapping[str, Any]
 _REFUSED = ("volumeDevices",)
 _PROFILES = ("seccompProfile", "appArmorProfile")
 _DOMAIN = "cluster.local"
-_LONGEST = 64  # characters of a host name
+_MAX_HOST_NAME = 64  # characters of a host name
 
 
 def refusals(pod: JSON) -> list[str]:
-    """Returns one message for each unsupported feature of the pod. The pod stays Pending if there is any."""
+    """Returns one message for each unsupported feature of the pod. The pod stays Pending if there is a message."""
     found = [f"{field} of container {c['name']}" for c, _ in roles(pod) for field in _REFUSED if c.get(field)]
     if name := pod["spec"].get("runtimeClassName"):
         found.append(f"runtimeClassName {name}")
@@ -41,11 +41,11 @@ def _long_name(pod: JSON) -> str:
         return ""
     host = str(spec.get("hostname") or meta["name"])[:63].rstrip("-.")
     name = f"{host}.{spec['subdomain']}.{meta['namespace']}.svc.{_DOMAIN}"
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_HOST_NAME:
         return ""
     return (
         f"failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long "
-        f"({_LONGEST} characters is the max, {len(name)} characters requested)"
+        f"({_MAX_HOST_NAME} characters is the max, {len(name)} characters requested)"
     )
 
 

@@ -14,8 +14,8 @@ from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
-# The service account volume of a real API server's admission. The local server does not add it, but a copied manifest
-# may have it.
+# A real API server adds this service account volume to pods. The local API server does not, but a manifest that was
+# copied from a cluster may have the volume mount.
 _API_ACCESS = "kube-api-access-"
 
 
@@ -31,7 +31,7 @@ class Volumes:
         self.folder = folder / "volumes"
 
     async def make(self, pod: JSON, volume: JSON) -> Mount:
-        """Creates a volume. Returns a mount whose path in the container is still empty.
+        """Creates a volume. Returns a mount without the path in the container, which :func:`mounts_of` sets.
 
         Raises:
             MountError: the volume cannot be created, or its type is not supported.
@@ -128,7 +128,7 @@ def mounts_of(container: JSON, volumes: Mapping[str, Mount]) -> list[Mount]:
     """Returns the mounts of a container.
 
     Raises:
-        MountError: the pod has no such volume, or a path leaves its volume.
+        MountError: the pod has no such volume, or a ``subPath`` leads out of its volume.
     """
     out = []
     for entry in container.get("volumeMounts") or []:

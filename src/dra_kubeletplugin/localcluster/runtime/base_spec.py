@@ -81,7 +81,7 @@ class ContainerContext:
 
 
 def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
-    """Returns the OCI spec of a container without devices. Its device cgroup allows only a container's default devices."""
+    """Returns the OCI spec of a container without devices. Its device cgroup allows only the default devices of any container."""
     own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in context.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
     namespaces += [{"type": t, "path": path} for t, path in context.namespaces.items()]
@@ -115,7 +115,7 @@ def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
 
 
 def _resources(limits: Limits) -> JSON:
-    """CPU and memory limits of the cgroup. Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
+    """Returns the CPU and memory limits of the cgroup. Source: kubernetes, pkg/kubelet/cm/helpers_linux.go."""
     out: JSON = {"memory": {"limit": limits.memory}} if limits.memory else {}
     cpu: JSON = {"shares": max(2, limits.share * 1024 // 1000)} if limits.share else {}
     if limits.cpu:
@@ -129,7 +129,7 @@ def bind(mount: Mount) -> JSON:
 
 
 def available() -> frozenset[str]:
-    """The default capabilities of a container that this process may grant."""
+    """Returns those default capabilities of a container that this process may grant."""
     bits = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):

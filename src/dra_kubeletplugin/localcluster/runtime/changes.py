@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class Changes:
-    """Delivers UIDs of changed pods. A listener gets changes from its first request for an item on."""
+    """Delivers UIDs of changed pods. A listener gets the changes after it asked for its first item."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[str]] = set()

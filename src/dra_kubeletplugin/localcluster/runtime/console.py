@@ -16,7 +16,7 @@ from collections.abc import Callable
 from .container_logs import ContainerLog
 from .runc import Streams
 
-_MAX_CHUNKS = 1024  # chunks that an attached client may be behind before it is disconnected
+_MAX_CHUNKS = 1024  # unread chunks after which an attached client is disconnected
 _PIPE = asyncio.subprocess.PIPE
 
 
@@ -35,7 +35,7 @@ class Console:
         self._process: asyncio.subprocess.Process | None = None
         self._master, self._slave = pty.openpty() if terminal else (-1, -1)
         if terminal:
-            tty_modes.setraw(self._slave)  # runc has a terminal in between, so this one must not repeat the input
+            tty_modes.setraw(self._slave)  # runc adds a second terminal, which echoes the input, so this one must not
 
     @property
     def streams(self) -> Streams:
@@ -57,7 +57,7 @@ class Console:
             self._close_master()
 
     async def follow(self) -> int:
-        """Copies output until the process has ended and all of it is in the log. Returns the exit code."""
+        """Copies output until the process has ended and all its output is in the log. Returns the exit code."""
         process = self._process
         assert process is not None
         if self._master >= 0:
@@ -106,7 +106,7 @@ class Console:
             self.close_input()
 
     async def write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the process does not read any more
+        with contextlib.suppress(OSError):  # the process no longer reads its input
             if self._master >= 0:
                 await asyncio.to_thread(os.write, self._master, data)
             elif self._process is not None and self._process.stdin is not None:
@@ -164,7 +164,7 @@ class AttachSession:
         self._console.resize(width, height)
 
     async def wait(self) -> int:
-        """Always 0: the attachment succeeded whatever the container's exit code is."""
+        """Returns 0: the attachment succeeded, whatever the container's exit code is."""
         return 0
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
-"""A container's log file in CRI format: time, stream, tag P or F, and text for each line of the container.
+"""Writes and reads a container's log file in CRI format: time, stream, tag and text for each line of output.
 
-A line longer than 16 KiB is written in parts: all but the last have tag P. Source: k8s.io/cri-client, logs.go.
+A line longer than 16 KiB is written in parts. The last part has the tag F, the others have P. Source: k8s.io/cri-client,
+logs.go.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _PART = 16 * 1024
 
 
 class ContainerLog:
-    """The log of one container. Any number of readers may follow it while the container runs and after that.
+    """The log of one container in the file ``path``. This class never deletes the file.
 
-    ``path`` is the log file. This class never deletes it.
+    Any number of readers may read it, while the container runs and after it has ended.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,9 +34,9 @@ class ContainerLog:
         return self._file is None
 
     async def take(self, reader: asyncio.StreamReader, stream: str, on_data: Callable[[bytes], None]) -> None:
-        """Copies a stream to the log until its end. Writes whole lines if they are short enough.
+        """Copies a stream to the log until its end. Writes a line as a whole if it is not too long.
 
-        Data that was already read is written also if the task is cancelled.
+        If the task is cancelled, writes the data that was already read.
 
         Args:
             on_data: called with each chunk when it arrives.
@@ -71,7 +72,7 @@ class ContainerLog:
             self._wake()
 
     def close(self) -> None:
-        """Closes the log after the container has ended. Readers that follow it end as well."""
+        """Closes the log after the container has ended. Readers that wait for more output end as well."""
         if self._file:
             self._file.close()
             self._file = None
@@ -86,7 +87,7 @@ class ContainerLog:
         remaining = options.limit
         offset = _start(self.path, options.tail)
         held = b""
-        fresh = True  # whether the next part begins a line of the container
+        fresh = True  # whether the next part is the beginning of a line of output
         while True:
             grown, ended = self._grown, self.closed
             data = await asyncio.to_thread(_read, self.path, offset)
@@ -121,7 +122,7 @@ def _read(path: Path, offset: int) -> bytes:
 
 
 def _start(path: Path, tail: int | None) -> int:
-    """Returns the offset at which the last ``tail`` lines of the container begin."""
+    """Returns the offset in the file at which the last ``tail`` lines of output begin."""
     if tail is None:
         return 0
     try:

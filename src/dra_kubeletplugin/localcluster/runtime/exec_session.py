@@ -1,4 +1,4 @@
-"""A command in a running container, with pipes or a pseudo-terminal."""
+"""Runs a command in a running container, with pipes or a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from .runc import Runc, Started
 
 _CHUNK = 64 * 1024
-_MAX_CHUNKS = 16  # chunks in the queue before the command has to wait for the reader
+_MAX_CHUNKS = 16  # chunks in the queue at which reading pauses, so that the command waits for the reader
 
 
 class RuncExec:
@@ -46,7 +46,7 @@ class RuncExec:
         """Starts the command.
 
         Args:
-            scratch: a directory that does not exist; it is removed before the call returns.
+            scratch: the path of a temporary directory, which must not exist. It is removed before the call returns.
 
         Raises:
             ContainerError: the command cannot be started.
@@ -57,7 +57,7 @@ class RuncExec:
         try:
             if tty:
                 master, slave = pty.openpty()
-                tty_modes.setraw(slave)  # runc has a terminal in between, so this one must not repeat the input
+                tty_modes.setraw(slave)  # runc adds a second terminal, which echoes the input, so this one must not
                 own_fds, child_fds = [master], [slave]
                 streams, outputs, writes = (slave, slave, slave), {master: 1}, master if stdin else None
             else:
@@ -89,7 +89,7 @@ class RuncExec:
             data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # EIO: the last terminal on the other side is closed
+        except OSError:  # EIO: the command's side of the terminal is closed
             data = b""
         if data:
             self._chunks.put_nowait((self._outputs[descriptor], data))
@@ -127,7 +127,7 @@ class RuncExec:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
                 await self._writable(self._stdin)
-            except OSError:  # the command does not read any more
+            except OSError:  # the command no longer reads its input
                 return
 
     def _close_stdin(self) -> None:

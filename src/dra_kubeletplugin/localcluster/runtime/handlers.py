@@ -101,9 +101,8 @@ async def _http(spec: JSON, timeout: float, connect: Connect, address: str) -> O
             for _ in range(_REDIRECTS + 1):
                 parts = urlsplit(url)
                 if parts.hostname != address or parts.scheme not in {"http", "https"}:
-                    return Outcome(
-                        ProbeResult.PASS
-                    )  # a redirect to another host: Kubernetes warns and counts it as success
+                    # Kubernetes counts a redirect to another host as success, with a warning.
+                    return Outcome(ProbeResult.PASS)
                 port = parts.port or (443 if parts.scheme == "https" else 80)
                 open_now[:] = [await connect(port, timeout)]
                 code, location = await asyncio.to_thread(_get, open_now[0], url, headers)
@@ -164,7 +163,8 @@ def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tup
 async def _grpc(spec: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
     """Calls the gRPC health service of the pod.
 
-    The gRPC library opens its own connections, so it connects to a local socket that is relayed into the pod's network.
+    The gRPC library opens its connections itself, so it connects to a local socket. This socket is relayed into the
+    pod's network.
     """
     port, name = int(spec["port"]), str(spec.get("service") or "")
     place = f"{address}:{port}"
@@ -192,7 +192,7 @@ async def _grpc(spec: JSON, timeout: float, connect: Connect, address: str) -> O
                 task.cancel()
             await asyncio.gather(*relays, return_exceptions=True)
             for client in clients:
-                client.close()  # a relay that was cancelled before its first step has not closed its client
+                client.close()  # a relay that was cancelled before it began has not closed its client
             inner.close()
 
 

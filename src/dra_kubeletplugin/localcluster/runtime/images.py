@@ -1,6 +1,6 @@
 """Finds container images on this machine: a name maps to a directory, and nothing is pulled.
 
-A directory is a root file system, or an OCI image layout (``index.json`` and ``blobs``), which is unpacked once.
+The directory contains a root file system or an OCI image layout (``index.json`` and ``blobs``). A layout is unpacked once.
 Source: https://github.com/opencontainers/image-spec, image-layout.md, manifest.md, layer.md, config.md.
 """
 
@@ -44,7 +44,7 @@ class Image:
     stop_signal: str = ""
 
     def arguments(self, command: Sequence[str], args: Sequence[str]) -> list[str]:
-        """Returns the arguments to execute. A pod's ``command`` replaces the entry point and drops the image's arguments.
+        """Returns the arguments to execute. If the pod has a ``command``, the image's entry point and arguments are not used.
 
         Raises:
             ContainerError: there is nothing to execute.
@@ -60,10 +60,10 @@ class Image:
         return out
 
     def user_of(self, user: int | None, group: int | None) -> tuple[int, int]:
-        """Returns the numeric user and group. Looks up names in the image's own files.
+        """Returns the numeric user and group. Looks up names in the image's ``/etc/passwd`` and ``/etc/group``.
 
         Raises:
-            ContainerError: the image's files do not contain the name.
+            ContainerError: these files do not contain the name.
         """
         named, _, named_group = self.user.partition(":")
         if user is not None:
@@ -98,7 +98,7 @@ class Images:
     """Finds images by the names that pods use.
 
     Args:
-        folders: directories by image name, with or without a tag; ``*`` is for all other images.
+        folders: directories by image name, with or without a tag; ``*`` is the name for all other images.
         cache: the directory in which layers are unpacked.
     """
 
@@ -106,7 +106,7 @@ class Images:
         self.folders = {ANY if name == ANY else _full(name): path for name, path in folders.items()}
         self.cache = cache
         self._unpacked: dict[Path, Image] = {}
-        self._unpacking = threading.Lock()  # pods start in parallel threads
+        self._unpacking = threading.Lock()  # threads find images in parallel, for example for two pods that start
 
     def find(self, name: str) -> Image:
         """Returns an image. Blocks while layers are unpacked.
@@ -122,8 +122,8 @@ class Images:
                 return self._busybox()
         if folder is None:
             raise ImagePullError(
-                f'image "{name}" is not on this machine, and the local cluster pulls none: name its root folder or OCI layout with '
-                f'`dra dev --image {name}=FOLDER`, or one for all with --image "*=FOLDER"'
+                f'image "{name}" is not on this machine, and the local cluster pulls no images: set its root folder or OCI layout with '
+                f'`dra dev --image {name}=FOLDER`, or a folder for all images with --image "*=FOLDER"'
             )
         try:
             if not (folder / "index.json").is_file():
@@ -155,7 +155,8 @@ def make_busybox(root: Path) -> Path:
         (fresh / name).mkdir()
     (fresh / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
     (fresh / "etc/group").write_text("root:x:0:\nnobody:x:65534:\n")
-    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):  # independent of this process's umask
+    # Sets the modes, because the umask of this process may be stricter.
+    for path in (fresh, *(p for p in fresh.rglob("*") if not p.is_symlink())):
         path.chmod(0o755 if path.is_dir() or path.name == "busybox" else 0o644)
     (fresh / "tmp").chmod(0o1777)
     fresh.rename(root)
@@ -187,7 +188,7 @@ def parse_option(text: str) -> tuple[str, Path]:
 
 
 def _full(name: str) -> str:
-    """Returns the full name of an image as a container runtime reads it, without a digest.
+    """Returns the full name of an image as a container runtime completes it, without a digest.
 
     For example ``busybox`` becomes ``docker.io/library/busybox``.
     """

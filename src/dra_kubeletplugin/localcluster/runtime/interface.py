@@ -1,8 +1,8 @@
 """The interface between the kubelet and a container runtime: the part of the CRI that pods with devices need.
 
 The kubelet decides about order, restarts, back-off, probes and volumes. The runtime starts and stops single containers
-and reports when they end. Containers outlive the kubelet: after its restart the kubelet calls
-:meth:`ContainerRuntime.statuses` and continues. Source: k8s.io/cri-api, runtime.v1.
+and reports when they end. Containers continue to run while the kubelet restarts; it then calls
+:meth:`ContainerRuntime.statuses`. Source: k8s.io/cri-api, runtime.v1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_STARTED = 128  # the exit code of a container whose process could not be st
 
 
 class ContainerError(Exception):
-    """A container cannot be created or started. The text is the runtime's and becomes the pod's event.
+    """A container cannot be created or started. The runtime's text becomes an event of the pod.
 
     Args:
         reason: ``state.waiting.reason`` of the pod's status (``CreateContainerError``, ``RunContainerError``,
@@ -40,8 +40,8 @@ class ImagePullError(ContainerError):
 class Role(Enum):
     """The role of a container in its pod."""
 
-    INIT = "init"  # runs to its end before the next one starts
-    SIDECAR = "sidecar"  # an init container with restartPolicy Always: starts in order, runs as long as the pod
+    INIT = "init"  # runs to its end before the next container starts
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always; it starts in order and runs as long as the pod
     MAIN = "main"
 
 
@@ -52,11 +52,11 @@ class ContainerState(Enum):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A pod as the runtime knows it.
+    """The properties of a pod that the runtime needs.
 
     Args:
-        folder: the pod's directory on the host (kubelet root, pods/<uid>), for the runtime's files.
-        restart_policy: of the pod. A simulating runtime derives from it whether a container ends by itself.
+        folder: the pod's directory on the host, ``pods/<uid>`` below the kubelet's root, for the runtime's files.
+        restart_policy: the pod's restart policy. A simulating runtime derives from it whether a container ends by itself.
     """
 
     namespace: str
@@ -74,8 +74,8 @@ class Mount:
     """A file or directory of the host in the container.
 
     Args:
-        from_host: whether the pod asked for this path (hostPath) and the kubelet did not create it. A runtime that
-            protects the host refuses such a mount.
+        from_host: whether the path is a hostPath of the pod; else the kubelet created it. A runtime that protects the
+            host refuses a hostPath.
     """
 
     host: Path
@@ -104,17 +104,17 @@ class ContainerConfig:
     """One container to start.
 
     Args:
-        attempt: 0, plus 1 for each restart in this pod. Pod UID, name and attempt identify a container.
-        command: replaces the image's entry point if it is not empty. References are expanded.
-        args: replaces the image's arguments if it is not empty. References are expanded.
-        env: in order, with resolved values (``valueFrom`` included).
-        cdi_devices: qualified names, in the order of injection.
-        user, group: numbers, or None for those of the image.
+        attempt: the number of restarts of this container in this pod. Pod UID, name and attempt identify a container.
+        command: replaces the image's entry point if it is not empty. References such as ``$(NAME)`` are already expanded.
+        args: replaces the image's arguments if it is not empty. References are already expanded.
+        env: names and values in order. References, also ``valueFrom``, are already resolved.
+        cdi_devices: CDI device ids, in the order of injection.
+        user, group: numbers; None for the user and group of the image.
         stdin: whether attached clients can write to standard input.
-        stdin_once: whether only the first attached client can.
-        tty: whether its process has a terminal.
-        security: the container's ``securityContext`` merged over the pod's, as in the API. A runtime refuses fields
-            that it does not implement.
+        stdin_once: whether standard input is closed after the first attached client has written and detached.
+        tty: whether the process has a terminal.
+        security: the pod's ``securityContext``, with fields of the container's replacing those of the pod. A runtime
+            refuses fields that it does not implement.
         limits: resource limits.
     """
 
@@ -143,9 +143,9 @@ class ContainerStatus:
 
     Args:
         id: as in ``containerStatuses[].containerID``, with the runtime's scheme (``containerd://...``).
-        simulated: no process runs; the pod's status has a condition for it.
-        reason: why it ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``); empty while it runs.
-        message: its termination message.
+        simulated: whether no process runs. The pod's status then has the condition Simulated.
+        reason: why the container ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``); empty while it runs.
+        message: the container's termination message.
     """
 
     id: str
@@ -170,7 +170,7 @@ class ContainerStatus:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Options of ``kubectl logs``. 0 and None select everything."""
+    """Options of ``kubectl logs``. The values 0 and None mean no restriction."""
 
     follow: bool = False
     previous: bool = False  # logs of the previous attempt
@@ -197,7 +197,7 @@ class HandlerAction:
     Args:
         handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, with a numeric port.
         timeout: seconds.
-        number: how many probes of this kind the attempt of the container had before.
+        number: how often this probe has already run for this attempt of the container.
         annotations: the pod's current annotations; they set the results of a simulated container.
     """
 
@@ -246,32 +246,32 @@ class ContainerRuntime(Protocol):
     """Runs the containers of one node.
 
     Methods may be called concurrently for different pods; the kubelet makes one call at a time for a pod. ``dev`` is
-    the directory for looking up device nodes; a described host, which may be set before pods run, has its own.
+    the directory in which device nodes are looked up. For a described host, it is set before pods run.
     """
 
     dev: Path
 
     @property
     def version(self) -> str:
-        """For ``status.nodeInfo.containerRuntimeVersion``, e.g. ``simulated://1``."""
+        """The value of ``status.nodeInfo.containerRuntimeVersion``, for example ``simulated://1``."""
 
     async def start(self, sandbox: Sandbox, container: ContainerConfig) -> ContainerStatus:
-        """Injects the CDI devices, creates the container and starts it. Of an older attempt it keeps only the logs.
+        """Injects the CDI devices, creates the container and starts it. Keeps only the logs of the previous attempt.
 
         Raises:
-            ContainerError: the container cannot be started or a CDI device cannot be resolved; the text is
-                containerd's. A container that was created and could not be started (``RunContainerError``) has the
-                status :meth:`ContainerStatus.not_started`.
+            ContainerError: the container cannot be started, or a CDI device cannot be resolved; the text is
+                containerd's. If the container was created, but could not be started (``RunContainerError``), its status
+                is :meth:`ContainerStatus.not_started`.
         """
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
         """Stops a container: sends its stop signal and kills it after ``grace`` seconds. Returns when it has ended.
 
-        An unknown container is success.
+        Does nothing if the container is unknown.
         """
 
     async def remove(self, pod_uid: str) -> None:
-        """Kills the pod's containers and deletes its state and logs. An unknown pod is success."""
+        """Kills the pod's containers and deletes its state and logs. Does nothing if the pod is unknown."""
 
     def statuses(self, pod_uid: str) -> dict[str, ContainerStatus]:
         """Returns the newest attempt of each container by name; empty for an unknown pod."""
@@ -280,10 +280,10 @@ class ContainerRuntime(Protocol):
         """Returns the UIDs of all known pods."""
 
     def changes(self) -> AsyncIterator[str]:
-        """Yields the UID of a pod when one of its containers ended by itself. Starts with the next change. Never ends."""
+        """Yields the UID of a pod when one of its containers has ended by itself. Yields only changes after the call. Never ends."""
 
     def spec(self, pod_uid: str, name: str) -> dict[str, Any]:
-        """Returns the OCI spec, with devices, that started the newest attempt.
+        """Returns the OCI spec, with devices, of the newest attempt.
 
         Raises:
             KeyError: there is no such container.
@@ -309,11 +309,11 @@ class ContainerRuntime(Protocol):
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         """Runs a probe or hook in a running container or through the pod's network.
 
-        Failures of the container are in the result and are not raised.
+        A failure of the probe or hook is in the result. It is not raised.
         """
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
-        """Attaches to the container's main process: its output from now on, and its standard input if that is open.
+        """Attaches to the container's main process: to its output from now on, and to its standard input if the input is open.
 
         Raises:
             ContainerError: the container is not running.

@@ -1,7 +1,7 @@
 """Creates the network, IPC and UTS namespaces that the containers of one pod share.
 
-In Kubernetes a pause container keeps them. Here a short-lived thread creates them, and open files of this process keep
-them, so the kernel removes them when this process ends.
+In Kubernetes, a pause container keeps the namespaces alive. Here a short-lived thread creates them, and open files of
+this process keep them alive, so the kernel removes them when this process ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from collections.abc import Callable, Mapping
 
 from .interface import ContainerError
 
-_FLAGS = {
-    "network": 0x40000000,
-    "ipc": 0x08000000,
-    "uts": 0x04000000,
-}  # clone(2): CLONE_NEWNET, CLONE_NEWIPC, CLONE_NEWUTS
+# CLONE_NEWNET, CLONE_NEWIPC and CLONE_NEWUTS of clone(2)
+_FLAGS = {"network": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000}
 _FILES = {"network": "net", "ipc": "ipc", "uts": "uts"}
 _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 0x1
 ADDRESS = "192.0.2.1"  # the address of every pod, valid only inside the pod's network (RFC 5737)
@@ -31,7 +28,7 @@ ADDRESS = "192.0.2.1"  # the address of every pod, valid only inside the pod's n
 class PodNamespaces:
     """The namespaces of one pod; create them with :meth:`make`.
 
-    ``paths`` maps a type of namespace to its file, as an OCI spec needs it.
+    ``paths`` maps a type of namespace to its file, for the OCI spec.
     """
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
@@ -46,12 +43,12 @@ class PodNamespaces:
         """Creates new namespaces with a loopback device that is up.
 
         Raises:
-            ContainerError: the kernel refused.
+            ContainerError: the kernel refused to create them.
         """
         creation = asyncio.ensure_future(asyncio.to_thread(_create, hostname))
         try:
             return cls(await asyncio.shield(creation))
-        except asyncio.CancelledError:  # the thread continues, so close what it creates
+        except asyncio.CancelledError:  # the thread continues, so close the namespaces that it creates
             creation.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
             raise
         except OSError as e:
@@ -95,7 +92,7 @@ def _create(hostname: str) -> dict[str, int]:
 
 
 def _connect(network: int, address: str, port: int, timeout: float) -> socket.socket:
-    """Connects inside a network namespace. A socket stays in the network in which it was created, whichever thread uses it."""
+    """Connects inside a network namespace. Any thread can use the socket, which stays in this namespace."""
     made: list[socket.socket] = []
 
     def work() -> None:

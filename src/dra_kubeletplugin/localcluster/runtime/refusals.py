@@ -28,7 +28,7 @@ class Allowed:
 
 
 def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
-    """Checks everything that a container asks for.
+    """Checks the security context, mounts and host settings of a container.
 
     Raises:
         ContainerError: at least one feature is refused; the text lists all of them.
@@ -36,9 +36,9 @@ def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
     security = container.security
     why: list[str] = []
     if sandbox.host_network:
-        why.append("hostNetwork: containers here have a network of their own, with nothing on it")
+        why.append("hostNetwork: containers here have their own network with only a loopback device")
     why += [
-        f"hostPath {m.host}: containers here see nothing of this machine's files"
+        f"hostPath {m.host}: containers here cannot see the files of this machine"
         for m in container.mounts
         if m.from_host
     ]

@@ -17,18 +17,18 @@ from pathlib import Path
 from ..child_reaper import Guard
 from .interface import ContainerError
 
-_LOOK = 0.01  # seconds between two looks for the file that runc writes when a process has started
-_COMMAND = 30.0  # seconds for a call that does not run a command of the user
-# The writable layer is in memory and in its own mount namespace, so it disappears with the container however that ends.
-# The paths are relative to the container's directory, so none needs escaping.
+_POLL_INTERVAL = 0.01  # seconds between two checks for the file that runc writes when a process has started
+_COMMAND_TIMEOUT = 30.0  # timeout in seconds of a runc call that does not run a command of the user
+# The writable layer is in memory and in its own mount namespace, so it disappears however the container ends.
+# The paths are relative to the container's directory, so no path needs escaping.
 _ROOTED = (
     "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir -m 0755 scratch/upper scratch/work && "
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-# After this process dies, runc may still be starting a container, which it lists only after its hooks. Another process
-# may use the same directory by then, so only containers with this process's prefix are deleted.
-_GUARD_TIME = 60.0  # seconds that the guard waits for such a container
+# After this process dies, runc may still be starting a container. runc lists this container only after its hooks ran, so
+# the guard waits. Another process may then use the same directory, so the guard deletes only this process's containers.
+_GUARD_TIME = 60.0  # seconds for which the guard waits for such a container
 _DELETE = (
     'runc --root "$1" list -q | grep "^$2" | '
     'while read -r id; do echo "$id"; runc --root "$1" delete --force "$id" >/dev/null; done'
@@ -38,13 +38,13 @@ Streams = tuple[int, int, int]  # file descriptors for standard input, output an
 
 @dataclass(frozen=True)
 class Started:
-    """The runc process that waits for a container. It ends with the container and has the same exit code."""
+    """The runc process that waits for a container or command. It ends with it and has the same exit code."""
 
     process: asyncio.subprocess.Process
 
 
 class Runc:
-    """Containers below ``root``, a directory that only this process uses. :meth:`find` checks whether they can run here."""
+    """Runs containers with their state in ``root``, which only this process uses. :meth:`find` checks whether they can run here."""
 
     def __init__(self, root: Path, version: tuple[int, ...]) -> None:
         self.root = root
@@ -58,7 +58,7 @@ class Runc:
         """Returns an instance if containers can run on this machine.
 
         Raises:
-            ContainerError: something is missing; the text lists it.
+            ContainerError: a program or a permission is missing; the text names it.
         """
         if why := missing():
             raise ContainerError(why)
@@ -75,7 +75,7 @@ class Runc:
     async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
         """Creates and starts the container of ``bundle``. Returns when its process runs.
 
-        What an ended container leaves, its cgroup, stays until :meth:`delete`.
+        After the container has ended, its cgroup exists until :meth:`delete`.
 
         Args:
             tty: whether the streams are a terminal.
@@ -113,7 +113,7 @@ class Runc:
     ) -> Started:
         stdin, stdout, stderr = streams
         env = {**os.environ, **(self._guard.mark if self._guard else {})}
-        # A process group of its own keeps Ctrl-C away from runc. This process then stops the containers in order.
+        # runc gets its own process group, so that Ctrl-C does not reach it. This process then stops the containers in order.
         process = await asyncio.create_subprocess_exec(
             *argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
             process_group=None if session else 0,
@@ -121,8 +121,8 @@ class Runc:
         waiter = asyncio.ensure_future(_wait_started(process, pid))
         try:
             await asyncio.shield(waiter)
-        except asyncio.CancelledError:  # wait, because a half-created container or its cgroup would be left over
-            await asyncio.wait({waiter}, timeout=_COMMAND)
+        except asyncio.CancelledError:  # wait, because otherwise a half-created container or its cgroup would stay
+            await asyncio.wait({waiter}, timeout=_COMMAND_TIMEOUT)
             with contextlib.suppress(OSError):
                 os.kill(int(_read(pid)), signal.SIGKILL)
             raise
@@ -138,7 +138,7 @@ class Runc:
         return code == 0
 
     async def delete(self, container: str) -> None:
-        """Kills and deletes a container. An unknown container is success."""
+        """Kills and deletes a container. Does nothing if the container is unknown."""
         await _run("runc", "--root", str(self.root), "delete", "--force", container)
 
     async def list(self) -> list[str]:
@@ -168,7 +168,7 @@ async def _wait_started(process: asyncio.subprocess.Process, pid: Path) -> None:
     ended = asyncio.ensure_future(process.wait())
     try:
         while not ended.done() and not _exists(pid):
-            await asyncio.wait({ended}, timeout=_LOOK)
+            await asyncio.wait({ended}, timeout=_POLL_INTERVAL)
     finally:
         ended.cancel()
 
@@ -183,7 +183,7 @@ def _read(path: Path) -> str:
 
 
 def missing() -> str:
-    """Returns what prevents containers from running on this machine; empty if nothing does."""
+    """Returns the reason why containers cannot run on this machine; empty if they can."""
     tools = [tool for tool in ("runc", "unshare", "mount") if not shutil.which(tool)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
@@ -201,12 +201,12 @@ async def _run(*argv: str) -> tuple[int, str, str]:
         process_group=0,
     )
     try:
-        async with asyncio.timeout(_COMMAND):
+        async with asyncio.timeout(_COMMAND_TIMEOUT):
             out, error = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND:g} s") from None
+        raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND_TIMEOUT:g} s") from None
     return process.returncode or 0, out.decode(errors="replace"), error.decode(errors="replace").strip()
 
 

@@ -1,7 +1,7 @@
-"""A runtime that runs real containers with runc: images from directories, CDI devices injected as containerd does.
+"""A runtime that runs real containers with runc. Images are directories; CDI devices are injected as by containerd.
 
-It protects this machine. A container gets only its claims' devices, mounts from the kubelet and from CDI specs, a
-loopback network and at most the default capabilities.
+It protects this machine: a container gets only the devices of its claims, a loopback network, at most the default
+capabilities, and the mounts of the kubelet and of CDI specs.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class RuncRuntime:
     """Implements :class:`.interface.ContainerRuntime`.
 
     Args:
-        state: a directory of its own for OCI specs, logs and runc's state.
+        state: a directory that only this runtime uses, for OCI specs, logs and runc's state.
         images: finds the images.
         cdi_dirs: directories of CDI specs, lowest priority first.
-        runc: from :meth:`Runc.find`.
-        dev: where device nodes are looked up. Device nodes of a described host are not real: a container gets nodes
-            that behave like /dev/null.
+        runc: runs the containers.
+        dev: where device nodes are looked up. Device nodes of a described host are not real, so a container gets
+            copies of /dev/null in their place.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RuncRuntime:
         return status
 
     def _prepare(self, pod: _PodSandbox, container: ContainerConfig, image: Image, folder: Path, identity: str) -> JSON:
-        """Writes the bundle. Returns the spec with its devices injected.
+        """Writes the OCI bundle. Returns the spec with the container's devices.
 
         Raises:
             ContainerError: the container cannot be created.
@@ -151,11 +151,8 @@ class RuncRuntime:
         uid, gid = image.user_of(container.user, container.group)
         permissions = refusals.allowed(pod.sandbox, container, uid)
         shutil.rmtree(folder, ignore_errors=True)
-        for part in (
-            self.state,
-            self.state / pod.sandbox.uid,
-            folder,
-        ):  # environments may contain secrets, so only the owner can read
+        # Environments may contain secrets, so only the owner can read these directories.
+        for part in (self.state, self.state / pod.sandbox.uid, folder):
             part.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("rootfs", "scratch"):
             (folder / name).mkdir()
@@ -176,7 +173,7 @@ class RuncRuntime:
         context = ContainerContext(
             [*self._own_mounts(pod.sandbox, container, folder), *container.mounts],
             pod.namespaces.paths,
-            f"/dra-dev-{identity}",  # one level: runc would not remove a parent directory
+            f"/dra-dev-{identity}",  # without a parent directory, because runc would not remove it
             permissions.read_only_root,
             container.limits,
         )
@@ -186,8 +183,8 @@ class RuncRuntime:
             raise ContainerError(f"failed to create containerd container: CDI device injection failed: {e}") from None
         if spec["linux"].get("netDevices") and self._runc.version < _NETWORK_DEVICES:
             raise ContainerError(
-                f"a device wants a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
-                f"would leave out: it needs {'.'.join(map(str, _NETWORK_DEVICES))}"
+                f"a device requires a network device of the host, which runc {'.'.join(map(str, self._runc.version))} "
+                f"does not pass to containers: use runc {'.'.join(map(str, _NETWORK_DEVICES))} or later"
             )
         runnable_spec = spec if self.dev == Path("/dev") else _without_described(spec)
         (folder / "config.json").write_text(json.dumps(runnable_spec, indent=2) + "\n")
@@ -195,7 +192,7 @@ class RuncRuntime:
         return spec
 
     def _own_mounts(self, sandbox: Sandbox, container: ContainerConfig, folder: Path) -> list[Mount]:
-        """Returns the mounts that a runtime adds to every container, without those whose place a kubelet's mount takes."""
+        """Returns the mounts that a runtime adds to every container, except where the kubelet mounts at the same path."""
         shared = self.state / sandbox.uid / "shared"
         memory = shared / "shm"
         if not memory.is_dir():
@@ -221,7 +218,7 @@ class RuncRuntime:
         container.log.close()
         code, finished = code if code >= 0 else 128 - code, time.time()
         out_of_memory = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
-        # The container has ended whether or not runc can delete it now
+        # The container has ended, also if runc cannot delete it now
         with contextlib.suppress(ContainerError, OSError):
             await self._runc.delete(container.status.id.removeprefix("runc://"))
         message = ""
@@ -332,7 +329,7 @@ class RuncRuntime:
 async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Path, Sequence[Path]], RuncRuntime]:
     """Checks that containers can run here. Returns a function that creates a node's runtime.
 
-    The function takes the node's name, a directory of its own and the directories of CDI specs.
+    The function takes the node's name, a directory for this runtime, and the directories of CDI specs.
 
     Args:
         images: directories by image name.
@@ -350,14 +347,14 @@ async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Pa
 
 
 def _as_create(error: str) -> str:
-    """Rewrites runc's error: containerd creates and starts in two runc calls, so its error names ``create``."""
+    """Rewrites runc's error to that of containerd, which first calls ``runc create`` and then ``runc start``."""
     return error.replace("runc run failed", "runc create failed")
 
 
 def _without_described(spec: JSON) -> JSON:
-    """Replaces a described host's device nodes by /dev/null.
+    """Replaces a described host's device nodes by copies of /dev/null.
 
-    They do not exist, and their numbers may be those of a real device of this machine.
+    These device nodes do not exist, and a real device of this machine may have the same device numbers.
     """
     out = copy.deepcopy(spec)
     devices = out["linux"].get("devices") or []

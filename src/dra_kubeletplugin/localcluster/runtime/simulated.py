@@ -1,4 +1,4 @@
-"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does and keeps the result for inspection."""
+"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does, and keeps the spec for inspection."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .interface import (
 from .simulated_behavior import PREFIX, behavior_of, outcome_of
 
 JSON = dict[str, Any]
-_HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs them"
+_HINT = "`kubectl logs` shows what was injected, and `dra dev --containers` runs real containers"
 
 
 def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) -> JSON:
-    """Returns the container's OCI spec with its devices injected. Device nodes are looked up below ``dev``.
+    """Returns the container's OCI spec with its devices. Device nodes are looked up below ``dev``.
 
     Raises:
         ContainerError: the injection failed; the text is containerd's.
@@ -64,7 +64,7 @@ def _unmountable(spec: Mapping[str, Any]) -> str:
     for mount in spec["mounts"]:
         if not mount.get("type") and not {"bind", "rbind"} & set(mount.get("options") or ()):
             source, place = mount["source"], mount["destination"]
-            return (  # runc takes such a mount for a file system without a type
+            return (  # runc would treat such a mount as a file system without a type
                 f'failed to create containerd task: error mounting "{source}" to rootfs at "{place}": no such device: the CDI mount '
                 "has neither a type nor the option bind"
             )
@@ -87,7 +87,7 @@ class SimulatedRuntime:
     Args:
         state: a directory for the logs and the OCI specs, ``<pod UID>/<container>.json``.
         cdi_dirs: directories of CDI specs, lowest priority first.
-        dev: where device nodes are looked up; a described host has its own.
+        dev: where device nodes are looked up; a described host has its own directory.
     """
 
     version = "simulated://1"
@@ -104,7 +104,8 @@ class SimulatedRuntime:
         behavior = behavior_of(sandbox, container)
         spec = oci_spec(container, self.cdi_dirs, self.dev)
         folder = self.state / sandbox.uid
-        for place in (self.state, folder):  # environments may contain secrets, so only the owner can read
+        # Environments may contain secrets, so only the owner can read these directories.
+        for place in (self.state, folder):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         log = ContainerLog(folder / f"{container.name}-{container.attempt}.log")
         (folder / f"{container.name}.json").write_text(json.dumps(spec, indent=2) + "\n")
@@ -179,11 +180,13 @@ class SimulatedRuntime:
         self, pod_uid: str, name: str, command: Sequence[str], *, stdin: bool = False, tty: bool = False
     ) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs in which a command could: {_HINT}")
+        raise ContainerError(
+            f"containers are simulated here, so no process runs and no command can be executed: {_HINT}"
+        )
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
         self.spec(pod_uid, name)
-        raise ContainerError(f"containers are simulated here, so nothing runs that could be attached to: {_HINT}")
+        raise ContainerError(f"containers are simulated here, so there is no process to attach to: {_HINT}")
 
     async def perform(self, pod_uid: str, name: str, action: HandlerAction) -> Outcome:
         return outcome_of(name, action)
@@ -197,7 +200,7 @@ class SimulatedRuntime:
 
 
 def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
-    """Returns the log of a simulated container: what would run, and with which devices."""
+    """Returns the log of a simulated container: the command that would run, and the devices that it would have."""
     process, linux = spec["process"], spec["linux"]
     own = {f"{name}={value}" for name, value in container.env} | {PATH}
     lines = [
@@ -206,8 +209,8 @@ def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> s
         f"image: {container.image}",
         f"command: {json.dumps(process['args'])}",
     ]
-    lines += _section("environment of its own", [e for e in process["env"] if e in own - {PATH}])
-    lines += _section("devices asked for", container.cdi_devices)
+    lines += _section("environment of the pod", [e for e in process["env"] if e in own - {PATH}])
+    lines += _section("requested devices", container.cdi_devices)
     lines += _section("environment injected", [e for e in process["env"] if e not in own])
     lines += _section("devices injected", map(_device, linux.get("devices") or []))
     lines += _section("network devices injected", linux.get("netDevices") or {})

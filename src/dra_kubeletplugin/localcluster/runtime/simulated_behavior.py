@@ -1,17 +1,17 @@
 """Decides how a simulated container behaves: how long it runs, its exit code and the results of its probes.
 
-Annotations of the pod decide first; one with a container's name precedes one without::
+Annotations of the pod have priority. An annotation with a container's name precedes one without a name::
 
     simulated.dra-kubeletplugin.dev/duration: 5s          # or "forever"
     simulated.dra-kubeletplugin.dev/duration.main: 500ms
-    simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # of the first start, and of all later starts
-    simulated.dra-kubeletplugin.dev/readiness-probe: fail,pass  # the first after each start, and all later ones
+    simulated.dra-kubeletplugin.dev/exit-code: "1,0"      # the exit code of the first start, and that of all later starts
+    simulated.dra-kubeletplugin.dev/readiness-probe: fail,pass  # the result of the first run after each start, and that of all later runs
     simulated.dra-kubeletplugin.dev/startup-probe, liveness-probe, post-start, pre-stop: likewise
 
 Without annotations, containers of a pod with restart policy Always run forever, because such a pod is probably a
-server. A container of another pod, for example of a Job, runs as long as its ``sleep``. It runs forever if its command
-waits forever, otherwise one second. It fails if its command ends with ``exit 3`` or ``false``. A probe has no result; a
-hook succeeds.
+server. Containers of other pods, for example of a Job, run forever if their command waits forever. Otherwise they run
+for the time of the ``sleep`` in their command, or one second. They fail if the command ends with, for example,
+``exit 3`` or ``false``. A probe has no result; a hook succeeds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SLEEP = re.compile(r"\bsleep\s+(\d+(?:\.\d+)?)([smhd]?)\b")
 _FOREVER = re.compile(r"\bsleep\s+inf|\btail\s+-[fF]|\bwhile\b|\buntil\b|(?:^|[\s/])pause(?:\s|$)")
 _EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
 _FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
-_SHORT = 1.0  # seconds
+_DEFAULT_DURATION = 1.0  # seconds that a container runs if its command does not show a time
 _OCCASIONS = {
     HandlerOccasion.STARTUP: "startup-probe",
     HandlerOccasion.READINESS: "readiness-probe",
@@ -68,7 +68,7 @@ def behavior_of(sandbox: Sandbox, container: ContainerConfig) -> Behavior:
     codes = _annotation(sandbox.annotations, container.name, "exit-code")
     seconds = _seconds(duration[1], duration[0]) if duration else _guess(sandbox, container)
     if duration is None and codes is not None and seconds is None and container.role is not Role.SIDECAR:
-        seconds = _SHORT  # an exit code implies that the container ends
+        seconds = _DEFAULT_DURATION  # an exit code implies that the container ends
     return Behavior(seconds, _code(codes[1], codes[0], container.attempt) if codes else _guessed_code(container))
 
 
@@ -81,7 +81,7 @@ def outcome_of(container: str, action: HandlerAction) -> Outcome:
             return Outcome(ProbeResult.PASS)
         return Outcome(
             ProbeResult.UNDEFINED,
-            f"nothing runs that could be probed: annotate {PREFIX}/{what}: pass, fail or fail,pass",
+            f"there is no process to probe: annotate {PREFIX}/{what}: pass, fail or fail,pass",
         )
     key, text = found
     results = [part.strip() for part in text.split(",")]
@@ -106,7 +106,7 @@ def _guess(sandbox: Sandbox, container: ContainerConfig) -> float | None:
     if _FOREVER.search(text):
         return None
     slept = [float(number) * _UNITS[unit or "s"] for number, unit in _SLEEP.findall(text)]
-    return sum(slept) if slept else _SHORT
+    return sum(slept) if slept else _DEFAULT_DURATION
 
 
 def _guessed_code(container: ContainerConfig) -> int:
@@ -137,7 +137,7 @@ def _code(text: str, key: str, attempt: int) -> int:
 
 
 def _invalid(key: str, text: str, wanted: str) -> ContainerError:
-    return ContainerError(f"annotation {key} is {text!r}, and must be {wanted}", "CreateContainerConfigError")
+    return ContainerError(f"annotation {key} is {text!r}, but must be {wanted}", "CreateContainerConfigError")
 
 
 __all__ = ["PREFIX", "Behavior", "behavior_of", "outcome_of"]
