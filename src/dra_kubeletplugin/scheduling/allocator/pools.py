@@ -89,8 +89,10 @@ class AllocatorPool:
 
 
 def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[AllocatorPool]:
-    """Returns the pools that have a slice for ``node``: pools without binding conditions first, then by name; slices by
-    name.
+    """Returns the pools that have a slice for ``node``.
+
+    Complete and valid pools with binding conditions come last. Otherwise, pools are sorted by driver and name, and the
+    slices of a pool by name.
 
     The newest generation among the node's slices defines the pool. Slices of other nodes are read only if the node's
     slices are not the complete pool.

@@ -22,7 +22,7 @@ def most_devices(
 ) -> int:
     """Returns an upper bound for how many of the devices can be allocated together, given their counters.
 
-    For each counter set: the remaining amount of a counter, divided by the smallest amount that one device consumes.
+    For each counter, the bound is its remaining amount divided by the smallest amount that one device consumes.
 
     Args:
         remaining: returns the remaining amounts of a device's pool, by (counter set, counter).

@@ -25,14 +25,15 @@ STRAIGHTFORWARD = 32  # steps after which pruning pays off
 
 
 class _TooMany(Exception):
-    """The limit of results would be exceeded. Another alternative may request fewer devices."""
+    """The claim would get more than ``MAX_RESULTS`` devices. Another alternative may request fewer devices."""
 
 
 @dataclass
 class SearchState:
     """The state before a search.
 
-    ``in_use`` contains devices held as a whole, ``shares`` the consumed capacity of shared devices.
+    ``in_use`` contains the devices that a claim holds as a whole. ``shares`` contains the consumed capacity of shared
+    devices.
     """
 
     classes: Mapping[str, JSON]
@@ -215,7 +216,7 @@ class Search:
             self._start_to_narrow()
         return False
 
-    # --- what is not tried ----------------------------------------------------------------------
+    # --- time limit and pruning -----------------------------------------------------------------
 
     def _check_time(self) -> None:
         self._steps += 1
@@ -229,7 +230,7 @@ class Search:
     def _start_to_narrow(self) -> None:
         """Collects the candidates of each request and enables pruning, after the search has taken many steps.
 
-        A search that could end in an error is not pruned, because a skipped branch may be the one that raises it.
+        A search that could end in an error is not pruned, because pruning could skip the branch that raises the error.
         """
         requests = [(i, p, o) for i, rs in enumerate(self.requests) for p, options in enumerate(rs) for o in options]
         self._demands = [_Demand(i, p, o, []) for i, p, o in requests]
@@ -288,7 +289,7 @@ class Search:
     def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
         """Returns whether a device is free for the request.
 
-        Admin access may use any device that its own claim has not taken.
+        A request with admin access may use any device that its own claim has not taken yet.
         """
         takers = self.taken.get(candidate.id)
         if request.admin:
@@ -371,7 +372,7 @@ class Search:
     def _available(self, pool: AllocatorPool) -> dict[tuple[str, str], Quantity]:
         """Returns the remaining amounts of a pool's counters, by (counter set, counter).
 
-        Computed once, then updated by the search.
+        The amounts are computed once; the search then updates them.
         """
         key = (pool.driver, pool.name)
         if key not in self._counters:
@@ -394,7 +395,7 @@ class Search:
         )
 
     def _is_compatible(self, candidate: Candidate) -> bool:
-        """Returns whether all devices that consume a counter set would still share a compatibility group (KEP-5963)."""
+        """Returns whether the device has a common compatibility group with all consumers of its counter sets (KEP-5963)."""
         if not candidate.device.get("consumesCounters"):
             return True
         drawing = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
@@ -403,7 +404,7 @@ class Search:
         )
 
     def _groups(self, pool: AllocatorPool) -> dict[str, list[Groups]]:
-        """Returns, by counter set, the groups of each device that consumes from it now."""
+        """Returns, by counter set, the compatibility groups of each device that consumes from the set now."""
         key = (pool.driver, pool.name)
         if key not in self._drawing:
             found: dict[str, list[Groups]] = {}
@@ -430,7 +431,10 @@ def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
 
 
 def _agree(drawing: Sequence[Groups]) -> bool:
-    """Returns whether these groups are compatible: they share a group, or all are empty."""
+    """Returns whether devices with these compatibility groups may be used together.
+
+    They may if they have a common group, or if none of them has a group.
+    """
     return not any(drawing) or bool(frozenset.intersection(*drawing))
 
 

@@ -1,4 +1,7 @@
-"""Decides whether a request accepts a device: the selectors of its class and its own, the node, the size, the taints."""
+"""Decides whether a request accepts a device.
+
+Checks the selectors of the class and of the request, the node, the capacity and the taints.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
 
 def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
     try:
-        # The API server validated it already: without list support it rejects selectors that need lists.
+        # The API server has validated the expression: without list support, it rejects selectors that need lists.
         compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
         raise AllocationError(f"{where}: CEL compile error: {e}") from None

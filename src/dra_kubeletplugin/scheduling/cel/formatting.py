@@ -1,4 +1,7 @@
-"""Parses format strings and formats values for their clauses. Numbers are formatted as in American English."""
+"""The function ``format``: parses format strings, and formats values for their clauses.
+
+Numbers are formatted as in American English.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any
 from .values import CelError, Duration, Timestamp, Type, is_number, show_scalar, type_of
 
 _KINDS = "sdfebxXo"
-_DIGITS = 6
-_PRECISION_DIGITS = 18  # Go reads 64 bits
+_DIGITS = 6  # decimal places of a clause without precision
+_PRECISION_DIGITS = 18  # Go parses the precision as a 64-bit integer
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as the locale writes it, between narrow spaces
+_POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as in American English, between narrow spaces
 _ENDLESS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -71,7 +74,7 @@ def _clause(template: str, i: int) -> tuple[str, int | None, int]:
 
 
 def render(template: str, values: Sequence[Any]) -> str:
-    """The template with its arguments.
+    """Returns the template with its arguments inserted.
 
     Raises :class:`CelError` when an argument is missing or of the wrong kind.
     """

@@ -57,9 +57,9 @@ class Frame:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
     def spend_singly(self, steps: int) -> None:
-        """Accounts for steps of one unit each; one of them may be the last.
+        """Accounts for several steps of one unit each.
 
-        Raises :class:`EvaluationEnded` when the budget is exceeded.
+        Raises :class:`EvaluationEnded` at the step that exceeds the budget; later steps are not charged.
         """
         self.cost += steps
         if self.cost > self.budget:
@@ -82,5 +82,5 @@ def run_to_end(run: Callable[[Frame], Any], frame: Frame) -> Any:
         return run(frame)
     except EvaluationEnded as e:
         return e.reason
-    except RecursionError:  # nested lists that are deeper than Python's recursion limit
+    except RecursionError:  # lists nested deeper than Python's recursion limit
         return CelError(_EXCEEDED)

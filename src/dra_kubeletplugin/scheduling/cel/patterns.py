@@ -1,7 +1,7 @@
-"""Regular expressions of CEL and of OpenAPI schemas, matched by RE2 in time that is linear in the text.
+"""Regular expressions of CEL and of OpenAPI schemas. RE2 matches them in time that is linear in the length of the text.
 
-Kubernetes uses Go's ``regexp``, which has RE2's syntax. Three differences matter here: Go does not have ``\\C``, it words its errors
-differently, and it drops an empty match that directly follows another match.
+Kubernetes uses Go's ``regexp``, which has RE2's syntax. Three differences matter here: Go does not have ``\\C``, its error texts
+differ, and it omits an empty match that directly follows another match.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import re2
 
 _CACHED = 32  # patterns
-_MEMORY = 2 << 20  # bytes of one pattern: bounds its instructions, its compilation to 40 ms, and the states it keeps
+_MEMORY = 2 << 20  # bytes per pattern. Limits its instructions, its cached states, and the time to compile it (40 ms).
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 # RE2's error texts and the matching texts of Go's regexp/syntax.
 _WORDS = {
@@ -27,7 +27,7 @@ _WORDS = {
     "trailing \\": "trailing backslash at end of expression",
     "pattern too large - compile failed": "expression too large",
 }
-_SEARCHES = 1_000_000_000  # nanoseconds of CPU, as effort.EFFORT_LIMIT
+_SEARCHES = 1_000_000_000  # nanoseconds of CPU time for all searches of a call; equal to effort.EFFORT_LIMIT
 
 
 class Pattern:
@@ -37,7 +37,7 @@ class Pattern:
         if any(found[1] == "C" for found in _ESCAPE.finditer(text)):
             raise ValueError(r"invalid escape sequence: `\C`")
         options = re2.Options()
-        options.log_errors = False  # RE2 writes them to stderr
+        options.log_errors = False  # otherwise RE2 writes errors to stderr
         options.max_mem = _MEMORY
         try:
             self._compiled = re2.compile(_utf8(text), options)
@@ -48,18 +48,19 @@ class Pattern:
         self.size: int = self._compiled.programsize
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern matches some part of ``text``."""
+        """Returns whether the pattern matches a part of ``text``."""
         return self._compiled.search(_utf8(text)) is not None
 
     def find(self, text: str) -> str:
-        """The leftmost match, or an empty text."""
+        """Returns the leftmost match, or an empty text."""
         found = self._compiled.search(_utf8(text))
         return str(found.group().decode()) if found else ""
 
     def find_all(self, text: str, limit: int = -1) -> list[str]:
-        """Returns the first ``limit`` matches that do not overlap; all of them if ``limit`` is negative.
+        """Returns the first ``limit`` matches that do not overlap; all matches if ``limit`` is negative.
 
-        It stops after more CPU time than one evaluation may take; the caller measures the time.
+        Stops when the search has used more CPU time than one evaluation may take. The caller measures the time too, and then
+        ends the evaluation.
         """
         out: list[str] = []
         end = -1
@@ -77,9 +78,9 @@ class Pattern:
 
 
 def regex(pattern: str) -> Pattern:
-    """The compiled pattern, from a cache.
+    """Returns the compiled pattern, from a cache.
 
-    Raises ``ValueError`` in Go's words for a pattern that RE2 refuses, such as look-around and back references.
+    Raises ``ValueError`` with Go's error text for a pattern that RE2 rejects, such as one with look-around or back references.
     """
     found = _compiled(pattern)
     if isinstance(found, str):
@@ -96,12 +97,12 @@ def _compiled(pattern: str) -> Pattern | str:
 
 
 def compilations() -> int:
-    """The number of patterns compiled by this process."""
+    """Returns the number of patterns that this process has compiled."""
     return _compiled.cache_info().misses
 
 
 def _utf8(text: str) -> bytes:
-    """``text`` in UTF-8. A lone surrogate becomes U+FFFD, as when Go reads JSON."""
+    """Encodes ``text`` in UTF-8. A lone surrogate becomes U+FFFD, as when Go reads JSON."""
     try:
         return text.encode()
     except UnicodeEncodeError:

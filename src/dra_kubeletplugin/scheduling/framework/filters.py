@@ -1,4 +1,4 @@
-"""The node filters that do not depend on devices or other pods, one function per plugin, in Kubernetes' order."""
+"""The filters that need only the pod and one node with its pods: one function per plugin, in Kubernetes' order."""
 
 from __future__ import annotations
 

@@ -82,12 +82,12 @@ class PodInfo:
         return bool(self.spec.get("affinity"))
 
     def affinity(self, kind: str) -> JSON:
-        """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty if not set."""
+        """Returns the pod's ``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty if it is not set."""
         found: JSON = (self.spec.get("affinity") or {}).get(kind) or {}
         return found
 
     def terms(self, kind: str) -> list[JSON]:
-        """Required terms of ``podAffinity`` or ``podAntiAffinity``."""
+        """Returns the required terms of ``podAffinity`` or ``podAntiAffinity``."""
         found: list[JSON] = self.affinity(kind).get("requiredDuringSchedulingIgnoredDuringExecution") or []
         return found
 
@@ -118,11 +118,11 @@ def read(pod: JSON) -> PodInfo:
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the resources that a pod needs on a node: the sum of its containers, or the peak of its init containers if
-    higher, plus overhead.
+    """Returns the resources that a pod needs on a node.
 
-    An init container with restartPolicy Always keeps running, so it counts with the containers and with later init
-    containers.
+    They are the sum of its containers, or the peak of its init containers if that is higher, plus the overhead. Resources
+    of the pod itself replace that sum. An init container with restartPolicy Always keeps running, so it is added to the
+    containers and to later init containers.
     """
     total: dict[str, int] = {}
     for container in spec["containers"]:
@@ -166,7 +166,7 @@ def is_extended(name: str) -> bool:
     return name.startswith(IMPLICIT) or _NATIVE not in name
 
 
-IMPLICIT = "deviceclass.resource.kubernetes.io/"  # with this prefix, each DeviceClass's name is an extended resource
+IMPLICIT = "deviceclass.resource.kubernetes.io/"  # this prefix and a DeviceClass's name are an extended resource
 
 
 def _compared(spec: Mapping[str, Any], name: str, least: int, requested: int) -> int:

@@ -1,6 +1,7 @@
-"""Selects the best of several nodes: the scores of Kubernetes' default profile, with their weights.
+"""Selects the best of several nodes, with the scores and weights of Kubernetes' default profile.
 
-Ignored: images, which are the same on all nodes of a local cluster, and soft topology spread constraints.
+Two scores are left out: soft topology spread constraints, and images, which are the same on all nodes of a local
+cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def best(
     *,
     lists: bool,
 ) -> NodeInfo:
-    """Returns the node with the highest score. Ties: the node with more free cpu, then the first by name.
+    """Returns the node with the highest score. Of equal nodes, it is the node with more free cpu, then the first by name.
 
     Args:
         nodes: the feasible nodes.

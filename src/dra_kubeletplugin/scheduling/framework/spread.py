@@ -32,8 +32,8 @@ class _Constraint:
     skew: int
     domains: int
     selector: JSON | None
-    itself: int
-    counts: dict[str, int] = field(default_factory=dict)
+    itself: int  # 1 if the selector matches the new pod, else 0
+    counts: dict[str, int] = field(default_factory=dict)  # value of the topology key → number of matching pods
 
     @property
     def least(self) -> int:

@@ -1,4 +1,4 @@
-"""Finds features of a pod that the local scheduler does not support. Such a pod stays pending with a message for each."""
+"""Finds features of a pod that the local scheduler does not support. The pod stays pending with a message for each feature."""
 
 from __future__ import annotations
 
