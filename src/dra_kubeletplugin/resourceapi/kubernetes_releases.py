@@ -20,7 +20,7 @@ DEFAULT = "1.36"
 VARIABLE = "DRA_KUBERNETES_VERSION"
 """The environment variable with the default release of a local cluster."""
 GATES_VARIABLE = "DRA_FEATURE_GATES"
-"""The environment variable with gates that differ from the release, for local clusters. Explicit gates override it."""
+"""The environment variable with gates of local clusters that differ from the release's defaults. Explicit gates override it."""
 
 
 class Stage(Enum):
@@ -104,8 +104,8 @@ class KubeletBehavior:
 
     Attributes:
         health: the supported versions of the health service, newest first; empty if the gate is off.
-        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service, and
-            retries after a pause whatever the response. Otherwise ``Unimplemented`` ends it.
+        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service. After
+            any response it retries with a pause. If false, it does not retry after ``Unimplemented``.
         unprepares_in_use: when a pod that was never allowed to use a claim is deleted, the kubelet unprepares the
             claim although another pod uses it.
         joins_unprepare: a pod that arrives while its claim is being unprepared starts with the claim's old devices.
@@ -127,8 +127,8 @@ class Features:
     """One release with its gates, as a cluster runs it. Created with :meth:`of`."""
 
     release: str
-    gates: frozenset[str]  # the enabled ones
-    served: frozenset[str]  # versions of resource.k8s.io
+    gates: frozenset[str]  # the enabled gates
+    served: frozenset[str]  # the served versions of resource.k8s.io
 
     @classmethod
     def of(
@@ -141,10 +141,12 @@ class Features:
 
         Args:
             release: e.g. ``1.36``; by default the environment variable ``DRA_KUBERNETES_VERSION``, else 1.36.
-            gates: as Kubernetes' ``--feature-gates``; they override ``DRA_FEATURE_GATES``.
-            runtime_config: as the API server's ``--runtime-config`` for resource.k8s.io: a version, or ``api/all``.
+            gates: whether a gate is on, by name, as in Kubernetes' ``--feature-gates``. They override
+                ``DRA_FEATURE_GATES``.
+            runtime_config: whether a version of resource.k8s.io, or ``api/all``, is served, as in the API server's
+                ``--runtime-config``.
 
-        Raises :class:`SettingsError` with every error.
+        Raises :class:`SettingsError` with all errors.
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
@@ -199,7 +201,7 @@ class Features:
 
     @property
     def followed_rules(self) -> str:
-        """The API version of DeviceTaintRule that is enforced; "" if none is."""
+        """The API version of DeviceTaintRule that the cluster reads; "" if the rules have no effect."""
         if not self.has("DRADeviceTaintRules"):
             return ""
         return next((v for v in self.taint_rules if v in self.served), "")
@@ -211,7 +213,7 @@ class Features:
 
     @property
     def slice_fields(self) -> tuple[str, ...]:
-        """The field selectors of ResourceSlices, other than the name."""
+        """The fields of ResourceSlices, other than the name, that field selectors support."""
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
 
     @property
@@ -224,7 +226,7 @@ class Features:
 
 
 def gates() -> tuple[str, ...]:
-    """The names of all known gates."""
+    """Returns the names of all known gates."""
     return tuple(_ROWS)
 
 
@@ -239,7 +241,7 @@ def parse_gates(text: str) -> dict[str, bool]:
 
 
 def parse_runtime_config(text: str) -> dict[str, bool]:
-    """Parses ``resource.k8s.io/v1beta1=true,...`` as in ``--runtime-config``; the default value is true.
+    """Parses ``resource.k8s.io/v1beta1=true,...`` as in ``--runtime-config``. A name without a value is true.
 
     Raises :class:`SettingsError`.
     """

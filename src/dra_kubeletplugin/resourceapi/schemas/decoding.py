@@ -28,7 +28,7 @@ _ZERO = {
     Form.QUANTITY: "0",
     Form.INT_OR_STRING: 0,
 }
-# Go's "omitempty" has no effect on these
+# Go's "omitempty" has no effect on fields of these forms.
 _STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
@@ -49,8 +49,8 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
     """Decodes a struct.
 
     Args:
-        path: with list indices, for unknown fields.
-        where: without them, as in Go's errors about types.
+        path: the path with list indices, for unknown fields.
+        where: the path without list indices, for errors about types, as in Go.
     """
     if not isinstance(value, Mapping):
         raise _mistyped(value, where, shape, shape)

@@ -1,9 +1,9 @@
 """Decodes bodies in ``application/vnd.kubernetes.protobuf``, as kubectl sends them, into the JSON form of the same
 object.
 
-The shapes of the kinds define the messages; the tables contain each field's wire number. Zero values of fields that
-are not pointers are sent too; :mod:`.decoding` removes them. Source: the envelope is runtime.Unknown after four magic
-bytes, see "Alternate representations of resources" in the API concepts.
+The shapes of the kinds define the messages; the tables contain each field's wire number. kubectl also sends zero
+values of fields that are not pointers; :mod:`.decoding` removes them. The envelope is runtime.Unknown after four magic
+bytes. Source: "Alternate representations of resources" in Kubernetes' API concepts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def decode(body: bytes) -> JSON:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and value of each field: an integer, or bytes."""
+    """Yields the number and the value of each field. A value is an integer, or bytes."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -144,7 +144,7 @@ def _add(out: JSON, name: str, value: int | bytes, shape: Shape, depth: int) -> 
 
 
 def _wrapped(value: int | bytes, shape: ListShape, depth: int) -> list[Any]:
-    """Decodes a list that is the value of a map; it has a message of its own."""
+    """Decodes a list that is the value of a map. Protobuf wraps such a list in a message."""
     return [_value(v, shape.item.shape, depth) for n, v in _fields(_bytes(value)) if n == 1]
 
 

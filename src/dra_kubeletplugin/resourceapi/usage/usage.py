@@ -16,7 +16,7 @@ DeviceKey = tuple[str, str, str]  # driver, pool, device
 PoolKey = tuple[str, str]  # driver, pool
 Reaches = Callable[[JSON, JSON], bool]
 _MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
-# First the standard attribute (KEP-4381), then names that drivers without it use.
+# First the standard attribute (KEP-4381), then names that some drivers use instead.
 _ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex")
 _NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
 _EFFECTLESS = "None"
@@ -73,7 +73,7 @@ class ObjectCache(Generic[T]):
 
 
 class UsageCounter:
-    """Computes the usage of a cluster repeatedly; each time costs only as much as the changed objects."""
+    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects."""
 
     def __init__(self) -> None:
         self._slices = ObjectCache(_or_sentence(_slice, "a slice"))
@@ -81,13 +81,13 @@ class UsageCounter:
         self._rows: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
 
     def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
-        """Returns the usage, ordered by node, driver, pool and slice. Devices that only claims mention come last.
+        """Returns the usage, ordered by node, driver, pool and slice. Devices without a node come first.
 
-        An object that is malformed is left out and named in the notes.
+        A malformed object is left out and named in the notes.
 
         Args:
-            reaches: whether a device of a slice is included. None includes all, also devices that only claims
-                mention.
+            reaches: returns whether a device of a slice is included. None includes all devices, and also devices that
+                are in no slice but in a claim's allocation; they have no node.
         """
         notes: list[str] = []
         held = _held(self._claims.of(claims), notes)
@@ -149,7 +149,7 @@ def count_usage(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches
 
 
 def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
-    """Wraps ``make`` so that it returns a sentence for an object that is malformed."""
+    """Wraps ``make`` so that it returns a sentence for a malformed object."""
 
     def wrapped(obj: JSON) -> T | str:
         try:
@@ -313,7 +313,7 @@ def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) ->
 
 
 def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
-    """The row of a device that only claims mention: gone, unless its pool's slices are still incomplete."""
+    """Returns the row of a device that is in no slice but in a claim. It has vanished, unless its pool is incomplete."""
     use, message = DeviceUse.VANISHED, "it is no longer in a slice"
     if key[:2] in incomplete_pools:
         use, message = DeviceUse.HELD, "not in the slices of its pool that are published so far"
@@ -330,7 +330,7 @@ def _set(
     return CounterRow(*pool, name, node, meters)
 
 
-# --- words and amounts ----------------------------------------------------------------------------
+# --- texts and amounts ----------------------------------------------------------------------------
 
 
 _NOTHING = Quantity(0)
@@ -353,7 +353,7 @@ def _consumed(name: str, holders: Iterable[Holder]) -> Quantity:
 
 
 def _short(name: str) -> str:
-    """Returns a name without its domain, which normally is the driver's own."""
+    """Returns a name without its domain, which is normally the driver's domain."""
     return name.rpartition("/")[2]
 
 
@@ -371,7 +371,7 @@ def _plain(value: object) -> str:
 
 
 def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
-    """Returns the value of the first of ``names`` that exists, with or without domain, in any case."""
+    """Returns the value of the first of ``names`` that exists. Upper and lower case and the domain are ignored."""
     whole = {n.lower(): v for n, v in attributes.items()}
     bare = {_short(n).replace("-", "").replace("_", ""): v for n, v in whole.items()}
     return next((v for n in names if (v := whole.get(n) or bare.get(n))), "")
